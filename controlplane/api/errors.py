@@ -1,0 +1,80 @@
+"""Errors of `/api`: one body, `{"error": {"code", "message", "field"}}`, whatever went wrong."""
+
+from typing import Any
+
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI, Schema
+from ninja.errors import AuthenticationError, HttpError
+from ninja.errors import ValidationError as RequestError
+from pydantic import ConfigDict
+
+from controlplane.fleet.states import ActionError
+
+
+class ErrorDetail(Schema):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    code: str
+    """A word for programs, such as `not_found`."""
+    message: str
+    field: str | None = None
+    """The field or parameter at fault, if it is one."""
+
+
+class ErrorBody(Schema):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field = status, code, message, field
+
+
+def body(code: str, message: str, field: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "field": field}}
+
+
+def install(api: NinjaAPI) -> None:
+    """Give *api* a handler for everything that a route may raise."""
+
+    def answer(request: HttpRequest, status: int, code: str, message: str, field: str | None = None) -> HttpResponse:
+        return api.create_response(request, body(code, message, field), status=status)
+
+    @api.exception_handler(ApiError)
+    def refused(request: HttpRequest, error: ApiError) -> HttpResponse:
+        return answer(request, error.status, error.code, error.message, error.field)
+
+    @api.exception_handler(ActionError)
+    def action_refused(request: HttpRequest, error: ActionError) -> HttpResponse:
+        return answer(request, 409, "conflict", str(error))
+
+    @api.exception_handler(ValidationError)
+    def invalid_row(request: HttpRequest, error: ValidationError) -> HttpResponse:
+        messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
+        field, (message, *_) = next(iter(messages.items()))
+        return answer(request, 422, "invalid", message, None if field == NON_FIELD_ERRORS else field)
+
+    @api.exception_handler(RequestError)
+    def invalid_request(request: HttpRequest, error: RequestError) -> HttpResponse:
+        first = error.errors[0]
+        names = [str(part) for part in first.get("loc", ())]
+        # ("body", "change", "queue_bound") and ("query", "limit"): the last part is what the caller wrote
+        field = names[-1] if len(names) > 1 else None
+        return answer(request, 422, "invalid", str(first.get("msg", "invalid")), field)
+
+    @api.exception_handler(AuthenticationError)
+    def not_signed_in(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+        response = answer(request, 401, "not_authenticated", "Sign in to the console, or send a valid API key.")
+        response.headers["WWW-Authenticate"] = "Bearer"
+        return response
+
+    @api.exception_handler(Http404)
+    def not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+        return answer(request, 404, "not_found", "There is nothing here that you may see.")
+
+    @api.exception_handler(HttpError)
+    def other(request: HttpRequest, error: HttpError) -> HttpResponse:
+        code = {400: "bad_request", 403: "forbidden"}.get(error.status_code, "error")
+        return answer(request, error.status_code, code, str(error))

@@ -1,0 +1,100 @@
+"""`/api`: the inventory, and what operators do to it."""
+
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from ninja import Router, Status
+
+from controlplane.accounts.models import Role
+from controlplane.api.callers import PEOPLE
+from controlplane.api.schemas import (
+    ActionIn,
+    ActionOut,
+    DeploymentChange,
+    DeploymentOut,
+    GpuTypeOut,
+    InstanceDetail,
+    InstanceOut,
+    Items,
+    ModelOut,
+    RegionOut,
+    SloClassOut,
+)
+from controlplane.fleet import selectors, services
+from controlplane.fleet.models import Deployment, GpuType, Model, Region, SloClass
+from controlplane.fleet.states import Action, InstanceState
+
+router = Router(auth=PEOPLE)
+
+
+@router.get("/instances", response=Items[InstanceOut], tags=["Instances"])
+def list_instances(
+    request: HttpRequest,
+    model: str = "",
+    region: str = "",
+    gpu_type: str = "",
+    state: InstanceState | None = None,
+    q: str = "",
+):
+    """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
+    request.auth.require(Role.VIEWER)
+    rows = selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q)
+    return {"items": list(rows)}
+
+
+@router.get("/instances/{name}", response=InstanceDetail, tags=["Instances"])
+def get_instance(request: HttpRequest, name: str):
+    request.auth.require(Role.VIEWER)
+    return get_object_or_404(selectors.instances(), name=name)
+
+
+@router.post("/instances/{name}/{action}", response={202: ActionOut}, tags=["Instances"])
+def act_on_instance(request: HttpRequest, name: str, action: Action, body: ActionIn):
+    """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
+
+    What a worker must do goes on after this answer: watch `state`, or the commands of the instance.
+    """
+    user = request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(selectors.instances(), name=name)
+    message = services.act(action, row, user, body.reason)
+    return Status(202, {"message": message, "instance": row})
+
+
+@router.get("/regions", response=Items[RegionOut], tags=["Inventory"])
+def list_regions(request: HttpRequest):
+    return _items(request, Region.objects.all())
+
+
+@router.get("/gpu-types", response=Items[GpuTypeOut], tags=["Inventory"])
+def list_gpu_types(request: HttpRequest):
+    return _items(request, GpuType.objects.all())
+
+
+@router.get("/models", response=Items[ModelOut], tags=["Inventory"])
+def list_models(request: HttpRequest):
+    """Models of the inventory. Tenants find the models that they can ask for in `/v1/models`."""
+    return _items(request, Model.objects.all())
+
+
+@router.get("/slo-classes", response=Items[SloClassOut], tags=["Inventory"])
+def list_slo_classes(request: HttpRequest):
+    return _items(request, SloClass.objects.all())
+
+
+@router.get("/deployments", response=Items[DeploymentOut], tags=["Inventory"])
+def list_deployments(request: HttpRequest, model: str = "", region: str = ""):
+    return _items(request, selectors.deployments(model=model, region=region))
+
+
+@router.patch("/deployments/{int:deployment_id}", response=DeploymentOut, tags=["Inventory"])
+def change_deployment(request: HttpRequest, deployment_id: int, change: DeploymentChange):
+    """Change bounds and policies. The gateway follows within a second; instances are not started or stopped by this."""
+    user = request.auth.require(Role.ADMIN)
+    row = get_object_or_404(Deployment, pk=deployment_id)
+    services.update_deployment(row, change.model_dump(exclude_none=True, exclude={"reason"}), user, change.reason)
+    return selectors.deployments().get(pk=row.pk)
+
+
+def _items(request: HttpRequest, rows: QuerySet) -> dict[str, list]:
+    request.auth.require(Role.VIEWER)
+    return {"items": list(rows)}

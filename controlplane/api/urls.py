@@ -1,0 +1,61 @@
+"""The operator and tenant REST API. OpenAPI document: `/api/openapi.json`, kept in `docs/openapi.json`.
+
+Tenants' inference calls are not here but on `/v1`, in OpenAI's shapes.
+"""
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import NinjaAPI, Router
+from ninja.operation import Operation
+
+from controlplane.api import accounts, errors, fleet, records
+from controlplane.api.errors import ApiError, ErrorBody
+
+
+class PilothouseApi(NinjaAPI):
+    """Operations are named by their functions: `list_instances`, not by module paths."""
+
+    def get_openapi_operation_id(self, operation: Operation) -> str:
+        return operation.view_func.__name__
+
+    def get_openapi_schema(self, **options: Any) -> dict[str, Any]:
+        """Ninja's document, with the one error body as every operation's default answer."""
+        schema = super().get_openapi_schema(**options)
+        content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["summary"] = operation["summary"].capitalize()
+                operation["responses"]["default"] = {"description": "An error", "content": content}
+        return schema
+
+
+api = PilothouseApi(
+    title="Pilothouse",
+    version="1",
+    description="Inventory, operator actions, keys, events, usage and the request ledger. Errors have one body: "
+    '`{"error": {"code", "message", "field"}}`.',
+    urls_namespace="api",
+    docs_url=None,
+)
+errors.install(api)
+api.add_router("", fleet.router)
+api.add_router("", accounts.router)
+api.add_router("", records.router)
+
+
+rest_of_paths = Router()
+
+
+@rest_of_paths.api_operation(
+    ["GET", "POST", "PUT", "PATCH", "DELETE"],
+    "/{path:rest}",
+    auth=None,
+    include_in_schema=False,
+    response={404: ErrorBody},
+)
+def nothing_here(request: HttpRequest, rest: str):
+    raise ApiError(404, "not_found", "There is no such path. The paths are listed in /api/openapi.json.")
+
+
+api.add_router("", rest_of_paths)  # last: it takes every path that none of the others took

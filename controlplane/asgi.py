@@ -1,0 +1,73 @@
+"""The one ASGI application: each protocol and path goes to the thinnest stack that can serve it.
+
+- `/v1/…`           the gateway: tenants' data path, no Django middleware at all
+- `/healthz` …      operations: answers from memory, never waits for the database
+- `/static/…`       files, served by servestatic
+- websockets        Channels, behind origin check and session
+- everything else   Django: console, admin, operator API
+"""
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import URLRouter
+from channels.security.websocket import AllowedHostsOriginValidator
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+
+django_application = get_asgi_application()  # sets Django up: what needs models is imported after this line
+
+from servestatic import ServeStaticASGI
+
+from controlplane.console.urls import websocket_urlpatterns
+from controlplane.gateway.app import Gateway
+from controlplane.operations import Operations
+
+websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
+static_files = ServeStaticASGI(None, root=str(settings.STATIC_ROOT), prefix="static/")
+
+
+def create_application(gateway: Gateway):
+    """The whole ASGI application around one gateway."""
+    operations = Operations(gateway)
+
+    async def application(scope, receive, send):
+        match scope["type"]:
+            case "http":
+                path = scope["path"]
+                if path.startswith("/v1/"):
+                    await gateway(scope, receive, send)
+                elif path in operations.paths:
+                    await operations(scope, receive, send)
+                elif path.startswith("/static/"):
+                    await static_files(scope, receive, send)
+                else:
+                    await django_application(scope, receive, send)
+            case "websocket":
+                await websockets(scope, receive, send)
+            case "lifespan":
+                await lifespan(gateway, receive, send)
+
+    return application
+
+
+async def lifespan(gateway: Gateway, receive, send):
+    """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                await gateway.start()
+            except Exception as error:
+                await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
+                raise
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await gateway.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+application = create_application(Gateway())

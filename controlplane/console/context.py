@@ -1,0 +1,82 @@
+"""What every console template knows: the navigation that this user has, and where the live numbers stand."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.http import HttpRequest
+from django.utils import timezone
+
+from controlplane import __version__
+from controlplane.accounts.models import Role
+from controlplane.console.access import may, role_of
+from controlplane.console.hub import hub
+from controlplane.console.state import SOURCE_TEXT, LiveState, Source
+
+DELAYED_S = 3.0  # three intervals of the live connection
+LOST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    url_name: str
+    label: str
+    icon: str
+    key: str  # second key of `g …`
+    pages: tuple[str, ...] = ()  # further pages that belong to it
+
+
+FLEET = (
+    Entry("overview", "Overview", "overview", "o"),
+    Entry("instances", "Instances", "instances", "i", ("instance",)),
+    Entry("requests", "Requests", "requests", "r", ("request",)),
+)
+TENANTS = (Entry("keys", "API keys", "keys", "k"),)
+SYSTEM = (
+    Entry("events", "Events", "events", "e", ("event",)),
+    Entry("about", "About", "about", "a"),
+)
+
+
+def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
+    """Groups of entries, with their headings; only pages that this user can open."""
+    if may(request, Role.VIEWER):
+        return [("", FLEET), ("Tenants", TENANTS), ("System", SYSTEM)]
+    return [("", (FLEET[2], TENANTS[0]))]
+
+
+def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
+    """The badge beside the title as the server sees it; `live.js` takes over from there.
+
+    `word` is live, delayed or disconnected; `text` is what it says.
+    """
+    now_s = time.time() if now_s is None else now_s
+    if state.ts is None:
+        return {"word": "disconnected", "text": f"No live numbers, {SOURCE_TEXT.get(state.source, 'retrying')}"}
+    moment = datetime.fromtimestamp(state.ts, timezone.get_current_timezone()).strftime("%H:%M:%S")
+    seconds = max(0.0, now_s - state.ts)
+    if state.source in (Source.SILENT, Source.UNREACHABLE) or seconds > LOST_S:
+        why = SOURCE_TEXT.get(state.source, "retrying")
+        return {"word": "disconnected", "text": f"Disconnected, showing {moment}, {why}"}
+    if seconds > DELAYED_S:
+        return {"word": "delayed", "text": f"Delayed, {int(seconds)} s"}
+    return {"word": "live", "text": f"Live, updated {int(seconds)} s ago"}
+
+
+def console(request: HttpRequest) -> dict[str, object]:
+    # The admin and error pages of people who are signed out ask for nothing.
+    if not getattr(request, "user", None) or not request.user.is_authenticated or request.path.startswith("/admin/"):
+        return {"version": __version__}
+    match = request.resolver_match
+    role = role_of(request)
+    return {
+        "version": __version__,
+        "zone": timezone.get_current_timezone_name(),
+        "base_url": request.build_absolute_uri("/").rstrip("/"),
+        "navigation": navigation(request),
+        "page_name": match.url_name if match and match.app_name == "console" else "",
+        "fleet_role": role,
+        "is_operator": may(request, Role.OPERATOR),
+        "sees_admin": may(request, Role.ADMIN),
+        "instances_down": hub.latest().attention["instances"] if role else 0,
+    }

@@ -1,0 +1,111 @@
+"""Numbers as people read them. `static/console/js/format.js` is the twin that keeps pages fresh; a test holds them equal.
+
+Every function of `FORMATS` takes the value and the row it stands in, and gives text; `None` is a dash. Where a unit follows,
+one space parts it from the number, so that a tile can set it smaller.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+NONE = "\N{EN DASH}"
+STATUS_WORDS = {
+    "provisioning": "Provisioning",
+    "loading": "Loading",
+    "ready": "Ready",
+    "saturated": "Saturated",
+    "unreachable": "Unreachable",
+    "draining": "Draining",
+    "sleeping": "Sleeping",
+    "stopped": "Stopped",
+    "failed": "Failed",
+}
+
+
+def fixed(value: float, digits: int) -> str:
+    """*value* rounded half up to *digits* decimals, with thousands separators: the same steps as in JavaScript."""
+    scale = 10**digits
+    return f"{math.floor(value * scale + 0.5) / scale:,.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    return NONE if value is None else fixed(value, 0)
+
+
+def quantity(value: float | None) -> str:
+    """Three or four figures that tell the size: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
+    if value is None:
+        return NONE
+    if value < 99.95:
+        return fixed(value, 1)
+    if value < 9_999.5:
+        return fixed(value, 0)
+    if value < 999_950:
+        return f"{fixed(value / 1_000, 1)}k"
+    return f"{fixed(value / 1_000_000, 2)}M"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return NONE
+    if value < 9.95:
+        return f"{fixed(value, 1)} ms"
+    if value < 999.5:
+        return f"{fixed(value, 0)} ms"
+    return f"{fixed(value / 1_000, 2 if value < 9_995 else 1)} s"
+
+
+def percent(ratio: float | None) -> str:
+    return NONE if ratio is None else f"{fixed(ratio * 100, 0)}%"
+
+
+def percent_fine(ratio: float | None) -> str:
+    """One decimal; rounded down, since 99.96 % met is not all met."""
+    return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time by its two largest units: 45 s, 12 min, 3 h 12 min, 4 d 3 h."""
+    if seconds is None:
+        return NONE
+    whole = max(0, math.floor(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
+
+
+def age(seconds: float | None) -> str:
+    return NONE if seconds is None else f"{duration(seconds)} ago"
+
+
+def moment(at: datetime, this_year: int) -> str:
+    """`20 Nov 12:53:47`; with its year where that is not this one. *at* is in the zone to show."""
+    year = f" {at.year}" if at.year != this_year else ""
+    return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
+
+
+def _unit(text: str, unit: str) -> str:
+    return text if text == NONE else f"{text} {unit}"
+
+
+Row = Mapping[str, Any]
+FORMATS: dict[str, Callable[[Any, Row], str]] = {
+    "count": lambda value, row: count(value),
+    "quantity": lambda value, row: quantity(value),
+    "milliseconds": lambda value, row: milliseconds(value),
+    "percent": lambda value, row: percent(value),
+    "percent_fine": lambda value, row: percent_fine(value),
+    "share": lambda value, row: percent(value).replace("%", " %"),
+    "requests": lambda value, row: _unit(count(value), "req"),
+    "per_second": lambda value, row: _unit(quantity(value), "/s"),
+    "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
+    "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
+    "status": lambda value, row: STATUS_WORDS.get(value, value or NONE),
+}

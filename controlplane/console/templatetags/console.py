@@ -1,0 +1,133 @@
+"""Template tags of the console: numbers, marks, icons, table cells that stay live, headers that sort."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from controlplane.console import formats, previews
+from controlplane.console.finders import guarded_style_ids
+from controlplane.console.formats import FORMATS
+
+register = template.Library()
+
+register.filter("count", formats.count)
+register.filter("quantity", formats.quantity)
+register.filter("milliseconds", formats.milliseconds)
+register.filter("percent", formats.percent)
+register.filter("percent_fine", formats.percent_fine)
+register.filter("duration", formats.duration)
+register.filter("preview", previews.preview)
+
+
+@register.filter
+def get(mapping: dict[str, Any], key: str) -> Any:
+    return mapping.get(key)
+
+
+@register.simple_tag
+def plotly_guards() -> SafeString:
+    return format_html_join("", '<template id="{}"></template>', ((name,) for name in guarded_style_ids()))
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """One of `templates/console/icons/`, drawn in the colour of the text."""
+    return mark_safe(render_to_string(f"console/icons/{name}.svg"))  # noqa: S308 - our own files
+
+
+@register.simple_tag
+def mark(status: str, live: bool = False) -> SafeString:
+    """Status as shape, colour and word; `live` lets the page's script change it."""
+    return format_html(
+        '<span class="status" data-status="{}"{}><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
+        status,
+        mark_safe(" data-live-status") if live else "",
+        status,
+        formats.STATUS_WORDS.get(status, status),
+    )
+
+
+@register.simple_tag
+def cell(row: dict[str, Any], field: str, kind: str) -> SafeString:
+    """A numeric table cell that the page's script keeps fresh."""
+    return format_html(
+        '<td class="num" data-field="{}" data-format="{}">{}</td>', field, kind, FORMATS[kind](row.get(field), row)
+    )
+
+
+@register.simple_tag
+def bar(ratio: float | None) -> SafeString:
+    """A small horizontal bar; the number stands beside it."""
+    value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
+    level = "critical" if value > 0.98 else "warning" if value > 0.90 else ""
+    return format_html(
+        '<svg class="bar" data-bar data-level="{}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="6"/><rect class="fill" width="{}" height="6"/></svg>',
+        level,
+        round(value * 100, 1),
+    )
+
+
+@register.simple_tag
+def age(epoch_s: float | None) -> SafeString:
+    """`5 s ago`, counted on by the page's script."""
+    if epoch_s is None:
+        return mark_safe(formats.NONE)  # noqa: S308
+    return format_html(
+        '<time datetime="{}" data-age="{}">{}</time>',
+        datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
+        round(epoch_s, 3),
+        formats.age(time.time() - epoch_s),
+    )
+
+
+@register.simple_tag
+def since(epoch_s: float | None) -> SafeString:
+    """`3 h 12 min`, counted on by the page's script."""
+    if epoch_s is None:
+        return mark_safe(formats.NONE)  # noqa: S308
+    return format_html(
+        '<time datetime="{}" data-since="{}">{}</time>',
+        datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
+        round(epoch_s, 3),
+        formats.duration(time.time() - epoch_s),
+    )
+
+
+@register.simple_tag
+def moment(at: datetime | float | None) -> SafeString:
+    """A time in the zone of the pages, to the second; the exact UTC time is in its attribute."""
+    if at is None:
+        return mark_safe(formats.NONE)  # noqa: S308
+    if not isinstance(at, datetime):
+        at = datetime.fromtimestamp(at, UTC)
+    return format_html(
+        '<time datetime="{}">{}</time>',
+        at.astimezone(UTC).isoformat(timespec="milliseconds"),
+        formats.moment(timezone.localtime(at), timezone.localtime().year),
+    )
+
+
+@register.inclusion_tag("console/parts/sort_header.html", takes_context=True)
+def sort_header(
+    context: template.Context, field: str, label: str, kind: str = "num", first: str = "-"
+) -> dict[str, Any]:
+    """A column's header as a link that sorts by it, then the other way round; numbers begin with the greatest."""
+    order = context["order"]
+    current = order.field == field
+    target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
+    query = context["request"].GET.copy()
+    query["sort"] = target
+    query.pop("format", None)
+    return {
+        "label": label,
+        "kind": kind,
+        "href": f"?{query.urlencode()}",
+        "sorted": ("descending" if order.descending else "ascending") if current else "",
+    }

@@ -1,0 +1,27 @@
+"""Paths of the console's pages and of its live connection."""
+
+from django.urls import path, re_path
+
+from controlplane.console.consumers import live as live_connection
+from controlplane.console.views import about, events, instances, keys, live, overview, requests, sign_in
+
+app_name = "console"
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("instances/", instances.instances, name="instances"),
+    path("instances/<slug:name>/", instances.instance, name="instance"),
+    path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
+    path("requests/", requests.requests, name="requests"),
+    path("requests/<int:pk>/", requests.request_detail, name="request"),
+    path("keys/", keys.keys, name="keys"),
+    path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
+    path("events/", events.events, name="events"),
+    path("events/<int:pk>/", events.event, name="event"),
+    path("about/", about.about, name="about"),
+    path("sign-in/", sign_in.sign_in, name="sign-in"),
+    path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),
+    path("sign-out/", sign_in.sign_out, name="sign-out"),
+    path("console/api/snapshot", live.snapshot, name="snapshot"),
+    path("console/api/charts", live.charts, name="charts"),
+]
+websocket_urlpatterns = [re_path(r"^ws/live/$", live_connection)]

@@ -1,0 +1,169 @@
+"""The environment variables that Pilothouse reads: one table, typed readers, no surprises.
+
+`ENV` is the only place where a variable is declared. `controlplane/settings.py` reads through `value()`, and
+`docs/configuration.md` holds the same table (a test compares the two). An unknown `PILOTHOUSE_*` variable is an error,
+so that a typing mistake does not pass silently. Every variable `NAME` may instead be given as `NAME_FILE`, the path of a
+file that holds the value (Docker and Kubernetes secrets).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+Kind = Literal["str", "secret", "bool", "int", "float", "list"]
+PREFIX = "PILOTHOUSE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    kind: Kind
+    default: Any
+    help: str
+
+
+ENV: dict[str, Variable] = {
+    "PILOTHOUSE_DEBUG": Variable("bool", False, "Django debug pages and checks; never on a public address."),
+    "PILOTHOUSE_SECRET_KEY": Variable(
+        "secret",
+        "",
+        "Signs sessions and sign-in links. Required unless debug is on or `manage.py up` keeps one in `var/`.",
+    ),
+    "PILOTHOUSE_SECRET_KEY_FALLBACKS": Variable(
+        "list", [], "Earlier secret keys that are still accepted while rotating."
+    ),
+    "PILOTHOUSE_ALLOWED_HOSTS": Variable(
+        "list", ["localhost", "127.0.0.1", "[::1]"], "Host names the console answers to."
+    ),
+    "PILOTHOUSE_TRUSTED_ORIGINS": Variable(
+        "list", [], "Origins (`https://host`) trusted for forms and websockets behind a proxy."
+    ),
+    "PILOTHOUSE_HTTPS": Variable(
+        "bool", False, "The console is reached over HTTPS: secure cookies, HSTS, redirect from plain HTTP."
+    ),
+    "PILOTHOUSE_TRUST_PROXY_HEADER": Variable(
+        "bool", False, "Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."
+    ),
+    "PILOTHOUSE_TIME_ZONE": Variable("str", "UTC", "Time zone of pages; stored times are UTC."),
+    "PILOTHOUSE_STATE_DIR": Variable("str", "var", "Folder for the SQLite database, logs and embedded Redis."),
+    "PILOTHOUSE_LOG_LEVEL": Variable("str", "INFO", "Level of Pilothouse's own loggers."),
+    "PILOTHOUSE_LOG_FORMAT": Variable(
+        "str", "text", "`text` for people or `json` for collectors; neither holds prompts."
+    ),
+    "PILOTHOUSE_METRICS_TOKEN": Variable(
+        "secret", "", "Bearer token for `/metrics`. Without one, `/metrics` answers on loopback only."
+    ),
+    "PILOTHOUSE_MAX_BODY_BYTES": Variable("int", 4 * 1024 * 1024, "Largest request body of `/v1`, in bytes."),
+    "PILOTHOUSE_MAX_JSON_DEPTH": Variable("int", 32, "Deepest nesting of a `/v1` request body."),
+    "PILOTHOUSE_KEY_CACHE_S": Variable(
+        "float", 2.0, "Seconds for which a checked API key is trusted before it is read again."
+    ),
+    "PILOTHOUSE_FLEET_REFRESH_S": Variable("float", 1.0, "Seconds between readings of the inventory by the gateway."),
+    "PILOTHOUSE_HEARTBEAT_S": Variable("float", 1.0, "Seconds between metric readings of each instance."),
+    "PILOTHOUSE_HEARTBEAT_FAILURES": Variable("int", 3, "Readings missed in a row after which an instance is failed."),
+    "PILOTHOUSE_SUMMARY_S": Variable("float", 0.5, "Seconds between published summaries of live load."),
+    "PILOTHOUSE_LEDGER_FLUSH_S": Variable(
+        "float", 0.5, "Seconds between batches of ledger rows: what a crash of the gateway can lose at most."
+    ),
+    "PILOTHOUSE_LEDGER_KEEP_DAYS": Variable("int", 30, "Days for which request rows are kept; minute rows stay."),
+    "PILOTHOUSE_MAX_HOLD_S": Variable(
+        "float", 600.0, "Seconds for which a request may wait for an instance with room, a cold start included."
+    ),
+    "PILOTHOUSE_UPSTREAM_CONNECT_S": Variable(
+        "float", 2.0, "Seconds to connect to an instance before another is tried."
+    ),
+    "PILOTHOUSE_UPSTREAM_SILENCE_S": Variable(
+        "float", 120.0, "Seconds without a byte from an instance after which the request fails."
+    ),
+    "PILOTHOUSE_EMULATOR_PORT": Variable("int", 8100, "Port of the emulated fleet that `manage.py up` starts."),
+    "DATABASE_URL": Variable(
+        "secret",
+        "",
+        "`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder.",
+    ),
+    "REDIS_URL": Variable("secret", "", "`redis://host:port/0`; default is the Redis that `manage.py up` starts."),
+    "VLLM_PYTHON": Variable(
+        "str", "", "Python of the environment that holds vLLM; default `.venv-vllm/bin/python` if there."
+    ),
+}
+
+
+def _raw(name: str, environ: Mapping[str, str]) -> str | None:
+    path = environ.get(f"{name}_FILE")
+    if path is None:
+        return environ.get(name)
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(f"{name}_FILE: cannot read {path}: {error.strerror}") from error
+
+
+def value(name: str, environ: Mapping[str, str] = os.environ) -> Any:
+    """The value of *name* in the type that `ENV` declares, or its default.
+
+    Raises ImproperlyConfigured naming the variable when the text does not fit the type.
+    """
+    variable = ENV[name]
+    text = _raw(name, environ)
+    if text is None or text == "":
+        return variable.default
+    try:
+        match variable.kind:
+            case "bool":
+                return {
+                    "1": True,
+                    "true": True,
+                    "yes": True,
+                    "on": True,
+                    "0": False,
+                    "false": False,
+                    "no": False,
+                    "off": False,
+                }[text.lower()]
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "list":
+                return [part.strip() for part in text.split(",") if part.strip()]
+            case _:
+                return text
+    except (KeyError, ValueError) as error:
+        raise ImproperlyConfigured(f"{name}: {text!r} is not a valid {variable.kind}") from error
+
+
+def check_names(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ImproperlyConfigured if the environment holds a `PILOTHOUSE_*` variable that `ENV` does not know."""
+    known = ENV.keys() | {f"{name}_FILE" for name in ENV}
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/configuration.md.")
+
+
+def database(url: str, state_dir: Path) -> dict[str, Any]:
+    """Django's DATABASES entry for *url* (see `DATABASE_URL`); SQLite under *state_dir* when it is empty."""
+    parts = urlsplit(url or f"sqlite:///{state_dir / 'pilothouse.sqlite3'}")
+    if parts.scheme == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": unquote(parts.path)[1:],  # sqlite:///relative and sqlite:////absolute
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",
+            },
+        }
+    if parts.scheme in {"postgres", "postgresql"}:
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": unquote(parts.path.lstrip("/")),
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": parts.hostname or "",
+            "PORT": parts.port or "",
+            "OPTIONS": {"pool": True, **{key: values[-1] for key, values in parse_qs(parts.query).items()}},
+        }
+    raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not sqlite, postgres or postgresql")

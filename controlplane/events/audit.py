@@ -1,0 +1,73 @@
+"""Events about edited rows: what a row held before and after, without its secrets."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Model
+
+from controlplane.accounts.models import User
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+
+SECRET_FIELDS = frozenset({"password", "sha256"})
+# Set by the system at every save or use: no part of what somebody changed.
+IGNORED_FIELDS = frozenset({"changed_at", "created_at", "last_login", "last_used_at", "date_joined"})
+
+
+def snapshot(row: Model) -> dict[str, Any]:
+    """The editable state of *row* as JSON values: related rows by their names, secrets only as "set" or "not set"."""
+    values: dict[str, Any] = {}
+    for field in row._meta.concrete_fields:
+        if field.primary_key or field.name in IGNORED_FIELDS:
+            continue
+        if field.name in SECRET_FIELDS:
+            values[field.name] = "set" if getattr(row, field.name) else "not set"
+        elif field.is_relation:
+            related = getattr(row, field.name)
+            values[field.name] = str(related) if related is not None else None
+        else:
+            values[field.name] = _plain(getattr(row, field.attname))
+    for field in row._meta.many_to_many:
+        values[field.name] = sorted(str(other) for other in getattr(row, field.name).all())
+    return values
+
+
+def record_change(row: Model, before: dict[str, Any], actor: User | str, *, reason: str = "") -> Event | None:
+    """Record `<row>.changed` with the fields of *row* that differ from *before*; None if nothing does."""
+    after = snapshot(row)
+    changed = sorted(name for name in after if before.get(name) != after[name])
+    if not changed:
+        return None
+    return record(
+        f"{kind_of(row)}.changed",
+        row,
+        actor=actor,
+        before={name: before.get(name) for name in changed},
+        after={name: after[name] for name in changed},
+        reason=reason,
+    )
+
+
+def record_creation(row: Model, actor: User | str, *, reason: str = "") -> Event:
+    return record(f"{kind_of(row)}.created", row, actor=actor, after=snapshot(row), reason=reason)
+
+
+def record_deletion(row: Model, actor: User | str, *, reason: str = "") -> Event:
+    """To be called while *row* still has its key."""
+    return record(
+        f"{kind_of(row)}.deleted", row, actor=actor, before=snapshot(row), reason=reason, severity=Severity.WARNING
+    )
+
+
+def kind_of(row: Model) -> str:
+    """`api_key` for an ApiKey: the first part of an event's kind."""
+    return str(row._meta.verbose_name).lower().replace(" ", "_").replace("-", "_")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value.normalize()) if value else "0"
+    return value

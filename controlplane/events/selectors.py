@@ -1,0 +1,92 @@
+"""Reads of the event record: filters, who may see what, and pages by cursor."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Q, QuerySet
+
+from controlplane.accounts.models import Role, User
+from controlplane.accounts.selectors import visible_api_keys
+from controlplane.events.models import Event
+
+PAGE_SIZE = 50
+MAX_PAGE_SIZE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Newest first. *next_cursor* is passed back for the next, older page; None on the last one."""
+
+    rows: list[Event]
+    next_cursor: int | None
+
+
+def visible_events(user: User) -> QuerySet[Event]:
+    """Everything for the fleet's people; for others, what happened to the API keys of their tenants."""
+    if not user.is_authenticated or not user.is_active:
+        return Event.objects.none()
+    if user.has_fleet_role(Role.VIEWER):
+        return Event.objects.all()
+    keys = [str(pk) for pk in visible_api_keys(user).values_list("pk", flat=True)]
+    return Event.objects.filter(subject_type="apikey", subject_id__in=keys)
+
+
+def filter_events(
+    events: QuerySet[Event],
+    *,
+    kind: str = "",
+    severity: str = "",
+    subject_type: str = "",
+    subject_id: str = "",
+    actor: str = "",
+    text: str = "",
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> QuerySet[Event]:
+    """Narrow *events*; an empty value does not narrow.
+
+    *kind* is a whole kind (`instance.moved`) or a family ending in a dot (`instance.`); each word of *text* is looked
+    for in subject, reason, kind and actor; *since* is included, *until* is not.
+    """
+    if kind:
+        events = events.filter(kind__startswith=kind) if kind.endswith(".") else events.filter(kind=kind)
+    if severity:
+        events = events.filter(severity=severity)
+    if subject_type:
+        events = events.filter(subject_type=subject_type)
+    if subject_id:
+        events = events.filter(subject_id=subject_id)
+    if actor:
+        events = events.filter(actor=actor)
+    if since:
+        events = events.filter(at__gte=since)
+    if until:
+        events = events.filter(at__lt=until)
+    for word in text.split():
+        events = events.filter(
+            Q(subject__icontains=word) | Q(reason__icontains=word) | Q(kind__icontains=word) | Q(actor__icontains=word)
+        )
+    return events
+
+
+def page_of_events(events: QuerySet[Event], cursor: int | None = None, size: int = PAGE_SIZE) -> EventPage:
+    """The page of *events* older than *cursor* (from the newest without one). Rows are never renumbered, so pages
+    neither repeat nor skip while new events arrive."""
+    size = max(1, min(size, MAX_PAGE_SIZE))
+    if cursor is not None:
+        events = events.filter(pk__lt=cursor)
+    rows = list(events.order_by("-pk")[: size + 1])
+    more = len(rows) > size
+    return EventPage(rows[:size], rows[size - 1].pk if more else None)
+
+
+def event_kinds() -> list[str]:
+    """Every kind that has occurred, for a filter's choices."""
+    return list(Event.objects.order_by("kind").values_list("kind", flat=True).distinct())
+
+
+def events_about(subject: object, limit: int = 20) -> list[Event]:
+    """The newest events about one row, such as an instance's moves."""
+    return list(
+        Event.objects.filter(subject_type=subject._meta.model_name, subject_id=str(subject.pk)).order_by("-pk")[:limit]
+    )

@@ -1,0 +1,34 @@
+"""Writing events. Reading them is in `selectors.py`."""
+
+from typing import Any
+
+from controlplane.accounts.models import User
+from controlplane.events.models import Event, Severity
+
+
+def record(
+    kind: str,
+    subject: Any = None,
+    *,
+    actor: User | str,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    reason: str = "",
+    inputs: dict[str, Any] | None = None,
+    severity: Severity = Severity.INFO,
+) -> Event:
+    """Append one event about *subject* (a row, or None); *actor* is a user, or the name of the part that acted."""
+    user = actor if isinstance(actor, User) else None
+    return Event.objects.create(
+        kind=kind,
+        severity=severity,
+        user=user,
+        actor=user.get_username() if user else actor,
+        subject_type=subject._meta.model_name if subject is not None else "",
+        subject_id=str(subject.pk) if subject is not None else "",
+        subject=str(subject)[:160] if subject is not None else "",
+        before=before or {},
+        after=after or {},
+        reason=reason,
+        inputs=inputs or {},
+    )

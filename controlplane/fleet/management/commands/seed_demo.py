@@ -1,0 +1,24 @@
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`."""
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from controlplane.fleet.demo import seed
+
+
+class Command(BaseCommand):
+    help = "Create the demo inventory. Rows that exist are left as they are, so it can be run again at any time."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--fleet",
+            choices=["none", "emulated"],
+            default="emulated",
+            help="with emulated instances (to be started by `manage.py up`), or with none (default: %(default)s)",
+        )
+
+    def handle(self, *, fleet: str, **options: object) -> None:
+        created = seed(fleet)
+        if created:
+            self.stdout.write("Created " + ", ".join(f"{count} {kind}" for kind, count in created.items()) + ".")
+        else:
+            self.stdout.write("The demo is in place already; nothing was changed.")

@@ -1,0 +1,109 @@
+"""Where hardware is, and what it costs."""
+
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.db.models import Q, Sum
+from django.db.models.functions import Coalesce
+
+from controlplane.fleet.states import InstanceState
+from controlplane.fleet.validators import validate_host
+
+if TYPE_CHECKING:
+    from controlplane.fleet.models.instances import Instance
+
+
+class Region(models.Model):
+    """A place with GPUs, such as US East."""
+
+    name = models.SlugField(max_length=40, unique=True, help_text="Short name, such as us-east.")
+    title = models.CharField(max_length=80)
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class GpuType(models.Model):
+    """A kind of accelerator, with its memory and prices."""
+
+    name = models.SlugField(max_length=40, unique=True, help_text="Short name, such as h100-80gb.")
+    title = models.CharField(max_length=80)
+    memory_bytes = models.PositiveBigIntegerField(
+        "memory (bytes)", validators=[MinValueValidator(1)], help_text="Memory of one GPU, in bytes."
+    )
+    on_demand_usd_per_hour = models.DecimalField(
+        "on demand", max_digits=8, decimal_places=4, validators=[MinValueValidator(0)]
+    )
+    spot_usd_per_hour = models.DecimalField(
+        "spot", max_digits=8, decimal_places=4, null=True, blank=True, validators=[MinValueValidator(0)]
+    )
+    price_source = models.CharField(max_length=160, blank=True)
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name = "GPU type"
+
+    def __str__(self) -> str:
+        return self.title
+
+    def clean(self) -> None:
+        if (
+            self.spot_usd_per_hour is not None
+            and self.on_demand_usd_per_hour is not None
+            and self.spot_usd_per_hour > self.on_demand_usd_per_hour
+        ):
+            raise ValidationError({"spot_usd_per_hour": "The spot price is not above the on-demand price."})
+
+
+class NodeQuerySet(models.QuerySet):
+    def with_gpus_used(self) -> "NodeQuerySet":
+        """Annotate `gpus_used`: GPUs that instances which are not stopped have."""
+        living = ~Q(instances__state=InstanceState.STOPPED)
+        return self.annotate(gpus_used=Coalesce(Sum("instances__deployment__tensor_parallel", filter=living), 0))
+
+
+class Node(models.Model):
+    """A machine in a region with GPUs of one type."""
+
+    name = models.SlugField(max_length=63, unique=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
+    gpu_type = models.ForeignKey(GpuType, verbose_name="GPU type", on_delete=models.PROTECT, related_name="nodes")
+    gpu_count = models.PositiveSmallIntegerField("GPUs", validators=[MinValueValidator(1)])
+    address = models.CharField(
+        max_length=255,
+        default="127.0.0.1",
+        validators=[validate_host],
+        help_text="Host name or IP address of its instances.",
+    )
+    active = models.BooleanField(default=True)
+
+    objects = NodeQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def free_gpus(self, without: "Instance | None" = None) -> int:
+        """GPUs that no instance has, except stopped ones and *without*."""
+        instances = self.instances.exclude(state=InstanceState.STOPPED).exclude(pk=without.pk if without else None)
+        return self.gpu_count - (instances.aggregate(gpus=Sum("deployment__tensor_parallel"))["gpus"] or 0)
+
+    def clean(self) -> None:
+        if self.pk is None:
+            return
+        running = self.instances.exclude(state=InstanceState.STOPPED)
+        if self.gpu_count is not None and self.free_gpus() < 0:
+            used = self.gpu_count - self.free_gpus()
+            raise ValidationError({"gpu_count": f"Instances on this node use {used} GPUs."})
+        for field in ("region", "gpu_type"):
+            value = getattr(self, f"{field}_id")
+            if running.exclude(**{f"deployment__{field}": value}).exists():
+                raise ValidationError({field: "Instances on this node belong to deployments with another one."})

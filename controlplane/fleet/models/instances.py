@@ -1,0 +1,137 @@
+"""Which servers serve the models, and what is to be done to them."""
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from controlplane.fleet.models.hardware import Node
+from controlplane.fleet.models.serving import Deployment
+from controlplane.fleet.states import InstanceState
+from controlplane.fleet.validators import validate_base_url
+
+
+class Launcher(models.TextChoices):
+    """Who starts and stops the server behind an instance."""
+
+    EMULATED = "emulated", "Emulated fleet"
+    PROCESS = "process", "vLLM process on the node"
+    EXTERNAL = "external", "Started elsewhere"
+
+
+class Instance(models.Model):
+    """One serving replica of a model: a vLLM server, real or emulated."""
+
+    name = models.SlugField(max_length=80, unique=True)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="instances")
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, null=True, blank=True, related_name="instances")
+    launcher = models.CharField(max_length=16, choices=Launcher.choices, default=Launcher.EXTERNAL)
+    url = models.CharField(
+        "URL",
+        max_length=255,
+        blank=True,
+        validators=[validate_base_url],
+        help_text="Base address without /v1, such as http://10.0.0.7:8000; launchers fill it in.",
+    )
+    state = models.CharField(
+        max_length=16, choices=InstanceState.choices, default=InstanceState.PROVISIONING, db_index=True
+    )
+    state_changed_at = models.DateTimeField(default=timezone.now)
+    state_reason = models.CharField(max_length=255, blank=True)
+    kv_capacity_tokens = models.PositiveBigIntegerField(
+        "KV cache (tokens)", default=0, help_text="Read from the instance when it starts; 0 until then."
+    )
+    process_id = models.PositiveIntegerField(null=True, blank=True, help_text="Process on the node, for the launcher.")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    changed_at = models.DateTimeField(auto_now=True, db_index=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            # Two rows for one server would count its load and its capacity twice.
+            models.UniqueConstraint(
+                fields=["url"],
+                condition=~Q(url="") & ~Q(state=InstanceState.STOPPED),
+                name="one_living_instance_per_url",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        errors = {}
+        if self.launcher == Launcher.EXTERNAL and not self.url:
+            errors["url"] = "An instance that is started elsewhere needs its address."
+        if self.url and self.state != InstanceState.STOPPED:
+            others = Instance.objects.filter(url=self.url).exclude(state=InstanceState.STOPPED).exclude(pk=self.pk)
+            if other := others.first():
+                errors["url"] = f"{other.name} has this address and is {other.state}."
+        if self.deployment_id:
+            errors.update(self._errors_of_launcher())
+            if self.node_id:
+                errors.update(self._errors_of_node())
+        if errors:
+            raise ValidationError(errors)
+
+    def _errors_of_launcher(self) -> dict[str, str]:
+        deployment = self.deployment
+        if self.launcher == Launcher.PROCESS and not deployment.model.source:
+            return {"launcher": f"{deployment.model} has no source that vLLM could load: set it on the model first."}
+        if self.launcher == Launcher.EMULATED and deployment.profile() is None:
+            return {
+                "launcher": f"An emulated instance needs a performance profile; there is none for {deployment.model} "
+                f"on {deployment.tensor_parallel} x {deployment.gpu_type}."
+            }
+        return {}
+
+    def _errors_of_node(self) -> dict[str, str]:
+        node, deployment = self.node, self.deployment
+        if node.region_id != deployment.region_id:
+            return {"node": f"{node} is in {node.region}, the deployment in {deployment.region}."}
+        if node.gpu_type_id != deployment.gpu_type_id:
+            return {"node": f"{node} has {node.gpu_type} GPUs, the deployment asks for {deployment.gpu_type}."}
+        free = node.free_gpus(without=self)
+        if self.state != InstanceState.STOPPED and deployment.tensor_parallel > free:
+            return {
+                "node": f"{node} has {node.gpu_count} GPUs, {free} of them free; "
+                f"this instance needs {deployment.tensor_parallel}."
+            }
+        return {}
+
+
+class CommandVerb(models.TextChoices):
+    START = "start", "Start"
+    STOP = "stop", "Stop"
+    SLEEP = "sleep", "Sleep"
+    WAKE = "wake", "Wake"
+
+
+class CommandState(models.TextChoices):
+    PENDING = "pending", "Pending"
+    RUNNING = "running", "Running"
+    DONE = "done", "Done"
+    FAILED = "failed", "Failed"
+
+
+class InstanceCommand(models.Model):
+    """Something to be done to an instance by a Celery worker. Running one twice does no more than running it once."""
+
+    # Of the object that a service returned: whether the workers were told at once. None: not tried (not committed).
+    delivered: bool | None = None
+
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="commands")
+    verb = models.CharField(max_length=16, choices=CommandVerb.choices)
+    state = models.CharField(max_length=16, choices=CommandState.choices, default=CommandState.PENDING, db_index=True)
+    actor = models.CharField(max_length=120)
+    reason = models.CharField(max_length=255, blank=True)
+    error = models.TextField(blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.instance}"

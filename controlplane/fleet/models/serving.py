@@ -1,0 +1,246 @@
+"""Which models there are, how fast they run, and how they are deployed."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from controlplane.fleet.models.hardware import GpuType, Node, Region
+from controlplane.fleet.validators import validate_model_name, validate_model_source, validate_vllm_args
+
+if TYPE_CHECKING:
+    from scheduling.profile import Profile
+
+
+class Model(models.Model):
+    """A language model that tenants can ask for by name."""
+
+    name = models.CharField(
+        max_length=160,
+        unique=True,
+        validators=[validate_model_name],
+        help_text="The name in requests, such as llama-3.1-8b.",
+    )
+    title = models.CharField(max_length=120)
+    source = models.CharField(
+        max_length=255,
+        blank=True,
+        validators=[validate_model_source],
+        help_text="Folder or repository that vLLM loads; empty for emulated models.",
+    )
+    weights_bytes = models.PositiveBigIntegerField(
+        "weights (bytes)",
+        validators=[MinValueValidator(1)],
+        help_text="Memory of the weights over all GPUs of an instance, in bytes.",
+    )
+    kv_bytes_per_token = models.PositiveBigIntegerField(
+        "KV cache (bytes per token)",
+        validators=[MinValueValidator(1)],
+        help_text="KV cache of one token over all GPUs of an instance, in bytes.",
+    )
+    context_tokens = models.PositiveIntegerField(
+        "context (tokens)",
+        validators=[MinValueValidator(1)],
+        help_text="Longest prompt with output (vLLM's --max-model-len), in tokens.",
+    )
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class PerformanceProfile(models.Model):
+    """How long an engine step takes for (model, GPU type, tensor parallel degree).
+
+    `t_prefill = max(t0, a + b·p + c·p²)` and `t_decode = a + b·batch + c·context`, in seconds and tokens (DESIGN 6).
+    """
+
+    model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="profiles")
+    gpu_type = models.ForeignKey(GpuType, verbose_name="GPU type", on_delete=models.PROTECT, related_name="profiles")
+    tensor_parallel = models.PositiveSmallIntegerField(default=1, validators=[MinValueValidator(1)])
+    prefill_t0_s = models.FloatField("t0 (s)", default=0.0, validators=[MinValueValidator(0.0)])
+    prefill_a_s = models.FloatField("a (s)")
+    prefill_b_s_per_token = models.FloatField("b (s per token)", validators=[MinValueValidator(0.0)])
+    prefill_c_s_per_token2 = models.FloatField("c (s per token²)", default=0.0, validators=[MinValueValidator(0.0)])
+    decode_a_s = models.FloatField("a (s)", validators=[MinValueValidator(0.0)])
+    decode_b_s_per_sequence = models.FloatField("b (s per sequence)", default=0.0, validators=[MinValueValidator(0.0)])
+    decode_c_s_per_token = models.FloatField(
+        "c (s per context token)", default=0.0, validators=[MinValueValidator(0.0)]
+    )
+    source = models.CharField(max_length=255)
+    prefill_error_pct = models.FloatField(
+        "prefill error (%)", null=True, blank=True, help_text="Mean absolute error on held-out settings."
+    )
+    decode_error_pct = models.FloatField(
+        "decode error (%)", null=True, blank=True, help_text="Mean absolute error on held-out settings."
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["model__name", "gpu_type__name", "tensor_parallel"]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "gpu_type", "tensor_parallel"], name="one_profile_per_setting")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.tensor_parallel} x {self.gpu_type}"
+
+    def coefficients(self) -> "Profile":
+        """What simulator and emulator compute with. Raises ValueError naming a coefficient that is impossible."""
+        from scheduling.profile import Profile  # brings Numba, which few commands need
+
+        return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})
+
+    def clean(self) -> None:
+        same = PerformanceProfile.objects.filter(
+            model=self.model_id, gpu_type=self.gpu_type_id, tensor_parallel=self.tensor_parallel
+        ).exclude(pk=self.pk)
+        if same.exists():
+            raise ValidationError(
+                {"tensor_parallel": "There is a profile for this model, GPU type and tensor parallel degree already."}
+            )
+        if None not in (self.prefill_t0_s, self.prefill_a_s) and self.prefill_t0_s == 0 and self.prefill_a_s <= 0:
+            raise ValidationError({"prefill_a_s": "With no floor (t0), the constant of a prefill step is above 0."})
+        if self.decode_a_s is not None and self.decode_a_s <= 0:
+            raise ValidationError({"decode_a_s": "The constant of a decode step is above 0 seconds."})
+
+
+class RoutingPolicy(models.TextChoices):
+    """Names are those of `scheduling.routing.POLICIES`."""
+
+    ROUND_ROBIN = "round_robin", "Round robin"
+    LEAST_REQUEST = "least_request", "Least request"
+    MINIMUM_USE = "minimum_use", "Minimum use"
+    JOIN_SHORTEST_QUEUE = "join_shortest_queue", "Join shortest queue"
+
+
+class OrderingPolicy(models.TextChoices):
+    """Names are those of `scheduling.ordering`."""
+
+    FCFS = "fcfs", "First come, first served"
+    PRIORITY = "priority", "Priority of the SLO class, then first come"
+
+
+class Deployment(models.Model):
+    """A model in a region on a GPU type: how its instances are made, bounded and fed."""
+
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="deployments")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
+    gpu_type = models.ForeignKey(GpuType, verbose_name="GPU type", on_delete=models.PROTECT, related_name="deployments")
+    tensor_parallel = models.PositiveSmallIntegerField(default=1, validators=[MinValueValidator(1)])
+    min_instances = models.PositiveSmallIntegerField(default=1)
+    max_instances = models.PositiveSmallIntegerField(default=4)
+    max_num_seqs = models.PositiveSmallIntegerField(
+        "sequences at once",
+        default=256,
+        validators=[MinValueValidator(1)],
+        help_text="vLLM's --max-num-seqs: requests that run at once.",
+    )
+    max_num_batched_tokens = models.PositiveIntegerField(
+        "tokens per step",
+        default=8192,
+        validators=[MinValueValidator(1)],
+        help_text="vLLM's --max-num-batched-tokens: tokens a step.",
+    )
+    gpu_memory_utilization = models.FloatField(
+        "GPU memory utilisation",
+        default=0.9,
+        validators=[MinValueValidator(0.1), MaxValueValidator(1.0)],
+        help_text="vLLM's flag of that name.",
+    )
+    routing_policy = models.CharField(
+        max_length=32, choices=RoutingPolicy.choices, default=RoutingPolicy.JOIN_SHORTEST_QUEUE
+    )
+    ordering_policy = models.CharField(max_length=16, choices=OrderingPolicy.choices, default=OrderingPolicy.PRIORITY)
+    queue_bound = models.PositiveIntegerField(
+        default=2000, help_text="Requests held for this endpoint before new ones are answered with 429."
+    )
+    vllm_args = models.CharField(
+        "further vLLM flags",
+        max_length=500,
+        blank=True,
+        validators=[validate_vllm_args],
+        help_text="For the process launcher, such as --enable-sleep-mode --kv-cache-dtype fp8.",
+    )
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        ordering = ["model__name", "region__name", "gpu_type__name"]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "region", "gpu_type"], name="one_deployment_per_model_region_gpu"),
+            models.CheckConstraint(
+                condition=Q(max_instances__gte=F("min_instances")), name="max_instances_not_below_min"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} in {self.region} on {self.gpu_type}"
+
+    @property
+    def expected_kv_tokens(self) -> int:
+        """Tokens that one instance's KV cache should hold: GPU memory x TP x utilisation, less weights.
+
+        An estimate from above: activations and CUDA graphs take some too. A living instance reports its own figure.
+        """
+        memory_bytes = self.gpu_type.memory_bytes * self.tensor_parallel * self.gpu_memory_utilization
+        return int((memory_bytes - self.model.weights_bytes) // self.model.kv_bytes_per_token)
+
+    def profile(self) -> PerformanceProfile | None:
+        """The measured coefficients for this model on these GPUs, if there are any."""
+        return PerformanceProfile.objects.filter(
+            model=self.model_id, gpu_type=self.gpu_type_id, tensor_parallel=self.tensor_parallel
+        ).first()
+
+    def clean(self) -> None:
+        errors = {}
+        if None not in (self.min_instances, self.max_instances) and self.min_instances > self.max_instances:
+            errors["max_instances"] = f"Not below the minimum of {self.min_instances} instances."
+        same = Deployment.objects.filter(model=self.model_id, region=self.region_id, gpu_type=self.gpu_type_id)
+        if same.exclude(pk=self.pk).exists():
+            errors["gpu_type"] = "This model is deployed in this region on this GPU type already."
+        if self.region_id and self.gpu_type_id and self.tensor_parallel and "gpu_type" not in errors:
+            errors.update(self._errors_of_nodes())
+        if self.model_id and self.gpu_type_id and self.tensor_parallel and self.gpu_memory_utilization:
+            errors.update(self._errors_of_memory())
+        if errors:
+            raise ValidationError(errors)
+
+    def _errors_of_nodes(self) -> dict[str, str]:
+        """The region's nodes must be able to hold the minimum. Without nodes of the type, hardware is not kept here."""
+        counts = list(
+            Node.objects.filter(region=self.region_id, gpu_type=self.gpu_type_id, active=True).values_list(
+                "gpu_count", flat=True
+            )
+        )
+        if not counts:
+            return {}
+        if self.tensor_parallel > max(counts):
+            return {"tensor_parallel": f"No node of this region and GPU type has more than {max(counts)} GPUs."}
+        places = sum(count // self.tensor_parallel for count in counts)
+        if self.min_instances is not None and self.min_instances > places:
+            return {
+                "min_instances": f"The region's nodes of this GPU type hold {places} instances of "
+                f"{self.tensor_parallel} GPUs at most."
+            }
+        return {}
+
+    def _errors_of_memory(self) -> dict[str, str]:
+        """As vLLM does at its start: the KV cache must hold one request of full context."""
+        tokens = self.expected_kv_tokens
+        if tokens >= self.model.context_tokens:
+            return {}
+        memory_gb = self.gpu_type.memory_bytes * self.tensor_parallel * self.gpu_memory_utilization / 1e9
+        left = f"room for {tokens:,} tokens of KV cache" if tokens > 0 else "no room for a KV cache"
+        return {
+            "tensor_parallel": f"{self.tensor_parallel} x {self.gpu_type} at {self.gpu_memory_utilization:g} give "
+            f"{memory_gb:.1f} GB; the weights take {self.model.weights_bytes / 1e9:.1f} GB, which leaves {left}, and "
+            f"one request may need {self.model.context_tokens:,}. Use more GPUs or a higher memory utilisation."
+        }

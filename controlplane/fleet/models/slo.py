@@ -1,0 +1,99 @@
+"""What requests are promised."""
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import Q
+
+
+class SloKind(models.TextChoices):
+    """SageServe section 2: interactive work, non-interactive work with a deadline, and work that takes what is left."""
+
+    INTERACTIVE = "interactive", "Interactive"
+    NON_INTERACTIVE = "non_interactive", "Non-interactive"
+    OPPORTUNISTIC = "opportunistic", "Opportunistic"
+
+
+class SloClass(models.Model):
+    """What a request is promised: latency targets at a percentile, a deadline, a weight and a price."""
+
+    name = models.SlugField(max_length=40, unique=True, help_text="The value of X-SLO-Class.")
+    title = models.CharField(max_length=80)
+    kind = models.CharField(max_length=16, choices=SloKind.choices)
+    service_tier = models.SlugField(
+        max_length=16,
+        blank=True,
+        db_index=False,
+        help_text="OpenAI service_tier that selects this class, such as priority or flex.",
+    )
+    ttft_target_ms = models.PositiveIntegerField(
+        "TTFT target (ms)", null=True, blank=True, validators=[MinValueValidator(1)], help_text="Time to first token."
+    )
+    itl_target_ms = models.PositiveIntegerField(
+        "ITL target (ms)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Time between output tokens.",
+    )
+    e2e_target_ms = models.PositiveIntegerField(
+        "E2E target (ms)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="From arrival to last token.",
+    )
+    percentile = models.FloatField(
+        default=95.0,
+        validators=[MinValueValidator(1.0), MaxValueValidator(100.0)],
+        help_text="Share of requests that must meet the latency targets, in percent.",
+    )
+    deadline_s = models.PositiveIntegerField(
+        "deadline (s)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Time from arrival to the last token.",
+    )
+    weight = models.FloatField(
+        default=1.0,
+        validators=[MinValueValidator(0.0)],
+        help_text="Worth of a request served in time.",
+    )
+    price_factor = models.DecimalField(
+        max_digits=6,
+        decimal_places=3,
+        default=1,
+        validators=[MinValueValidator(0)],
+        help_text="Times the normal price.",
+    )
+    priority = models.SmallIntegerField(default=0, help_text="Priority passed to vLLM: lower runs earlier.")
+
+    class Meta:
+        ordering = ["priority", "name"]
+        verbose_name = "SLO class"
+        verbose_name_plural = "SLO classes"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["service_tier"], condition=~Q(service_tier=""), name="one_slo_class_per_service_tier"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    def clean(self) -> None:
+        errors = {}
+        targets = ("ttft_target_ms", "itl_target_ms", "e2e_target_ms")
+        if self.kind == SloKind.NON_INTERACTIVE and self.deadline_s is None:
+            errors["deadline_s"] = "Non-interactive work is promised by a deadline: give one."
+        if self.kind == SloKind.INTERACTIVE and all(getattr(self, target) is None for target in targets):
+            errors["ttft_target_ms"] = "Interactive work is promised a latency: give at least one target."
+        if None not in (self.ttft_target_ms, self.e2e_target_ms) and self.ttft_target_ms > self.e2e_target_ms:
+            errors["e2e_target_ms"] = "The last token does not come before the first: not below the TTFT target."
+        if self.service_tier:
+            others = SloClass.objects.filter(service_tier=self.service_tier).exclude(pk=self.pk)
+            if other := others.first():
+                errors["service_tier"] = f"{other} is selected by this service tier already."
+        if errors:
+            raise ValidationError(errors)

@@ -1,0 +1,59 @@
+"""Reads of the inventory."""
+
+from django.db.models import Count, Q, QuerySet
+
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.services import open_command
+from controlplane.fleet.states import ACTION_STATES, ALIVE, Action, InstanceState
+
+
+def instances(
+    *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
+) -> QuerySet[Instance]:
+    """Instances with all that a page or an answer shows of them, in one query; an empty value does not narrow."""
+    rows = Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
+    if model:
+        rows = rows.filter(deployment__model__name=model)
+    if region:
+        rows = rows.filter(deployment__region__name=region)
+    if gpu_type:
+        rows = rows.filter(deployment__gpu_type__name=gpu_type)
+    if state:
+        rows = rows.filter(state=state)
+    for word in text.split():
+        rows = rows.filter(
+            Q(name__icontains=word) | Q(url__icontains=word) | Q(deployment__model__title__icontains=word)
+        )
+    return rows
+
+
+def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
+    """Deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
+    rows = Deployment.objects.select_related("model", "region", "gpu_type").annotate(
+        instances_total=Count("instances", filter=~Q(instances__state=InstanceState.STOPPED)),
+        instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
+        instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
+    )
+    if model:
+        rows = rows.filter(model__name=model)
+    if region:
+        rows = rows.filter(region__name=region)
+    return rows
+
+
+def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand]:
+    return list(instance.commands.order_by("-pk")[:limit])
+
+
+def possible_actions(instance: Instance) -> list[Action]:
+    """The actions that an operator may choose for *instance* now, in the order of `Action`.
+
+    Services decide in the end: this is for buttons, and the state may change between drawing and pressing one.
+    """
+    actions = [action for action in Action if instance.state in ACTION_STATES[action]]
+    if instance.launcher == Launcher.EXTERNAL:
+        return actions
+    command = open_command(instance)
+    if command is None:
+        return actions
+    return [action for action in actions if action == Action.STOP and command.verb != Action.STOP]

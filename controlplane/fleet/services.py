@@ -1,0 +1,298 @@
+"""Writes to the inventory. Every move of an instance, and every operator's action, is an event in the same transaction.
+
+Moves that need no process (drain, resume) happen at once. Where a process must act, an `InstanceCommand` row is written
+and a Celery worker carries it out (`workers/tasks/fleet.py`). The row is the promise, the message only a hurry-up: when
+the broker is down the row stays pending, `delivered` on the returned command is False, and `run_pending_commands` takes
+it up later.
+"""
+
+import logging
+from functools import partial
+
+import redis
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+from kombu.exceptions import OperationalError
+
+from controlplane import celery_app
+from controlplane.accounts.models import User
+from controlplane.events.audit import record_change, snapshot
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.states import Action, ActionError, InstanceState, check_action, check_move
+
+logger = logging.getLogger(__name__)
+
+NUDGE_CHANNEL = "pilothouse:nudge"
+NUDGE_TIMEOUT_S = 0.3
+RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
+# For the one message that hurries a command: fail in well under a second, since the row is already safe.
+DELIVERY_OPTIONS = {"socket_connect_timeout": 0.5, "max_retries": 1, "interval_start": 0, "interval_max": 0}
+
+# Where a superseded command would leave an instance is decided by the command that supersedes it.
+_SUPERSEDES = {
+    CommandVerb.STOP: {CommandVerb.START, CommandVerb.SLEEP, CommandVerb.WAKE},
+}
+
+
+@transaction.atomic
+def move(
+    instance: Instance,
+    to: InstanceState,
+    *,
+    actor: User | str,
+    reason: str,
+    inputs: dict[str, object] | None = None,
+) -> Instance:
+    """Move *instance* to state *to* and record the event; the row is locked and read again first.
+
+    Raises IllegalMove, naming both states, when the state machine does not allow it.
+    """
+    row = Instance.objects.select_for_update().get(pk=instance.pk)
+    before = row.state
+    check_move(row.name, before, to)
+    row.state, row.state_reason, row.state_changed_at = to, reason[:255], timezone.now()
+    row.save(update_fields=["state", "state_reason", "state_changed_at", "changed_at"])
+    record(
+        "instance.moved",
+        row,
+        actor=actor,
+        before={"state": before},
+        after={"state": to},
+        reason=reason,
+        inputs=inputs,
+        severity=Severity.CRITICAL if to == InstanceState.FAILED else Severity.INFO,
+    )
+    instance.state, instance.state_reason, instance.state_changed_at = row.state, row.state_reason, row.state_changed_at
+    return row
+
+
+@transaction.atomic
+def drain(instance: Instance, actor: User | str, reason: str) -> Instance:
+    """Let *instance* finish what it runs and give it nothing new. Raises ActionError unless it is ready."""
+    row = _lock(instance, Action.DRAIN)
+    transaction.on_commit(nudge)
+    return _moved(instance, move(row, InstanceState.DRAINING, actor=actor, reason=reason))
+
+
+@transaction.atomic
+def resume(instance: Instance, actor: User | str, reason: str) -> Instance:
+    """Give a draining *instance* requests again. Raises ActionError, also while a stop or sleep is under way."""
+    row = _lock(instance, Action.RESUME)
+    under_way = open_command(row)
+    if under_way is not None:
+        raise ActionError(f"{row.name} cannot resume: a {under_way.verb} is {under_way.state}")
+    transaction.on_commit(nudge)
+    return _moved(instance, move(row, InstanceState.READY, actor=actor, reason=reason))
+
+
+@transaction.atomic
+def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand | None:
+    """Have the server behind *instance* started; it is ready when it answers.
+
+    Returns the command, or None for a server started elsewhere, which is simply looked for again. Asking twice gives
+    the same command. Raises ActionError when the state does not allow it, or the inventory has no place for it any more.
+    """
+    row = _lock(instance, Action.START)
+    before = row.state
+    if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:
+        # The launcher gives a new address; the old one may be another instance's by now.
+        row.url, row.process_id, row.kv_capacity_tokens = "", None, 0
+    row.state = InstanceState.PROVISIONING
+    try:
+        row.clean()  # its GPUs, address or profile may have gone while it was stopped
+    except ValidationError as error:
+        raise ActionError(f"{row.name} cannot start: {' '.join(error.messages)}") from error
+    if before != InstanceState.PROVISIONING:
+        row.save(update_fields=["url", "process_id", "kv_capacity_tokens", "changed_at"])
+        row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
+    if row.launcher == Launcher.EXTERNAL:
+        row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
+        transaction.on_commit(nudge)
+        _moved(instance, row)
+        return None
+    _moved(instance, row)
+    return _command(row, CommandVerb.START, actor, reason)
+
+
+@transaction.atomic
+def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand | None:
+    """Have the server behind *instance* stopped, cutting what it runs (drain first to spare it).
+
+    A ready instance is given nothing new from this moment on. Returns the command, or None for a server started
+    elsewhere, which is only taken out of service. Asking twice gives the same command.
+    """
+    row = _lock(instance, Action.STOP)
+    if row.launcher == Launcher.EXTERNAL:
+        transaction.on_commit(nudge)
+        _moved(instance, move(row, InstanceState.STOPPED, actor=actor, reason=reason))
+        return None
+    if row.state == InstanceState.READY:
+        row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
+    _moved(instance, row)
+    return _command(row, CommandVerb.STOP, actor, reason)
+
+
+@transaction.atomic
+def sleep(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
+    """Have *instance* finish what it runs, then put its weights aside; `wake` brings it back faster than a start."""
+    row = _lock(instance, Action.SLEEP)
+    if row.state == InstanceState.READY:
+        row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to sleep: {reason}")
+    _moved(instance, row)
+    return _command(row, CommandVerb.SLEEP, actor, reason)
+
+
+@transaction.atomic
+def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
+    """Have a sleeping *instance* take its weights back; it loads, then is ready when it answers."""
+    row = _lock(instance, Action.WAKE)
+    _moved(instance, row)
+    return _command(row, CommandVerb.WAKE, actor, reason)
+
+
+ACTIONS = {
+    Action.DRAIN: drain,
+    Action.RESUME: resume,
+    Action.START: start,
+    Action.STOP: stop,
+    Action.SLEEP: sleep,
+    Action.WAKE: wake,
+}
+
+
+def act(action: Action, instance: Instance, actor: User | str, reason: str) -> str:
+    """Carry out *action* and say in one sentence what happened, for a message or an API answer.
+
+    Raises ActionError with a sentence to show when the instance's state does not allow it.
+    """
+    outcome = ACTIONS[action](instance, actor, reason)
+    if isinstance(outcome, InstanceCommand):
+        if outcome.delivered is False:
+            return f"{instance.name}: {action} is noted; the broker does not answer, so it begins when a worker is back"
+        return f"{instance.name}: {action} is under way"
+    return f"{instance.name} is {instance.get_state_display().lower()}"
+
+
+@transaction.atomic
+def update_deployment(
+    deployment: Deployment, changes: dict[str, object], actor: User | str, reason: str = ""
+) -> Deployment:
+    """Set *changes* (field: value) on *deployment*, checked as a form would, with an event of what differs.
+
+    Raises ValidationError naming the field.
+    """
+    row = Deployment.objects.select_for_update().get(pk=deployment.pk)
+    before = snapshot(row)
+    for name, value in changes.items():
+        setattr(row, name, value)
+    row.full_clean()
+    row.save()
+    record_change(row, before, actor, reason=reason)
+    transaction.on_commit(nudge)
+    return row
+
+
+@transaction.atomic
+def relaunch_emulated(actor: User | str, reason: str) -> list[InstanceCommand]:
+    """Give a new emulator the instances that it should hold: what a `manage.py up` needs after an earlier run.
+
+    An emulator remembers nothing, so whatever the rows say, nothing is alive in it. Instances that were meant to live
+    are started anew; those that were being drained or stopped end as stopped, and stopped ones stay so.
+    """
+    commands = []
+    for row in Instance.objects.select_for_update().filter(launcher=Launcher.EMULATED).order_by("name"):
+        unfinished = row.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING])
+        stopping = unfinished.filter(verb=CommandVerb.STOP).exists() or row.state == InstanceState.DRAINING
+        unfinished.update(state=CommandState.FAILED, error=f"superseded: {reason}", finished_at=timezone.now())
+        if row.state == InstanceState.STOPPED:
+            continue
+        if stopping or row.state != InstanceState.PROVISIONING:
+            move(row, InstanceState.STOPPED, actor=actor, reason=reason)
+        if not stopping:
+            try:
+                command = start(row, actor, reason)
+            except ActionError as error:
+                logger.warning("not relaunched: %s", error)
+                continue
+            commands += [command] if command else []
+    return commands
+
+
+def open_command(instance: Instance) -> InstanceCommand | None:
+    """The oldest command for *instance* that is pending or running."""
+    return instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk").first()
+
+
+def deliver(command: InstanceCommand) -> bool:
+    """Tell the Celery workers about *command* now; False, in under a second, if the broker does not answer."""
+    try:
+        with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
+            celery_app.send_task(RUN_COMMAND_TASK, args=[command.pk], connection=connection, retry=False)
+    except (OperationalError, redis.RedisError, OSError) as error:
+        logger.warning("command %s stays pending: broker: %s", command.pk, error)
+        command.delivered = False
+    else:
+        command.delivered = True
+    return command.delivered
+
+
+def nudge() -> bool:
+    """Ask the gateways to read the inventory now, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
+    try:
+        with redis.Redis.from_url(
+            settings.REDIS_URL,
+            socket_connect_timeout=NUDGE_TIMEOUT_S,
+            socket_timeout=NUDGE_TIMEOUT_S,
+        ) as client:
+            client.publish(NUDGE_CHANNEL, "inventory")
+    except (redis.RedisError, OSError) as error:
+        logger.debug("nudge not sent: %s", error)
+        return False
+    return True
+
+
+def _lock(instance: Instance, action: Action) -> Instance:
+    row = Instance.objects.select_for_update().get(pk=instance.pk)
+    check_action(row.name, action, row.state)
+    return row
+
+
+def _moved(instance: Instance, row: Instance) -> Instance:
+    """Let the caller's *instance* show what is now in the database."""
+    instance.state, instance.state_reason, instance.state_changed_at = row.state, row.state_reason, row.state_changed_at
+    instance.url, instance.process_id, instance.kv_capacity_tokens = row.url, row.process_id, row.kv_capacity_tokens
+    return row
+
+
+def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: str) -> InstanceCommand:
+    """The open command of *verb* for *instance*, or a new one; delivered when the transaction commits."""
+    for other in instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk"):
+        if other.verb == verb:
+            transaction.on_commit(partial(deliver, other))
+            return other
+        if other.state == CommandState.PENDING and other.verb in _SUPERSEDES.get(verb, ()):
+            other.state, other.error, other.finished_at = CommandState.FAILED, f"superseded by {verb}", timezone.now()
+            other.save(update_fields=["state", "error", "finished_at"])
+        elif verb != CommandVerb.STOP:
+            raise ActionError(f"{instance.name}: a {other.verb} is {other.state}; {verb} has to wait for it")
+    command = InstanceCommand.objects.create(
+        instance=instance,
+        verb=verb,
+        actor=actor.get_username() if isinstance(actor, User) else actor,
+        reason=reason[:255],
+    )
+    record(
+        f"instance.{verb}_requested",
+        instance,
+        actor=actor,
+        before={"state": instance.state},
+        after={"command": command.pk},
+        reason=reason,
+    )
+    transaction.on_commit(nudge)
+    transaction.on_commit(partial(deliver, command))
+    return command

@@ -1,0 +1,323 @@
+"""Holding requests and giving them out: the live side of the kernels in `scheduling`.
+
+We hold the queue; an instance is given a request only while it has room, so order stays ours to change. All calls happen on
+the event loop, so no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.errors import ApiError, too_many, unavailable
+from controlplane.gateway.ticket import Ticket, TicketState
+from controlplane.gateway.topology import Endpoint, Replica, Topology
+from scheduling.dispatch import dispatch
+from scheduling.ordering import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
+from scheduling.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing import POLICY_CODES, advance_many, release
+
+logger = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3
+TRACE_SEEN = 8  # instances whose load a decision's trace shows
+PACE_STALE_S = 60.0
+PRIORITY_STEP_S = 1e9  # one step of priority outweighs any difference of arrival
+COMING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY})
+
+
+class Dispatcher:
+    def __init__(self, topology: Topology, clock: Callable[[], float], *, max_hold_s: float) -> None:
+        self.topology = topology
+        self.clock = clock
+        self.max_hold_s = max_hold_s
+        self.waiting = allocate_waiting(16, 1024)
+        self.streaming: set[Ticket] = set()
+        self._held: dict[int, Ticket] = {}  # by slot of the waiting set
+        self._began_s = clock()
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._held)
+
+    # Where and when
+
+    def choose_endpoint(self, model: str, region: str) -> Endpoint:
+        """The endpoint for a new request for *model* from *region*. Raises ApiError 503 if none serves it or soon will."""
+        topology = self.topology
+        candidates = topology.candidates(model, region)
+        if candidates.size:
+            self._fit_waiting()
+            index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
+            if index >= 0:
+                return topology.endpoints[index]
+            for index in candidates.tolist():
+                if self._coming(topology.endpoints[index]):
+                    return topology.endpoints[index]
+        raise unavailable(
+            f"No instance of {model!r} is serving or being started.", code="model_unavailable", retry_after_s=15
+        )
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue *ticket* where it belongs and give out what can be given out.
+
+        Raises ApiError: 503 if nothing serves its model or soon will, 429 if the queue there is full.
+        """
+        endpoint = ticket.endpoint = self.choose_endpoint(ticket.call.model, ticket.region)
+        if len(endpoint.waiting) >= endpoint.spec.queue_bound:
+            wait_s = self.estimated_wait_s(endpoint)
+            raise too_many(
+                f"The queue for {endpoint.model!r} in {endpoint.region} is full ({len(endpoint.waiting)} requests)."
+                + ("" if wait_s is None else f" The wait is about {wait_s:.0f} s."),
+                code="queue_full",
+                retry_after_s=max(1.0, wait_s / 2) if wait_s is not None else 5.0,
+                estimated_wait_s=wait_s,
+            )
+        self._enqueue(ticket, endpoint)
+        self.pump(endpoint)
+
+    def _enqueue(self, ticket: Ticket, endpoint: Endpoint) -> None:
+        self._fit_waiting()
+        arrival_s = ticket.arrived_s - self._began_s
+        priority = ticket.terms.priority if endpoint.spec.ordering_policy == "priority" else 0
+        deadline_s = arrival_s + ticket.terms.deadline_s if ticket.terms.deadline_s else np.inf
+        # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
+        room = endpoint.largest_kv_tokens
+        prompt, output = ticket.prompt_tokens, ticket.predicted_tokens
+        if room and prompt + output > room:
+            prompt = min(prompt, room - 1)
+            output = room - prompt
+        ticket.expected_tokens, ticket.counted_tokens = prompt + output, 0
+        ticket.slot = enqueue(
+            self.waiting,
+            endpoint.index,
+            priority * PRIORITY_STEP_S + arrival_s,
+            arrival_s,
+            deadline_s,
+            ticket.terms.priority,
+            prompt,
+            output,
+            ticket.grant.tenant_id,
+            -1,
+            -1,
+            -1,
+        )
+        ticket.move(TicketState.WAITING)
+        ticket.placed = asyncio.get_running_loop().create_future()
+        self._held[ticket.slot] = ticket
+        endpoint.waiting.add(ticket)
+
+    def pump(self, endpoint: Endpoint) -> None:
+        """Give out requests of *endpoint*, in order, while an instance has room."""
+        topology = self.topology
+        policy = POLICY_CODES[endpoint.spec.routing_policy]
+        while endpoint.waiting:
+            slot, instance = dispatch(topology.fleet, topology.arrays, self.waiting, endpoint.index, policy)
+            if slot < 0:
+                return
+            ticket = self._take_out(slot)
+            replica = topology.by_slot[instance]
+            topology.fleet.running[instance] += ticket.call.sequences - 1
+            ticket.move(TicketState.PLACED)
+            ticket.placed_s = self.clock()
+            ticket.replica = replica
+            ticket.attempts += 1
+            replica.tickets.add(ticket)
+            ticket.instance = replica.name
+            ticket.trace.append(self._explain(ticket, endpoint, replica))
+            if ticket.placed is not None and not ticket.placed.done():
+                ticket.placed.set_result(replica)
+
+    def pump_all(self) -> None:
+        for endpoint in self.topology.endpoints:
+            if endpoint.waiting:
+                self.pump(endpoint)
+
+    def _take_out(self, slot: int) -> Ticket:
+        ticket = self._held.pop(slot)
+        free_slot(self.waiting, slot)
+        ticket.slot = -1
+        if ticket.endpoint is not None:
+            ticket.endpoint.waiting.discard(ticket)
+        return ticket
+
+    def _explain(self, ticket: Ticket, endpoint: Endpoint, replica: Replica) -> dict[str, object]:
+        """What the decision saw: load of the chosen endpoint's instances after it was made."""
+        fleet = self.topology.fleet
+        first = int(self.topology.arrays.first[endpoint.index])
+        last = min(int(self.topology.arrays.first[endpoint.index + 1]), first + TRACE_SEEN)
+        return {
+            "instance": replica.name,
+            "region": endpoint.region,
+            "policy": endpoint.spec.routing_policy,
+            "ordering": endpoint.spec.ordering_policy,
+            "waited_ms": round((ticket.placed_s - ticket.arrived_s) * 1000, 3),
+            "waiting": len(endpoint.waiting),
+            "seen": [
+                {
+                    "instance": self.topology.by_slot[slot].name,
+                    "accepting": bool(fleet.accepting[slot]),
+                    "running": int(fleet.running[slot]),
+                    "remaining_tokens": int(fleet.remaining_tokens[slot]),
+                    "kv_tokens": int(fleet.kv_tokens[slot]),
+                }
+                for slot in self.topology.arrays.members[first:last].tolist()
+            ],
+        }
+
+    # What happens to a request afterwards
+
+    def began(self, ticket: Ticket) -> None:
+        """The first byte came back: the prompt is prefilled."""
+        ticket.move(TicketState.STREAMING)
+        ticket.first_token_s = self.clock()
+        self.streaming.add(ticket)
+
+    def count_tokens(self) -> None:
+        """Tell the arrays how far every streaming request has come since the last call. Call it some ten times a second."""
+        moved = [
+            (ticket.replica.slot, ticket.expected_tokens, ticket.counted_tokens, tokens)
+            for ticket in self.streaming
+            if ticket.replica is not None
+            and (tokens := ticket.prompt_tokens + ticket.output_tokens - ticket.counted_tokens) > 0
+        ]
+        if not moved:
+            return
+        columns = np.array(moved, np.int64).T
+        advance_many(self.topology.fleet, *map(np.ascontiguousarray, columns))
+        for ticket in self.streaming:
+            ticket.counted_tokens = max(ticket.counted_tokens, ticket.prompt_tokens + ticket.output_tokens)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take *ticket* out of wherever it is (queue or instance) and let others have its room."""
+        self.streaming.discard(ticket)
+        if ticket.slot >= 0:
+            self._take_out(ticket.slot)
+        replica, ticket.replica = ticket.replica, None
+        if ticket.placed is not None and ticket.placed.done():
+            ticket.placed.exception()  # a request that left before it heard: nobody else will ask
+        if replica is not None:
+            fleet = self.topology.fleet
+            release(fleet, replica.slot, ticket.expected_tokens, ticket.counted_tokens)
+            fleet.running[replica.slot] -= ticket.call.sequences - 1
+            replica.tickets.discard(ticket)
+            self.pump(replica.endpoint)
+
+    def finished(self, replica: Replica) -> None:
+        """Note the pace of the endpoint that *replica* serves; waits are estimated from it."""
+        replica.endpoint.finished_s.append(self.clock())
+
+    def requeue(self, ticket: Ticket, reason: str) -> None:
+        """Queue *ticket* again after its instance was lost before it sent a byte, with its first turn.
+
+        Raises ApiError 503 after too many attempts, or when nothing serves the model any more.
+        """
+        ticket.trace[-1]["lost"] = reason
+        self.leave(ticket)
+        if ticket.attempts >= MAX_ATTEMPTS:
+            raise unavailable(
+                f"The request was tried on {ticket.attempts} instances, and each failed before it answered; last: {reason}.",
+                code="upstream_failed",
+                retry_after_s=5,
+                status=502,
+            )
+        endpoint = ticket.endpoint = self.choose_endpoint(ticket.call.model, ticket.region)
+        self._enqueue(ticket, endpoint)
+        self.pump(endpoint)
+
+    # Once a second
+
+    def sweep(self) -> None:
+        """Move requests away from endpoints that cannot serve them, or not soon; turn away those held too long."""
+        now_s = self.clock()
+        self._fit_waiting()  # kernels index by endpoint without a check, and endpoints may have come
+        for endpoint in self.topology.endpoints:
+            if not endpoint.waiting:
+                continue
+            for slot in in_order(self.waiting, endpoint.index).tolist():
+                ticket = self._held[slot]
+                if now_s - ticket.arrived_s > self.max_hold_s:
+                    self._turn_away(
+                        ticket,
+                        unavailable(
+                            f"No instance had room within {self.max_hold_s:.0f} s.",
+                            code="hold_expired",
+                            retry_after_s=30,
+                        ),
+                    )
+            self._rehome(endpoint)
+
+    def _rehome(self, endpoint: Endpoint) -> None:
+        topology = self.topology
+        candidates = topology.candidates(endpoint.model, endpoint.region)
+        moved = set()
+        for slot in in_order(self.waiting, endpoint.index).tolist():
+            ticket = self._held[slot]
+            index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
+            if index < 0:
+                if any(self._coming(topology.endpoints[other]) for other in candidates.tolist()):
+                    break
+                self._turn_away(
+                    ticket,
+                    unavailable(
+                        f"The last instance of {endpoint.model!r} went away.",
+                        code="model_unavailable",
+                        retry_after_s=15,
+                    ),
+                )
+                continue
+            if index == endpoint.index:
+                break
+            here = pressure(topology.fleet, topology.arrays, endpoint.index, len(endpoint.waiting))
+            there = pressure(topology.fleet, topology.arrays, index, int(self.waiting.size[index]))
+            if there >= 1.0 and np.isfinite(here):
+                break  # no better off there
+            target = topology.endpoints[index]
+            remove(self.waiting, slot)
+            push(self.waiting, index, slot, float(self.waiting.key[slot]))
+            endpoint.waiting.discard(ticket)
+            target.waiting.add(ticket)
+            ticket.endpoint = target
+            ticket.trace.append(
+                {"moved": f"{endpoint.region} to {target.region}", "pressure": None if np.isinf(here) else here}
+            )
+            moved.add(index)
+            self.pump(target)
+
+    def _turn_away(self, ticket: Ticket, error: ApiError) -> None:
+        self._take_out(ticket.slot)
+        if ticket.placed is not None and not ticket.placed.done():
+            ticket.placed.set_exception(error)
+
+    # What is asked of it
+
+    def estimated_wait_s(self, endpoint: Endpoint) -> float | None:
+        """Time until a request that joins the queue of *endpoint* now is given out; None while there is no pace to go by.
+
+        Requests ahead over the pace at which the endpoint finished its last ones.
+        """
+        if not endpoint.waiting:
+            return 0.0
+        finished = endpoint.finished_s
+        if len(finished) < 2 or self.clock() - finished[-1] > PACE_STALE_S:
+            return None
+        elapsed_s = max(self.clock() - finished[0], 1e-3)
+        return len(endpoint.waiting) * elapsed_s / len(finished)
+
+    def oldest_wait_s(self, endpoint: Endpoint) -> float:
+        now_s = self.clock()
+        return max((now_s - ticket.arrived_s for ticket in endpoint.waiting), default=0.0)
+
+    def _coming(self, endpoint: Endpoint) -> bool:
+        return any(replica.spec.state in COMING for replica in self.topology.members(endpoint))
+
+    def _fit_waiting(self) -> None:
+        """Let the waiting set have a heap for every endpoint and a slot to spare."""
+        endpoints, capacity = self.waiting.heap.shape
+        if endpoints < len(self.topology.endpoints) or len(self._held) >= capacity:
+            self.waiting = grow_waiting(
+                self.waiting,
+                2 * capacity if len(self._held) >= capacity else capacity,
+                max(endpoints, self.topology.arrays.cursor.size),
+            )

@@ -1,0 +1,95 @@
+"""Errors in OpenAI's shape, with the headers by which its SDKs decide whether and when to try again."""
+
+import math
+
+import orjson
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class ApiError(Exception):
+    """An answer other than success: status, OpenAI error body, retry headers.
+
+    `retry_after_s` also says to the SDKs that trying again makes sense; without it they are told not to.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        type: str = "invalid_request_error",  # the word of OpenAI's error body
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        estimated_wait_s: float | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.type = type
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.estimated_wait_s = estimated_wait_s
+        self.extra_headers = headers
+
+    def body(self) -> bytes:
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.estimated_wait_s is not None:
+            error["estimated_wait_s"] = round(self.estimated_wait_s, 3)
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [JSON_TYPE, *self.extra_headers]
+        if self.retry_after_s is None:
+            headers.append((b"x-should-retry", b"false"))
+        else:
+            headers += [
+                (b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))),
+                (b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))),
+                (b"x-should-retry", b"true"),
+            ]
+        return headers
+
+    def event(self) -> bytes:
+        """The error as a server-sent event, for a stream whose status has already been sent."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)
+
+
+def invalid_key(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
+
+
+def unknown_model(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The model {name!r} does not exist here. `GET /v1/models` lists those that do.",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def too_many(message: str, *, code: str, retry_after_s: float, estimated_wait_s: float | None = None) -> ApiError:
+    return ApiError(
+        429,
+        message,
+        type="rate_limit_error",
+        code=code,
+        retry_after_s=retry_after_s,
+        estimated_wait_s=estimated_wait_s,
+    )
+
+
+def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 503) -> ApiError:
+    return ApiError(status, message, type="server_error", code=code, retry_after_s=retry_after_s)

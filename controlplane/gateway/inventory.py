@@ -1,0 +1,93 @@
+"""What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
+
+from dataclasses import dataclass
+
+from django.db.models import Min
+
+from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind
+from controlplane.fleet.states import InstanceState
+
+POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """A model in a region, over all its active deployments."""
+
+    model: str
+    region: str
+    routing_policy: str
+    ordering_policy: str
+    queue_bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    instance_id: int
+    name: str
+    url: str
+    state: str
+    state_changed_at: float  # epoch seconds
+    model: str
+    region: str
+    gpu_type: str
+    max_num_seqs: int
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    name: str
+    context_tokens: int
+    created_at: int  # epoch seconds, for /v1/models
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    models: dict[str, ModelSpec]
+    endpoints: tuple[EndpointSpec, ...]
+    instances: tuple[InstanceSpec, ...]
+    ttft_slo_ms: int | None  # the strictest target of an interactive class
+
+
+def read() -> Inventory:
+    """The active inventory, in four queries. Order is stable: endpoints and instances by name."""
+    models = {row.name: row for row in Model.objects.filter(active=True)}
+    endpoints: dict[tuple[str, str], EndpointSpec] = {}
+    deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    for row in deployments.select_related("model", "region").order_by("model__name", "region__name", "pk"):
+        key = (row.model.name, row.region.name)
+        known = endpoints.get(key)
+        endpoints[key] = EndpointSpec(
+            model=row.model.name,
+            region=row.region.name,
+            # where several GPU types serve one endpoint, the oldest deployment sets the policies
+            routing_policy=known.routing_policy if known else row.routing_policy,
+            ordering_policy=known.ordering_policy if known else row.ordering_policy,
+            queue_bound=row.queue_bound + (known.queue_bound if known else 0),
+        )
+    instances = Instance.objects.exclude(state=InstanceState.STOPPED).select_related(
+        "deployment__model", "deployment__region", "deployment__gpu_type"
+    )
+    return Inventory(
+        models={
+            name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp())) for name, row in models.items()
+        },
+        endpoints=tuple(endpoints.values()),
+        instances=tuple(
+            InstanceSpec(
+                instance_id=row.pk,
+                name=row.name,
+                url=row.url.rstrip("/"),
+                state=row.state,
+                state_changed_at=row.state_changed_at.timestamp(),
+                model=row.deployment.model.name,
+                region=row.deployment.region.name,
+                gpu_type=row.deployment.gpu_type.name,
+                max_num_seqs=row.deployment.max_num_seqs,
+                kv_capacity_tokens=row.kv_capacity_tokens,
+            )
+            for row in instances.order_by("name")
+        ),
+        ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
+    )

@@ -1,0 +1,73 @@
+"""One gateway process owns the regions at a time: a lease in Redis, renewed every two seconds.
+
+A process that does not hold it stands by: it answers `/v1` with 503 and takes over when the lease runs out. Without Redis
+there can be no second process, so a gateway that cannot reach Redis acts as the owner; one that was the owner stays it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+
+from controlplane.gateway.errors import unavailable
+
+logger = logging.getLogger(__name__)
+KEY = "pilothouse:lease:gateway"
+LEASE_S = 6
+RENEW_S = 2.0
+# Extend or give back only what is still ours.
+RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('expire', KEYS[1], ARGV[2]) end return 0"
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+class Lease:
+    def __init__(self, redis_url: str) -> None:
+        self.owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._value = f"{self.owner} {secrets.token_hex(8)}"  # two hosts may share a name
+        self.held = True
+        self.holder = self.owner
+        self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._turn()
+        self._task = asyncio.create_task(self._run(), name="lease")
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.eval(RELEASE, 1, KEY, self._value)
+        await self._redis.aclose()
+
+    def require(self) -> None:
+        """Raises ApiError 503 while another process owns the regions."""
+        if not self.held:
+            raise unavailable(
+                f"This process is standing by; {self.holder} serves requests.", code="standing_by", retry_after_s=1
+            )
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self._turn()
+
+    async def _turn(self) -> None:
+        try:
+            if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
+                return
+            taken = await self._redis.set(KEY, self._value, nx=True, ex=LEASE_S)
+            holder = b"" if taken else await self._redis.get(KEY) or b""
+            self.holder = self.owner if taken else holder.decode().partition(" ")[0]
+        except (RedisError, OSError) as error:
+            logger.debug("lease: Redis does not answer, the owner stays the same: %s", error)
+            return
+        if bool(taken) != self.held:
+            logger.warning("gateway: %s", "took the lease" if taken else f"standing by; {self.holder} owns the regions")
+        self.held = bool(taken)

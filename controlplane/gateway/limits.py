@@ -1,0 +1,66 @@
+"""Per-tenant limits: requests at one time, tokens a minute. Kept in the memory of the process that owns the region."""
+
+from dataclasses import dataclass
+
+from controlplane.gateway.errors import too_many
+
+
+@dataclass(slots=True)
+class TenantUse:
+    """What a tenant has going on. The bucket holds one minute's tokens and refills evenly."""
+
+    concurrent: int = 0
+    tokens: float = 0.0
+    refilled_s: float = -1.0
+
+
+class Limits:
+    def __init__(self) -> None:
+        self._use: dict[int, TenantUse] = {}
+
+    def enter(self, tenant_id: int, now_s: float, *, max_concurrent: int, tokens_per_minute: int, tokens: int) -> None:
+        """Count one request of *tokens* (prompt and predicted output) in. Raises ApiError 429; then nothing is counted.
+
+        A request larger than a whole minute's tokens is let in on a full bucket, and leaves the bucket in debt.
+        """
+        use = self._use.get(tenant_id)
+        if use is None:
+            use = self._use[tenant_id] = TenantUse()
+        if use.concurrent >= max_concurrent:
+            raise too_many(
+                f"This tenant already has {use.concurrent} requests queued or running (its limit).",
+                code="concurrency_limit_exceeded",
+                retry_after_s=1.0,
+            )
+        if tokens_per_minute:
+            self._refill(use, now_s, tokens_per_minute)
+            needed = min(tokens, tokens_per_minute)
+            if use.tokens < needed:
+                wait_s = (needed - use.tokens) * 60.0 / tokens_per_minute
+                raise too_many(
+                    f"This tenant's limit of {tokens_per_minute} tokens a minute is reached; "
+                    f"this request needs about {tokens}. Try again in {wait_s:.1f} s.",
+                    code="rate_limit_exceeded",
+                    retry_after_s=wait_s,
+                )
+            use.tokens -= tokens
+        use.concurrent += 1
+
+    def leave(self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int) -> None:
+        """Count the request out and put right what was predicted wrongly."""
+        use = self._use[tenant_id]
+        use.concurrent -= 1
+        if tokens_per_minute and use.refilled_s >= 0:
+            use.tokens = min(use.tokens + predicted - used, float(tokens_per_minute))
+
+    def concurrent(self, tenant_id: int) -> int:
+        use = self._use.get(tenant_id)
+        return use.concurrent if use else 0
+
+    @staticmethod
+    def _refill(use: TenantUse, now_s: float, tokens_per_minute: int) -> None:
+        if use.refilled_s < 0:
+            use.tokens = float(tokens_per_minute)
+        else:
+            use.tokens = min(float(tokens_per_minute), use.tokens + (now_s - use.refilled_s) * tokens_per_minute / 60.0)
+        use.refilled_s = now_s

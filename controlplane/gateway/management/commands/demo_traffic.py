@@ -1,0 +1,54 @@
+import asyncio
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.services import create_api_key, revoke_api_key
+from controlplane.fleet.models import Deployment
+from controlplane.gateway.replay.waves import KINDS, Waves, streams
+
+KEY_NAME = "demo traffic"
+ACTOR = "manage.py demo_traffic"
+
+
+class Command(BaseCommand):
+    help = "Send made-up waves of requests from every region, until stopped; `manage.py up` runs this."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
+        parser.add_argument("--tenant", default="acme", help="who sends (default %(default)s)")
+        parser.add_argument("--seed", type=int, default=0, help="of everything drawn (default %(default)s)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        tenant = Tenant.objects.filter(name=options["tenant"], active=True).first()
+        if tenant is None:
+            raise CommandError(
+                f"There is no active tenant {options['tenant']!r}; `manage.py seed_demo` makes the demo's."
+            )
+        deployments = Deployment.objects.filter(active=True).select_related("model", "region")
+        endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
+        if not endpoints:
+            raise CommandError("There is no active deployment to send requests to.")
+        secret = new_key(tenant)
+        allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
+        sources = streams(endpoints, {name: secret for name in KINDS if name in allowed})
+        asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
+
+
+def new_key(tenant: Tenant) -> str:
+    """A new key for demo traffic. Its secret is kept nowhere, so the last run's key is of no use any more."""
+    for key in ApiKey.objects.filter(tenant=tenant, name=KEY_NAME, revoked_at=None):
+        revoke_api_key(key, ACTOR, "its secret ended with the last run")
+    return create_api_key(tenant, KEY_NAME, ACTOR)[1]
+
+
+async def until_stopped(waves: Waves) -> None:
+    """Run *waves* until SIGINT or SIGTERM."""
+    task = asyncio.create_task(waves.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()

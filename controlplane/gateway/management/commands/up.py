@@ -1,0 +1,37 @@
+import asyncio
+import os
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+
+from controlplane import env
+from controlplane.supervisor.house import Plan, run
+from controlplane.supervisor.screen import Screen
+
+
+class Command(BaseCommand):
+    help = (
+        "Run the whole house on this machine: Redis, web, Celery, an emulated fleet and demo traffic. Ctrl-C ends it."
+    )
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1", help="address of the web process (default %(default)s)")
+        parser.add_argument("--port", type=int, default=8000, help="port of the web process (default %(default)s)")
+        parser.add_argument("--no-demo", action="store_true", help="no demo rows, no emulated fleet, no traffic")
+        parser.add_argument("--no-traffic", action="store_true", help="the emulated fleet, but no demo traffic")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        plan = Plan(
+            state_dir=settings.STATE_DIR,
+            host=options["host"],
+            port=options["port"],
+            emulator_port=settings.EMULATOR_PORT,
+            redis_url=env.value("REDIS_URL"),
+            demo=not options["no_demo"],
+            traffic=not options["no_demo"] and not options["no_traffic"],
+        )
+        os.chdir(settings.BASE_DIR)
+        sys.exit(asyncio.run(run(plan, Screen())))

@@ -1,0 +1,80 @@
+"""The request ledger and its per-minute series. Prompts and completions are never stored here."""
+
+from django.db import models
+
+from controlplane.accounts.models import ApiKey, Tenant
+
+
+class Outcome(models.TextChoices):
+    """How a request ended."""
+
+    DONE = "done", "Done"
+    FAILED = "failed", "Failed"  # upstream or we could not serve it
+    CANCELLED = "cancelled", "Cancelled"  # the tenant went away
+    REJECTED = "rejected", "Rejected"  # queue bound, limits, deadline
+
+
+class LedgerRow(models.Model):
+    """One request, from arrival to its end."""
+
+    request_id = models.CharField(max_length=80, db_index=True)
+    arrived_at = models.DateTimeField(db_index=True)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, related_name="+")
+    model = models.CharField(max_length=160)
+    slo_class = models.CharField(max_length=40)
+    region = models.CharField(max_length=40, blank=True)
+    instance = models.CharField(max_length=80, blank=True)
+    application = models.CharField(max_length=80, blank=True)
+    run = models.CharField(max_length=80, blank=True)
+    unit = models.CharField(max_length=80, blank=True)
+    streamed = models.BooleanField()
+    outcome = models.CharField(max_length=16, choices=Outcome.choices)
+    status_code = models.PositiveSmallIntegerField()
+    error_code = models.CharField(max_length=64, blank=True)
+    prompt_tokens = models.PositiveIntegerField(default=0)
+    output_tokens = models.PositiveIntegerField(default=0)
+    predicted_output_tokens = models.PositiveIntegerField(default=0)
+    queue_ms = models.FloatField(null=True)
+    ttft_ms = models.FloatField(null=True)
+    itl_ms = models.FloatField(null=True, help_text="Mean time between output tokens.")
+    e2e_ms = models.FloatField(null=True)
+    slo_met = models.BooleanField(null=True)
+    attempts = models.PositiveSmallIntegerField(default=0)
+    trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["tenant", "-arrived_at"], name="ledger_tenant"),
+            models.Index(fields=["instance", "-arrived_at"], name="ledger_instance"),
+        ]
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+class MinuteRow(models.Model):
+    """Demand of one minute of arrival for (model, region, SLO class); written in the same transaction as the ledger."""
+
+    minute = models.DateTimeField(db_index=True)
+    model = models.CharField(max_length=160)
+    region = models.CharField(max_length=40, blank=True)
+    slo_class = models.CharField(max_length=40)
+    requests = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    slo_met = models.PositiveIntegerField(default=0)
+    slo_judged = models.PositiveIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["-minute"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["minute", "model", "region", "slo_class"], name="one_row_per_minute_and_series"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.minute:%F %H:%M} {self.model} {self.region} {self.slo_class}"

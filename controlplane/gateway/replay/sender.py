@@ -1,0 +1,172 @@
+"""Sends a trace at its own times, divided by a speed: an open loop, in which a slow answer does not delay the next request.
+
+The number of open requests is bounded all the same. When the bound is reached, or this process is too slow, requests go
+out late; how many and how late is part of the report, because such a run measured the sender.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from controlplane.gateway.replay.client import Answer, body, complete
+from controlplane.gateway.replay.prompts import Prompts
+from scheduling.simulation.traces import TraceRequest
+
+LATE_S = 0.1
+LONGEST_REQUEST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go and as whom. *context_tokens* is the model's limit, 0 if it is not known."""
+
+    url: str  # ends in /v1
+    key: str
+    model: str
+    context_tokens: int = 0
+    slo_class: str = ""
+    region: str = ""
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        headers = {
+            "Authorization": f"Bearer {self.key}",
+            "Content-Type": "application/json",
+            "X-Request-Id": request_id,
+        }
+        if self.slo_class:
+            headers["X-SLO-Class"] = self.slo_class
+        if self.region:
+            headers["X-Region"] = self.region
+        return headers
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far."""
+
+    sent: int = 0
+    done: int = 0
+    failed: Counter[str] = field(default_factory=Counter)  # by reason
+    answers: list[Answer] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    clipped: int = 0
+    late: int = 0
+    latest_s: float = 0.0
+    open: int = 0
+    most_open: int = 0
+
+    def enter(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        if answer.done:
+            self.done += 1
+        else:
+            self.failed[answer.outcome] += 1
+
+
+def fit(request: TraceRequest, context_tokens: int, *, clip: bool) -> TraceRequest | str:
+    """*request* if it can be sent to a model of *context_tokens* (0 = unknown), shortened if *clip*; else why not."""
+    if request.prompt_tokens < 1:
+        return "no prompt in the trace"
+    if request.output_tokens < 1:
+        return "no output in the trace"
+    if not context_tokens or request.prompt_tokens + request.output_tokens <= context_tokens:
+        return request
+    if not clip:
+        return f"longer than the model's context of {context_tokens} tokens"
+    output_tokens = min(request.output_tokens, context_tokens - 1)
+    prompt_tokens = min(request.prompt_tokens, context_tokens - output_tokens)
+    return TraceRequest(request.arrival_s, prompt_tokens, output_tokens, request.model, request.prefix_blocks)
+
+
+class Sender:
+    """Sends requests as `<run>-<number>` and keeps the tally; `stop` ends it early."""
+
+    def __init__(self, target: Target, run: str, *, speed: float, clip: bool, connections: int, seed: int) -> None:
+        self.target, self.run_name, self.speed, self.clip = target, run, speed, clip
+        self.tally = Tally()
+        self._connections = connections
+        self._prompts = Prompts(seed)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Send nothing more and cut what is open."""
+        self._stopping.set()
+
+    async def run(self, requests: Iterator[TraceRequest]) -> None:
+        """Send *requests*; returns when every one is answered. A TraceError from the iterator ends it the same way."""
+        room = asyncio.Semaphore(self._connections)
+        timeout = aiohttp.ClientTimeout(total=LONGEST_REQUEST_S, sock_connect=30)
+        connector = aiohttp.TCPConnector(limit=0)  # the semaphore is the bound
+        tasks: set[asyncio.Task[None]] = set()
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            try:
+                await self._feed(requests, session, room, tasks)
+            finally:
+                stop = asyncio.create_task(self._stopping.wait())
+                while tasks and not stop.done():
+                    await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                stop.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(
+        self,
+        requests: Iterator[TraceRequest],
+        session: aiohttp.ClientSession,
+        room: asyncio.Semaphore,
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for number in itertools.count(1):
+            request = next(requests, None)
+            if request is None or self._stopping.is_set():
+                return
+            fitted = fit(request, self.target.context_tokens, clip=self.clip)
+            if isinstance(fitted, str):
+                self.tally.skipped[fitted] += 1
+                continue
+            self.tally.clipped += fitted is not request
+            due_s = began_s + request.arrival_s / self.speed
+            if due_s > clock() and await self._stops_within(due_s - clock()):
+                return
+            while room.locked():
+                if await self._stops_within(0.02):
+                    return
+            await room.acquire()
+            late_s = clock() - due_s
+            self.tally.late += late_s > LATE_S
+            self.tally.latest_s = max(self.tally.latest_s, late_s)
+            task = asyncio.create_task(self._send(session, fitted, f"{self.run_name}-{number}"))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            task.add_done_callback(lambda _: room.release())
+
+    async def _stops_within(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _send(self, session: aiohttp.ClientSession, request: TraceRequest, request_id: str) -> None:
+        tally, target = self.tally, self.target
+        tally.sent += 1
+        tally.open += 1
+        tally.most_open = max(tally.most_open, tally.open)
+        ids = self._prompts.ids(request.prompt_tokens, request.prefix_blocks)
+        data = body(target.model, ids, request.output_tokens)
+        try:
+            answer = await complete(session, f"{target.url}/completions", data, target.headers(request_id))
+        except asyncio.CancelledError:
+            tally.enter(Answer("interrupted"))
+            raise
+        finally:
+            tally.open -= 1
+        tally.enter(answer)

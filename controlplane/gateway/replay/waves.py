@@ -1,0 +1,165 @@
+"""Demo traffic: days of a few minutes that come to one region after another, with bursts, in three SLO classes.
+
+It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Each (model, region, class) is a
+Poisson process whose rate follows a wave; everything is drawn from one seed.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+from controlplane.gateway.replay.prompts import Prompts
+
+logger = logging.getLogger(__name__)
+
+DAY_S = 480.0
+NIGHT = 0.25  # of the peak rate
+BURST_EVERY_S = 240.0  # of one stream, on average
+BURST_S = 20.0
+BURST_FACTOR = 3.0
+MOST_OPEN = 400  # of all streams together: a gateway that hangs must not pile up requests here
+QUIET_S = 1.0  # after a failure to connect
+COMPLAIN_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How requests of one SLO class look: peak rate for a model and region, median lengths, share that is streamed.
+
+    Lengths are for a context of `CONTEXT_TOKENS`; a model with a longer one is sent longer work.
+    """
+
+    peak_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    streamed: float
+
+
+KINDS = {
+    "interactive": Kind(peak_per_s=0.7, prompt_tokens=500, output_tokens=120, streamed=0.6),
+    "non-interactive": Kind(peak_per_s=0.6, prompt_tokens=1200, output_tokens=300, streamed=0.0),
+    "opportunistic": Kind(peak_per_s=0.3, prompt_tokens=900, output_tokens=400, streamed=0.0),
+}
+CONTEXT_TOKENS = 4096
+LONGER_PROMPTS, LONGER_OUTPUTS = 0.6, 0.5  # powers of the context's ratio to it
+SPREAD = 0.6  # sigma of the logarithm of lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One source of requests."""
+
+    model: str
+    region: str
+    slo_class: str
+    key: str
+    context_tokens: int
+    phase: float  # of the day, 0 to 1: where the sun is
+    kind: Kind
+
+    def rate_per_s(self, now_s: float, burst: bool) -> float:
+        light = (1 + math.sin(2 * math.pi * (now_s / DAY_S + self.phase))) / 2
+        return self.kind.peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
+
+
+def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str]) -> list[Stream]:
+    """One stream for each (model, region, context tokens) of *endpoints* and each SLO class that *keys* has a key for."""
+    endpoints = sorted(endpoints)
+    regions = sorted({region for _, region, _ in endpoints})
+    return [
+        Stream(model, region, slo_class, keys[slo_class], context, regions.index(region) / len(regions), kind)
+        for model, region, context in endpoints
+        for slo_class, kind in KINDS.items()
+        if slo_class in keys
+    ]
+
+
+class Waves:
+    """Sends every stream to *url* (ends in /v1) until cancelled, whatever becomes of the gateway meanwhile."""
+
+    def __init__(self, url: str, sources: list[Stream], seed: int) -> None:
+        self.url, self.sources, self.seed = url, sources, seed
+        self.sent = self.done = 0
+        self._prompts = Prompts(seed)
+        self._complained_s = -COMPLAIN_EVERY_S
+
+    async def run(self) -> None:
+        room = asyncio.Semaphore(MOST_OPEN)
+        timeout = aiohttp.ClientTimeout(total=600, sock_connect=5)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            for number, stream in enumerate(self.sources):
+                group.create_task(self._flow(session, stream, random.Random(f"{self.seed} {number}"), room, group))
+
+    async def _flow(
+        self,
+        session: aiohttp.ClientSession,
+        stream: Stream,
+        draw: random.Random,
+        room: asyncio.Semaphore,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Poisson arrivals by thinning: draw at the highest rate there is, keep as many as the present rate asks for."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        highest = stream.kind.peak_per_s * BURST_FACTOR
+        burst_from_s = draw.expovariate(1 / BURST_EVERY_S)
+        while True:
+            await asyncio.sleep(draw.expovariate(highest))
+            now_s = clock() - began_s
+            if now_s > burst_from_s + BURST_S:
+                burst_from_s = now_s + draw.expovariate(1 / BURST_EVERY_S)
+            burst = burst_from_s <= now_s
+            if draw.random() * highest < stream.rate_per_s(now_s, burst) and not room.locked():
+                await room.acquire()
+                group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
+
+    async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
+        kind = stream.kind
+        longer = max(1.0, stream.context_tokens / CONTEXT_TOKENS)
+        output_tokens = _length(draw, kind.output_tokens * longer**LONGER_OUTPUTS, stream.context_tokens // 3)
+        most = stream.context_tokens - output_tokens
+        prompt_tokens = _length(draw, kind.prompt_tokens * longer**LONGER_PROMPTS, most)
+        streamed = draw.random() < kind.streamed
+        data = b'{"model":%b,"prompt":[%b],"max_tokens":%d,"ignore_eos":true,"stream":%b}' % (
+            orjson.dumps(stream.model),
+            self._prompts.ids(prompt_tokens),
+            output_tokens,
+            b"true" if streamed else b"false",
+        )
+        headers = {
+            "Authorization": f"Bearer {stream.key}",
+            "Content-Type": "application/json",
+            "X-Region": stream.region,
+            "X-SLO-Class": stream.slo_class,
+        }
+        self.sent += 1
+        try:
+            async with session.post(f"{self.url}/completions", data=data, headers=headers) as response:
+                async for _ in response.content.iter_any():
+                    pass
+                if response.status in {401, 403}:
+                    self._complain(f"the gateway refuses demo traffic with {response.status}")
+                self.done += response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._complain(f"the gateway does not answer ({type(error).__name__}); demo traffic goes on trying")
+            await asyncio.sleep(QUIET_S)
+
+    def _complain(self, text: str) -> None:
+        """Say *text*, but not for every request."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            logger.warning("%s", text)
+
+
+def _length(draw: random.Random, median: float, most: int) -> int:
+    return min(max(1, round(draw.lognormvariate(math.log(median), SPREAD))), most)

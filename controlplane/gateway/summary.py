@@ -1,0 +1,289 @@
+"""The live summary: what the gateway knows, several times a second, for consoles and metrics; and an hour of its history.
+
+`snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:live`,
+`pilothouse:history`); while Redis is away the gateway serves on and nothing is queued up.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
+from controlplane.gateway.records import FLEET
+from controlplane.gateway.topology import Endpoint, Replica
+
+if TYPE_CHECKING:
+    from controlplane.gateway.app import Gateway
+
+logger = logging.getLogger(__name__)
+SUMMARY_KEY = "pilothouse:summary"
+LIVE_CHANNEL = "pilothouse:live"
+HISTORY_KEY = "pilothouse:history"
+NUDGE_CHANNEL = "pilothouse:nudge"
+SUMMARY_EXPIRES_S = 15
+HISTORY_EVERY_S = 5.0
+HISTORY_LENGTH = 720  # one hour
+RATE_WINDOW_S = 10
+SLO_WINDOW_S = 300
+
+
+def _rounded(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in names}
+
+
+ENDPOINT_COLUMNS = (
+    "model",
+    "region",
+    "running",
+    "waiting",
+    "oldest_wait_s",
+    "estimated_wait_s",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "output_tokens_per_s",
+    "kv_ratio",
+    "instances_ready",
+    "instances",
+)
+INSTANCE_COLUMNS = (
+    "id",
+    "name",
+    "model",
+    "region",
+    "gpu_type",
+    "state",
+    "reachable",
+    "running",
+    "waiting",
+    "max_num_seqs",
+    "kv_ratio",
+    "output_tokens_per_s",
+    "ttft_p95_ms",
+    "itl_p95_ms",
+    "preemptions_per_min",
+    "prefix_hit_ratio",
+    "heartbeat_at",
+    "state_since",
+)
+HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+
+
+class Summary:
+    """Builds snapshots; remembers the sequence number."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self.gateway = gateway
+        self.started_at = time.time()
+        self.sequence = 0
+
+    @property
+    def windows(self) -> Windows:
+        return self.gateway.records.windows
+
+    def snapshot(self) -> dict[str, Any]:
+        gateway = self.gateway
+        self._take_produced()
+        self.sequence += 1
+        replicas = sorted(gateway.topology.replicas.values(), key=lambda replica: replica.name)
+        instances = [self._instance(replica) for replica in replicas]
+        endpoints = [self._endpoint(endpoint, replicas) for endpoint in gateway.topology.endpoints]
+        endpoints.sort(key=lambda row: (row["model"], row["region"]))
+        models = {
+            model: self._tile(
+                f"model {model}",
+                [row for row in instances if row["model"] == model],
+                [row for row in endpoints if row["model"] == model],
+            )
+            for model in sorted({row["model"] for row in endpoints})
+        }
+        return {
+            "seq": self.sequence,
+            "ts": round(time.time(), 3),
+            "owner": gateway.lease.owner,
+            "started_at": self.started_at,
+            "fleet": self._tile(FLEET, instances, endpoints),
+            "models": models,
+            "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
+            "instances": _columns(instances, INSTANCE_COLUMNS),
+        }
+
+    def _take_produced(self) -> None:
+        """Move the tokens that streams have produced since the last time into the windows."""
+        windows, records = self.windows, self.gateway.records
+        windows.turn(self.gateway.clock())
+        for replica in self.gateway.topology.replicas.values():
+            if replica.produced_tokens:
+                groups = records.groups(replica.endpoint.model, replica.endpoint.region, replica.name)
+                windows.count(groups, Count.OUTPUT_TOKENS, replica.produced_tokens)
+                replica.produced_tokens = 0
+
+    def _tile(
+        self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        windows = self.windows
+        group = windows.group(group_name)
+        ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
+        itl = windows.percentiles(group, Latency.ITL, (50, 95))
+        (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
+        judged = windows.total(group, Count.SLO_JUDGED, SLO_WINDOW_S)
+        kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
+        return {
+            "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
+            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
+            "prompt_tokens_per_s": _rounded(windows.rate(group, Count.PROMPT_TOKENS, RATE_WINDOW_S)),
+            "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
+            "slo_met_ratio": _rounded(windows.total(group, Count.SLO_MET, SLO_WINDOW_S) / judged, 4)
+            if judged
+            else None,
+            "ttft_p50_ms": _rounded(ttft[0]),
+            "ttft_p95_ms": _rounded(ttft[1]),
+            "ttft_p99_ms": _rounded(ttft[2]),
+            "itl_p50_ms": _rounded(itl[0]),
+            "itl_p95_ms": _rounded(itl[1]),
+            "e2e_p95_ms": _rounded(e2e_p95),
+            "waiting": sum(row["waiting"] for row in endpoints),
+            "running": sum(row["running"] for row in endpoints),
+            "kv_max_ratio": max(kv, default=None),
+            "instances_ready": sum(row["instances_ready"] for row in endpoints),
+            "instances": len(instances),
+            "ttft_slo_ms": self.gateway.topology.ttft_slo_ms,
+        }
+
+    def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
+        windows, dispatcher, fleet = self.windows, self.gateway.dispatcher, self.gateway.topology.fleet
+        group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
+        slots = [replica.slot for replica in replicas if replica.endpoint is endpoint]
+        capacity = int(fleet.kv_capacity_tokens[slots].sum())
+        wait_s = dispatcher.estimated_wait_s(endpoint)
+        return {
+            "model": endpoint.model,
+            "region": endpoint.region,
+            "running": int(fleet.running[slots].sum()),
+            "waiting": len(endpoint.waiting),
+            "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
+            "estimated_wait_s": _rounded(wait_s),
+            "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
+            "prompt_tokens_per_s": _rounded(windows.rate(group, Count.PROMPT_TOKENS, RATE_WINDOW_S)),
+            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
+            "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
+            "instances_ready": int(fleet.accepting[slots].sum()),
+            "instances": len(slots),
+        }
+
+    def _instance(self, replica: Replica) -> dict[str, Any]:
+        windows, fleet, spec, metrics = self.windows, self.gateway.topology.fleet, replica.spec, replica.metrics
+        group = windows.group(f"instance {replica.name}")
+        (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
+        (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
+        answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
+        return {
+            "id": spec.instance_id,
+            "name": spec.name,
+            "model": spec.model,
+            "region": spec.region,
+            "gpu_type": spec.gpu_type,
+            "state": spec.state,
+            "reachable": replica.reachable,
+            "running": int(fleet.running[replica.slot]),
+            "waiting": int(fleet.observed_waiting[replica.slot]),
+            "max_num_seqs": spec.max_num_seqs,
+            "kv_ratio": _rounded(metrics.kv_usage_ratio, 4) if answered and metrics is not None else None,
+            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
+            "ttft_p95_ms": _rounded(ttft_p95),
+            "itl_p95_ms": _rounded(itl_p95),
+            "preemptions_per_min": _rounded(replica.preemptions_per_min),
+            "prefix_hit_ratio": _rounded(replica.prefix_hit_ratio, 4),
+            "heartbeat_at": _rounded(replica.heartbeat_at, 3),
+            "state_since": _rounded(spec.state_changed_at, 3),
+        }
+
+
+def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of *snapshot* for the charts."""
+    instances, endpoints = snapshot["instances"], snapshot["endpoints"]
+    return {
+        "ts": snapshot["ts"],
+        "fleet": snapshot["fleet"],
+        "models": snapshot["models"],
+        "endpoints": {name: endpoints[name] for name in HISTORY_ENDPOINT_COLUMNS},
+        "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
+        "load": {
+            name: [running, waiting]
+            for name, running, waiting in zip(
+                instances["name"], instances["running"], instances["waiting"], strict=True
+            )
+        },
+    }
+
+
+class Publisher:
+    def __init__(self, gateway: "Gateway") -> None:
+        self.gateway = gateway
+        self.summary = Summary(gateway)
+        self.connected = True
+        self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
+        self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
+
+    async def run(self) -> None:
+        listener = asyncio.create_task(self._listen(), name="nudges")
+        next_sample_s = 0.0
+        try:
+            while True:
+                await asyncio.sleep(settings.SUMMARY_S)
+                if not self.gateway.lease.held:
+                    continue
+                snapshot = self.summary.snapshot()
+                now_s = self.gateway.clock()
+                if now_s >= next_sample_s:
+                    next_sample_s = now_s + HISTORY_EVERY_S
+                    self.held.append(orjson.dumps(history_sample(snapshot)))
+                await self._publish(orjson.dumps(snapshot))
+        finally:
+            listener.cancel()
+
+    async def stop(self) -> None:
+        await self._redis.aclose()
+
+    async def _publish(self, message: bytes) -> None:
+        samples = list(self.held)
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
+                pipe.publish(LIVE_CHANNEL, message)
+                if samples:
+                    pipe.rpush(HISTORY_KEY, *samples)
+                    pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
+                await pipe.execute()
+            self.held.clear()
+        except (RedisError, OSError) as error:
+            if self.connected:
+                logger.warning("gateway: summaries cannot be published, Redis does not answer: %s", error)
+            self.connected = False
+            return
+        if not self.connected:
+            logger.warning("gateway: Redis answers again")
+        self.connected = True
+
+    async def _listen(self) -> None:
+        """Read the inventory again whenever somebody says that it changed."""
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                async with self._redis.pubsub() as nudges:
+                    await nudges.subscribe(NUDGE_CHANNEL)
+                    while True:
+                        if await nudges.get_message(ignore_subscribe_messages=True, timeout=30.0):
+                            self.gateway.refresh_now()
+            await asyncio.sleep(1.0)

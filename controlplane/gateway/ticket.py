@@ -1,0 +1,100 @@
+"""A request on its way through the gateway: a small explicit machine and the times it passed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from controlplane.gateway.keys import Grant, SloTerms
+    from controlplane.gateway.topology import Endpoint, Replica
+    from controlplane.gateway.validation import Call
+    from forecasting.lengths import OutputQuery
+
+
+class TicketState(IntEnum):
+    ACCEPTED = 0  # authenticated and checked
+    WAITING = 1  # held in its endpoint's queue
+    PLACED = 2  # given to an instance, no byte back yet
+    STREAMING = 3  # bytes are coming back
+    DONE = 4
+    FAILED = 5
+    CANCELLED = 6
+    REJECTED = 7
+
+
+_T = TicketState
+_ENDS = frozenset({_T.DONE, _T.FAILED, _T.CANCELLED})
+MOVES: tuple[frozenset[TicketState], ...] = (
+    frozenset({_T.WAITING, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
+    frozenset({_T.PLACED, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
+    frozenset({_T.STREAMING, _T.WAITING, *_ENDS}),  # WAITING again: the instance died before it sent a byte
+    _ENDS,
+    frozenset(),
+    frozenset(),
+    frozenset(),
+    frozenset(),
+)
+
+
+class IllegalTicketMove(RuntimeError):
+    def __init__(self, before: TicketState, after: TicketState) -> None:
+        super().__init__(f"a request that is {before.name.lower()} cannot become {after.name.lower()}")
+
+
+class Interrupt(Enum):
+    """Why a request's task is cancelled from outside."""
+
+    DISCONNECT = "the client went away"
+    INSTANCE_LOST = "the instance stopped answering"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request. Times are seconds of the event loop's clock, except `arrived_at`, which is epoch seconds."""
+
+    request_id: str
+    grant: Grant
+    terms: SloTerms
+    call: Call
+    query: OutputQuery
+    region: str  # of the caller
+    arrived_at: float
+    arrived_s: float
+    prompt_tokens: int  # predicted, until the instance says
+    predicted_tokens: int  # output tokens
+    application: str = ""
+    run: str = ""
+    unit: str = ""
+    task: asyncio.Task[object] | None = None
+    interrupted: Interrupt | None = None
+    state: TicketState = TicketState.ACCEPTED
+    endpoint: Endpoint | None = None  # where it is held or runs
+    slot: int = -1  # in the waiting set, while waiting
+    placed: asyncio.Future[Replica] | None = None
+    replica: Replica | None = None
+    instance: str = ""  # name of the last one, for the books
+    expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
+    counted_tokens: int = 0  # of those, what the arrays know to be done
+    attempts: int = 0
+    placed_s: float = 0.0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    output_tokens: int = 0
+    status: int = 0  # where it differs from the answer's
+    error_code: str = ""
+    trace: list[dict[str, object]] = field(default_factory=list)
+
+    def move(self, to: TicketState) -> None:
+        """Raises IllegalTicketMove, naming both states."""
+        if to not in MOVES[self.state]:
+            raise IllegalTicketMove(self.state, to)
+        self.state = to
+
+    def interrupt(self, reason: Interrupt) -> None:
+        """Stop whatever the request's task is doing; it finds the reason in `interrupted`."""
+        if self.state < TicketState.DONE and self.interrupted is None and self.task is not None:
+            self.interrupted = reason
+            self.task.cancel()

@@ -1,0 +1,157 @@
+"""Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`."""
+
+import hmac
+import ipaddress
+from collections.abc import Iterator
+
+import orjson
+from django.conf import settings
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from controlplane import __version__
+from controlplane.gateway.app import Gateway
+
+JSON_TYPE = b"application/json"
+PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Operations:
+    paths = frozenset({"/healthz", "/readyz", "/metrics"})
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.registry = CollectorRegistry()
+        self.registry.register(GatewayCollector(gateway))
+        ProcessCollector(registry=self.registry)
+
+    async def __call__(self, scope, receive, send) -> None:
+        match scope["path"]:
+            case "/healthz":
+                status, kind, body = 200, JSON_TYPE, b'{"status":"ok"}'
+            case "/readyz":
+                status, kind, body = self.ready()
+            case _:
+                status, kind, body = self.metrics(scope)
+        headers = [
+            (b"content-type", kind),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def ready(self) -> tuple[int, bytes, bytes]:
+        """Whether this process should be sent tenants' requests, and what is the matter if not."""
+        gateway = self.gateway
+        checks = {
+            "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
+            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
+            "database": "ok" if gateway.inventory_error is None else gateway.inventory_error,
+            "redis": "ok" if gateway.publisher.connected else "does not answer; serving goes on",
+        }
+        # Without Redis requests are still served, so it does not take this process out of rotation.
+        ready = all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
+        return (
+            200 if ready else 503,
+            JSON_TYPE,
+            orjson.dumps({"status": "ready" if ready else "not ready", "checks": checks}),
+        )
+
+    def metrics(self, scope) -> tuple[int, bytes, bytes]:
+        """The Prometheus page: with the token if one is set, else for loopback clients only."""
+        token = settings.METRICS_TOKEN
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if token:
+            allowed = hmac.compare_digest(given, b"Bearer " + token.encode())
+        else:
+            allowed = _is_loopback(scope)
+        if not allowed:
+            why = (
+                "send the metrics token as a bearer token"
+                if token
+                else "set PILOTHOUSE_METRICS_TOKEN to read it from afar"
+            )
+            return 401, JSON_TYPE, orjson.dumps({"error": why})
+        return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
+
+
+def _is_loopback(scope) -> bool:
+    client = scope.get("client")
+    if not client or any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
+        return False  # behind a proxy every client looks local
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+class GatewayCollector:
+    """Reads the gateway's own counters at scrape time, so that counting costs the data path a dictionary entry."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        gateway = self.gateway
+        records = gateway.records
+        labels = ["model", "region", "slo_class"]
+
+        info = GaugeMetricFamily("pilothouse_info", "Version of this process.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+
+        requests = CounterMetricFamily("pilothouse_requests", "Requests ended.", labels=[*labels, "outcome"])
+        for key, count in records.totals.copy().items():
+            requests.add_metric(list(key), count)
+        yield requests
+
+        tokens = CounterMetricFamily("pilothouse_tokens", "Tokens served.", labels=[*labels, "kind"])
+        for key, count in records.tokens.copy().items():
+            tokens.add_metric(list(key), count)
+        yield tokens
+
+        errors = CounterMetricFamily("pilothouse_errors", "Error answers of the gateway.", labels=["status", "code"])
+        for (status, code), count in records.errors.copy().items():
+            errors.add_metric([str(status), code], count)
+        yield errors
+
+        yield from self._endpoints()
+        yield from self._scalars()
+
+    def _endpoints(self) -> Iterator[Metric]:
+        topology, dispatcher = self.gateway.topology, self.gateway.dispatcher
+        running = GaugeMetricFamily("pilothouse_running", "Requests given to an instance.", labels=["model", "region"])
+        waiting = GaugeMetricFamily("pilothouse_waiting", "Requests held in the queue.", labels=["model", "region"])
+        oldest = GaugeMetricFamily(
+            "pilothouse_oldest_wait_seconds", "Age of the oldest held.", labels=["model", "region"]
+        )
+        ready = GaugeMetricFamily("pilothouse_instances_ready", "Instances that take work.", labels=["model", "region"])
+        for endpoint in topology.endpoints:
+            key = [endpoint.model, endpoint.region]
+            slots = [replica.slot for replica in topology.members(endpoint)]
+            running.add_metric(key, int(topology.fleet.running[slots].sum()))
+            waiting.add_metric(key, len(endpoint.waiting))
+            oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
+            ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
+        yield from (running, waiting, oldest, ready)
+
+    def _scalars(self) -> Iterator[Metric]:
+        gateway = self.gateway
+        yield GaugeMetricFamily("pilothouse_active_requests", "Requests being answered.", value=gateway.active)
+        yield GaugeMetricFamily(
+            "pilothouse_lease_held", "1 if this process owns the regions.", value=gateway.lease.held
+        )
+        yield GaugeMetricFamily(
+            "pilothouse_heartbeat_round_seconds",
+            "Time of the last round of heartbeats.",
+            value=gateway.heartbeats.lag_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "pilothouse_ledger_held_rows", "Ledger rows not yet written.", value=gateway.ledger.held
+        )
+        yield CounterMetricFamily(
+            "pilothouse_ledger_written_rows", "Ledger rows written.", value=gateway.ledger.written
+        )
+        yield CounterMetricFamily("pilothouse_ledger_lost_rows", "Ledger rows given up.", value=gateway.ledger.given_up)

@@ -1,0 +1,225 @@
+"""Django settings: one module for every environment; what differs comes from `controlplane/env.py`."""
+
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+from controlplane import env
+
+env.check_names()
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+STATE_DIR = (BASE_DIR / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+STATE_DIR.mkdir(parents=True, exist_ok=True)
+
+DEBUG = env.value("PILOTHOUSE_DEBUG")
+SECRET_KEY = env.value("PILOTHOUSE_SECRET_KEY")
+if not SECRET_KEY:
+    # `manage.py up` writes this file on its first start, so that a single machine needs no set-up.
+    key_file = STATE_DIR / "secret_key"
+    if key_file.exists():
+        SECRET_KEY = key_file.read_text().strip()
+    elif DEBUG:
+        SECRET_KEY = "insecure-key-for-debug-only"  # noqa: S105
+    else:
+        raise ImproperlyConfigured(
+            "PILOTHOUSE_SECRET_KEY is not set. Set it, or run `manage.py up`, which keeps one in the state folder."
+        )
+SECRET_KEY_FALLBACKS = env.value("PILOTHOUSE_SECRET_KEY_FALLBACKS")
+ALLOWED_HOSTS = env.value("PILOTHOUSE_ALLOWED_HOSTS")
+CSRF_TRUSTED_ORIGINS = env.value("PILOTHOUSE_TRUSTED_ORIGINS")
+
+INSTALLED_APPS = [
+    "controlplane.accounts.admin_config.FleetAdminConfig",  # django.contrib.admin with our site
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "controlplane.accounts",
+    "controlplane.events",
+    "controlplane.fleet",
+    "controlplane.gateway",
+    "controlplane.simulation",
+    "controlplane.api",
+    "controlplane.console",
+]
+
+# The console's stack. `/v1` never passes through it: `controlplane/asgi.py` hands those requests to the gateway first.
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "controlplane.console.middleware.content_security_policy",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "controlplane.urls"
+ASGI_APPLICATION = "controlplane.asgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "controlplane.console.context.console",
+            ],
+        },
+    },
+]
+
+DATABASES = {"default": env.database(env.value("DATABASE_URL"), STATE_DIR)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = env.value("REDIS_URL")
+if not REDIS_URL:
+    # While `manage.py up` runs a Redis of its own, its address is in this file, for commands run beside it.
+    redis_url_file = STATE_DIR / "redis_url"
+    REDIS_URL = redis_url_file.read_text() if redis_url_file.exists() else "redis://127.0.0.1:6379/0"
+
+AUTH_USER_MODEL = "accounts.User"
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "console:sign-in"
+LOGIN_REDIRECT_URL = "console:overview"
+LOGOUT_REDIRECT_URL = "console:sign-in"
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = env.value("PILOTHOUSE_TIME_ZONE")
+USE_I18N = False
+USE_TZ = True
+FORMAT_MODULE_PATH = "controlplane.formats"
+
+STATIC_URL = "/static/"
+STATIC_ROOT = STATE_DIR / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "controlplane.console.finders.PlotlyFinder",
+]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
+        if DEBUG
+        else "controlplane.console.storage.HashedStaticFilesStorage"
+    },
+}
+
+# Security. Names follow Django 6, where the policy middleware is built in.
+SECURE_CSP = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "style-src-attr": "'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "connect-src": "'self'",
+    "font-src": "'self'",
+    "form-action": "'self'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
+HTTPS = env.value("PILOTHOUSE_HTTPS")
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
+if env.value("PILOTHOUSE_TRUST_PROXY_HEADER"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SESSION_COOKIE_HTTPONLY = True
+CSRF_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_AGE = 12 * 3600
+CSRF_FAILURE_VIEW = "controlplane.console.views.errors.forged"
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+
+# Celery. Progress and results live in our own rows.
+CELERY_BROKER_URL = REDIS_URL
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_TIME_LIMIT = 3600
+CELERY_TASK_SOFT_TIME_LIMIT = 3300
+CELERY_TASK_TRACK_STARTED = True
+CELERY_TASK_DEFAULT_QUEUE = "control"
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_MAX_TASKS_PER_CHILD = 200
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 3
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TIMEZONE = "UTC"
+# Static: what runs periodically is part of the release, not a row somebody can lose (docs/adr/0009). `expires`: while no
+# worker runs, messages must not pile up.
+CELERY_BEAT_SCHEDULE = {
+    "run-pending-commands": {
+        "task": "workers.tasks.fleet.run_pending_commands",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "watch-loading": {
+        "task": "workers.tasks.fleet.watch_loading",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "prune-ledger": {
+        "task": "workers.tasks.housekeeping.prune_ledger",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
+    "prune-sign-ins": {
+        "task": "workers.tasks.housekeeping.prune_sign_ins",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
+}
+
+# The gateway and the fleet.
+MAX_BODY_BYTES = env.value("PILOTHOUSE_MAX_BODY_BYTES")
+MAX_JSON_DEPTH = env.value("PILOTHOUSE_MAX_JSON_DEPTH")
+KEY_CACHE_S = env.value("PILOTHOUSE_KEY_CACHE_S")
+FLEET_REFRESH_S = env.value("PILOTHOUSE_FLEET_REFRESH_S")
+HEARTBEAT_S = env.value("PILOTHOUSE_HEARTBEAT_S")
+HEARTBEAT_FAILURES = env.value("PILOTHOUSE_HEARTBEAT_FAILURES")
+SUMMARY_S = env.value("PILOTHOUSE_SUMMARY_S")
+LEDGER_FLUSH_S = env.value("PILOTHOUSE_LEDGER_FLUSH_S")
+LEDGER_KEEP_DAYS = env.value("PILOTHOUSE_LEDGER_KEEP_DAYS")
+MAX_HOLD_S = env.value("PILOTHOUSE_MAX_HOLD_S")
+UPSTREAM_CONNECT_S = env.value("PILOTHOUSE_UPSTREAM_CONNECT_S")
+UPSTREAM_SILENCE_S = env.value("PILOTHOUSE_UPSTREAM_SILENCE_S")
+METRICS_TOKEN = env.value("PILOTHOUSE_METRICS_TOKEN")
+EMULATOR_PORT = env.value("PILOTHOUSE_EMULATOR_PORT")
+VLLM_PYTHON = env.value("VLLM_PYTHON")
+if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
+    VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "text": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
+        "json": {"()": "controlplane.logs.JsonFormatter"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": env.value("PILOTHOUSE_LOG_FORMAT")}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
+    "loggers": {
+        "controlplane": {"level": env.value("PILOTHOUSE_LOG_LEVEL")},
+        "workers": {"level": env.value("PILOTHOUSE_LOG_LEVEL")},
+    },
+}

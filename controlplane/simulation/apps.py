@@ -1,0 +1,7 @@
+from django.apps import AppConfig
+
+
+class SimulationConfig(AppConfig):
+    name = "controlplane.simulation"
+    label = "simulation"
+    verbose_name = "Simulation"

@@ -1,0 +1,127 @@
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rich.console import Console
+from rich.table import Table
+
+from controlplane.simulation.selectors import ledger_measurements, ledger_rows
+from controlplane.simulation.services import store_profiles
+from scheduling.simulation.fitting import Error, Fit, Setting
+from scheduling.simulation.published import MEASURED, fit_all, read_blis
+from scheduling.simulation.rows import TraceError
+
+ACTOR = "fit_profiles"
+
+
+class Command(BaseCommand):
+    help = (
+        "Fit performance profiles to published measurements or to our own ledger, and say how far off they are on "
+        "configurations that were left out of the fit."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", type=Path, nargs="?", help="the measurements; `.gz` is unpacked on the way")
+        parser.add_argument("--format", choices=[*MEASURED, "blis"])
+        parser.add_argument("--ledger", action="store_true", help="fit our own instances from the request ledger")
+        parser.add_argument("--variant", default="", help="only series whose variant begins so, such as vllm")
+        parser.add_argument("--write", action="store_true", help="store profiles of models and GPU types we have")
+        parser.add_argument("--seed", type=int, default=0, help="of the configurations that are held out")
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["ledger"] == bool(options["file"]) or bool(options["file"]) != bool(options["format"]):
+            raise CommandError("Give a file and its --format, or --ledger.")
+        fits, failed = self._fits(options)
+        fits = [fit for fit in fits if fit.setting.variant.startswith(options["variant"])]
+        failed = {key: why for key, why in failed.items() if key.variant.startswith(options["variant"])}
+        stored = []
+        if options["write"]:
+            source = "own ledger" if options["ledger"] else f"fit of {options['file'].name}"
+            stored = [str(row) for row in store_profiles(fits, source, ACTOR)]
+        if options["json"]:
+            self.stdout.write(json.dumps(as_json(fits, failed, stored)))
+            return
+        console = Console(file=self.stdout, width=150)
+        console.print(as_table(fits))
+        for setting, why in failed.items():
+            console.print(f"[yellow]{setting}[/]: {why}")
+        for line in summary(fits):
+            console.print(line)
+        if options["write"]:
+            console.print(f"Stored {len(stored)} profiles" + "".join(f"\n  {name}" for name in stored))
+
+    @staticmethod
+    def _fits(options: dict[str, Any]) -> tuple[list[Fit], dict[Setting, str]]:
+        try:
+            if options["ledger"]:
+                return fit_all(ledger_measurements(ledger_rows()), seed=options["seed"])
+            if options["format"] == "blis":
+                return read_blis(options["file"]), {}
+            return fit_all(MEASURED[options["format"]](options["file"]), seed=options["seed"])
+        except TraceError as error:
+            raise CommandError(str(error)) from error
+
+
+def as_table(fits: list[Fit]) -> Table:
+    table = Table(title="Seconds and tokens; errors in percent: of points fitted / held-out mean / held-out median")
+    for name in ("Model", "GPU", "TP", "Variant"):
+        table.add_column(name, overflow="fold")
+    for name in ("n", "prefill t0 / a / b / c", "TTFT error", "decode a / b / c", "TPOT error"):
+        table.add_column(name, justify="right")
+    for fit in fits:
+        setting, profile = fit.setting, fit.profile
+        prefill = (
+            profile.prefill_t0_s,
+            profile.prefill_a_s,
+            profile.prefill_b_s_per_token,
+            profile.prefill_c_s_per_token2,
+        )
+        decode = (profile.decode_a_s, profile.decode_b_s_per_sequence, profile.decode_c_s_per_token)
+        table.add_row(
+            setting.model.rpartition("/")[2],
+            setting.gpu_type,
+            str(setting.tensor_parallel),
+            setting.variant,
+            f"{fit.points}/{fit.configurations}" if fit.points else "-",
+            " ".join(f"{value:.3g}" for value in prefill),
+            error_words(fit.prefill_error),
+            " ".join(f"{value:.3g}" for value in decode),
+            error_words(fit.decode_error),
+        )
+    return table
+
+
+def error_words(error: Error | None) -> str:
+    if error is None:
+        return "-"
+    values = (error.fitted_pct, error.held_out_pct, error.held_out_median_pct)
+    return " / ".join("-" if value is None else f"{value:.1f}" for value in values)
+
+
+def summary(fits: list[Fit]) -> list[str]:
+    """One line a kind of error: the median over the series that have a held-out error."""
+    lines = []
+    for name, attribute in (("TTFT", "prefill_error"), ("TPOT", "decode_error")):
+        errors: list[Error] = [error for fit in fits if (error := getattr(fit, attribute)) is not None]
+        held = [error for error in errors if error.held_out_pct is not None]
+        if held:
+            means = median(error.held_out_pct or 0.0 for error in held)
+            medians = median(error.held_out_median_pct or 0.0 for error in held)
+            lines.append(
+                f"{name}, {len(held)} series: median of the held-out mean errors {means:.1f} %,"
+                f" of the held-out median errors {medians:.1f} %"
+            )
+    return lines
+
+
+def as_json(fits: list[Fit], failed: dict[Setting, str], stored: list[str]) -> dict[str, Any]:
+    return {
+        "fits": [asdict(fit) for fit in fits],
+        "failed": {str(setting): why for setting, why in failed.items()},
+        "summary": summary(fits),
+        "stored": stored,
+    }

@@ -1,0 +1,217 @@
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from scheduling.simulation.measures import LATENCIES, Measures, latency_s, measure
+from scheduling.simulation.rows import TraceError
+from scheduling.simulation.scenario import Scenario, ScenarioError, load_scenario
+from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.tables import ParquetMissing, write_csv, write_parquet
+from scheduling.simulation.world import Outcome
+
+PROGRESS_STEPS = 200
+CHUNK = 100_000
+WIDTH = 150  # where no terminal says otherwise
+REQUEST_COLUMNS = (
+    "arrival_s", "model", "region", "slo_class", "tenant", "prompt_tokens", "output_tokens", "outcome", "instance",
+    "preemptions", *(f"{name}_s" for name in LATENCIES),
+)  # fmt: skip
+
+
+class Command(BaseCommand):
+    help = "Run a scenario file through the simulator, say what came of it, and write it as tables."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("scenario", type=Path, help="a TOML file; docs/simulation.md describes it")
+        parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
+        parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
+        parser.add_argument("--requests", action="store_true", help="also write a row for every request")
+        parser.add_argument("--seed", type=int, help="instead of the scenario's own")
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["seed"] is not None and options["seed"] < 0:
+            raise CommandError("--seed must be at least 0.")
+        if options["requests"] and not options["out"]:
+            raise CommandError("--requests writes into the folder of --out: give one.")
+        path = options["scenario"]
+        try:
+            scenario = load_scenario(path)
+            seed = scenario.seed if options["seed"] is None else options["seed"]
+            staged = stage(scenario, path, seed)
+        except (ScenarioError, TraceError) as error:
+            raise CommandError(str(error)) from error
+        console = Console(stderr=True, quiet=options["json"])
+        try:
+            with console.status("Compiling, once for each release"):
+                compile_for(staged)
+            began = time.monotonic()
+            result = simulate(scenario, staged, seed, console)
+        except (ValueError, RuntimeError) as error:
+            raise CommandError(f"{path}: {error}") from error
+        took_s = time.monotonic() - began
+        measures = measure(result, staged.names, staged.promises, staged.prices)
+        about = {
+            "scenario": scenario.title or path.stem,
+            "seed": seed,
+            "requests": staged.requests.count,
+            "left_out": staged.left_out,
+            "clipped": staged.clipped,
+            "simulated_s": float(result.end_s),
+            "took_s": round(took_s, 3),
+        }
+        if options["out"]:
+            try:
+                write(options["out"], options["format"], about, measures)
+                if options["requests"]:
+                    write_requests(options["out"], options["format"], staged, result)
+            except (OSError, ParquetMissing) as error:
+                raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(as_json(about, measures)))
+        else:
+            show(Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH), about, measures)
+
+
+def compile_for(staged: Stage) -> None:
+    """Have all kernels in memory, so that the time taken is the simulation's own. They are cached on disk."""
+    first = staged.requests._replace(
+        **{name: getattr(staged.requests, name)[:1] for name in staged.requests._fields if "prefix" not in name},
+        prefix_first=staged.requests.prefix_first[:2],
+    )
+    Simulation(staged.cluster, first).run()
+
+
+def simulate(scenario: Scenario, staged: Stage, seed: int, console: Console) -> Result:
+    """Run *staged* under a progress bar."""
+    simulation = Simulation(staged.cluster, staged.requests, seed=seed, sample_s=scenario.sample_s)
+    last_s = float(staged.requests.arrival_s[-1])
+    until_s = math.inf if scenario.until_h is None else 3600 * scenario.until_h
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+        bar = progress.add_task(scenario.title or "simulating", total=staged.requests.count)
+        result = simulation.run(
+            tick_s=max(1.0, last_s / PROGRESS_STEPS),
+            until_s=until_s,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        progress.update(bar, completed=int(np.count_nonzero(result.outcomes["state"] >= Outcome.DONE)))
+    return result
+
+
+def write(folder: Path, table_format: str, about: dict[str, Any], measures: Measures) -> None:
+    """Write every table, and `result.json` with all but the series, into *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("requests", "hours", "counters", "series"):
+        table = getattr(measures, name)
+        file = folder / f"{'measures' if name == 'requests' else name}.{table_format}"
+        table.write_csv(file) if table_format == "csv" else table.write_parquet(file)
+    (folder / "result.json").write_text(json.dumps(as_json(about, measures), indent=1), encoding="utf-8")
+
+
+def write_requests(folder: Path, table_format: str, staged: Stage, result: Result) -> None:
+    """Write a row for every request; where there is no latency the cell is empty (CSV) or NaN (Parquet)."""
+    requests, outcomes, names = result.requests, result.outcomes, staged.names
+    columns: list[Any] = [
+        requests.arrival_s,
+        np.array(names.models)[requests.model],
+        np.array(names.regions)[requests.region],
+        np.array(names.slo_classes)[requests.slo_class],
+        np.array(names.tenants)[requests.tenant],
+        requests.prompt_tokens,
+        requests.output_tokens,
+        np.array([outcome.name.lower() for outcome in Outcome])[outcomes["state"]],
+        outcomes["instance"],
+        outcomes["preemptions"],
+        *(latency_s(result, name) for name in LATENCIES),
+    ]
+    if table_format == "parquet":
+        write_parquet(folder / "requests.parquet", REQUEST_COLUMNS, columns)
+        return
+    chunks = range(0, len(requests.arrival_s), CHUNK)
+    rows = (
+        ["" if value != value else value for value in row]  # noqa: PLR0124  # NaN is not equal to itself
+        for start in chunks
+        for row in zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
+    )
+    write_csv(folder / "requests.csv", REQUEST_COLUMNS, rows)
+
+
+def as_json(about: dict[str, Any], measures: Measures) -> dict[str, Any]:
+    """*about* and the tables; what could not be measured is null."""
+    tables = {name: getattr(measures, name).as_dicts() for name in ("requests", "hours", "counters")}
+    for rows in tables.values():
+        for row in rows:
+            if isinstance(row["value"], float) and not math.isfinite(row["value"]):
+                row["value"] = None
+    return {**about, "measures": tables["requests"], "hours": tables["hours"], "counters": tables["counters"]}
+
+
+def show(console: Console, about: dict[str, Any], measures: Measures) -> None:
+    console.print(
+        f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
+        f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"
+    )
+    if about["left_out"] or about["clipped"]:
+        console.print(f"{about['left_out']:,} requests left out, {about['clipped']:,} clipped to the context")
+    console.print(_latencies(measures))
+    console.print(_fleet(measures))
+    counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
+    console.print(f"Counters: {counters}")
+
+
+def _latencies(measures: Measures) -> Table:
+    table = Table(title="Requests")
+    for name in ("By", "Group"):
+        table.add_column(name, overflow="fold")
+    for name in ("requests", "done", "TTFT p50", "p95", "ITL p95", "E2E p50", "p95", "p99", "queue p95", "SLO met"):
+        table.add_column(name, justify="right")
+    values = {row[:4]: row[4] for row in measures.requests.rows}
+    for by, group in dict.fromkeys(row[:2] for row in measures.requests.rows):
+        table.add_row(
+            by,
+            group,
+            *(f"{values[by, group, name, 'count']:,}" for name in ("requests", "done")),
+            *(
+                seconds(values[by, group, f"{name}_s", statistic])
+                for name, statistic in (
+                    ("ttft", "p50"), ("ttft", "p95"), ("itl", "p95"), ("e2e", "p50"), ("e2e", "p95"), ("e2e", "p99"),
+                    ("queue", "p95"),
+                )
+            ),
+            share(values.get((by, group, "slo_attainment", "ratio"))),
+        )  # fmt: skip
+    return table
+
+
+def _fleet(measures: Measures) -> Table:
+    table = Table(title="Fleet, hours of instances")
+    for name in ("By", "Group"):
+        table.add_column(name, overflow="fold")
+    for name in ("paid", "ready", "wasted", "donated", "cost (USD)", "spot income (USD)"):
+        table.add_column(name, justify="right")
+    values = {row[:3]: row[3] for row in measures.hours.rows}
+    for by, group in dict.fromkeys(row[:2] for row in measures.hours.rows):
+        names = ("instance_h", "ready_h", "wasted_h", "donated_h", "cost_usd", "spot_income_usd")
+        table.add_row(by, group, *(f"{values.get((by, group, name), 0.0):,.2f}" for name in names))
+    return table
+
+
+def seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{1000 * value:,.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"

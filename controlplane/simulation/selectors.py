@@ -1,0 +1,117 @@
+"""Reads: the request ledger as measurements of our own instances, and as a trace."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from django.db.models import QuerySet
+
+from controlplane.fleet.models import Instance
+from controlplane.gateway.models import LedgerRow, Outcome
+from scheduling.simulation.fitting import DecodePoints, Measurements, PrefillPoints, Setting
+
+LEDGER_COLUMNS = (
+    "Request",
+    "Arrived (UTC)",
+    "Tenant",
+    "Model",
+    "SLO class",
+    "Region",
+    "Outcome",
+    "Prompt (tokens)",
+    "Output (tokens)",
+    "Predicted output (tokens)",
+)
+IDLE_ROWS_ENOUGH = 30
+"""With so many requests that met an idle instance, only these tell how long a prefill takes."""
+
+
+def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
+    """Rows in order of arrival, from *since* up to *until*, of one *model* or of all."""
+    rows = LedgerRow.objects.order_by("arrived_at", "pk")
+    if since is not None:
+        rows = rows.filter(arrived_at__gte=since)
+    if until is not None:
+        rows = rows.filter(arrived_at__lt=until)
+    return rows.filter(model=model) if model else rows
+
+
+def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
+    """LEDGER_COLUMNS of *rows*, times to the microsecond: what the trace format "ledger" reads."""
+    for row in rows.select_related("tenant").defer("trace").iterator(chunk_size=5000):
+        yield (
+            row.request_id,
+            row.arrived_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            row.tenant.name,
+            row.model,
+            row.slo_class,
+            row.region,
+            row.outcome,
+            row.prompt_tokens,
+            row.output_tokens,
+            row.predicted_output_tokens,
+        )
+
+
+class _Points:
+    def __init__(self) -> None:
+        self.prefill: list[tuple[float, float, int]] = []  # tokens, seconds, running when it was placed
+        self.decode: list[tuple[float, float, float]] = []  # batch, own tokens on average, seconds
+        self.configurations: list[int] = []
+
+
+def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
+    """What the ledger tells about each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
+
+    Prefill is TTFT less the time in our queue; the decode batch is what ran on the instance when the request was
+    placed, from the decision trace, and itself. Rows of one batch size and one eighth of the prompt lengths are one
+    configuration, which is held out as a whole. Streamed requests that ended well count, at the first attempt.
+    """
+    settings = {
+        instance.name: Setting(
+            instance.deployment.model.name, instance.deployment.gpu_type.name, instance.deployment.tensor_parallel
+        )
+        for instance in Instance.objects.select_related("deployment__model", "deployment__gpu_type")
+    }
+    points: defaultdict[Setting, _Points] = defaultdict(_Points)
+    rows = rows.filter(outcome=Outcome.DONE, streamed=True, attempts=1, ttft_ms__isnull=False, prompt_tokens__gt=0)
+    for row in rows.iterator(chunk_size=5000):
+        setting, running = settings.get(row.instance), _running(row)
+        if setting is None or running is None:
+            continue
+        first_s = (row.ttft_ms - (row.queue_ms or 0.0)) / 1000
+        between_s = (row.itl_ms or 0.0) / 1000
+        if first_s <= 0 or between_s <= 0 or row.output_tokens < 2:
+            continue
+        one = points[setting]
+        one.prefill.append((row.prompt_tokens, first_s, running))
+        one.decode.append((running + 1, row.prompt_tokens + row.output_tokens / 2, between_s))
+        one.configurations.append(1000 * int(8 * np.log2(row.prompt_tokens)) + running)
+    return [_measurements(setting, one) for setting, one in sorted(points.items())]
+
+
+def _running(row: LedgerRow) -> int | None:
+    """Requests that ran on its instance when *row* was placed; None if its trace does not tell."""
+    for placement in reversed(row.trace):
+        for seen in placement.get("seen", ()):
+            if seen.get("instance") == row.instance:
+                return int(seen["running"])
+    return None
+
+
+def _measurements(setting: Setting, points: _Points) -> Measurements:
+    tokens, first_s, running = np.array(points.prefill, np.float64).T
+    batch, own_tokens, between_s = np.array(points.decode, np.float64).T
+    configurations = np.array(points.configurations, np.int64)
+    idle = running == 0
+    if np.count_nonzero(idle) < IDLE_ROWS_ENOUGH or np.unique(tokens[idle]).size < 2:
+        idle = np.ones(running.size, bool)
+    none = np.zeros(batch.size)
+    return Measurements(
+        setting,
+        PrefillPoints(tokens[idle], first_s[idle], configurations[idle]),
+        # The others' tokens are not in the row: they are taken to be as long as requests are on average.
+        DecodePoints(batch, own_tokens + (batch - 1) * float(own_tokens.mean()), between_s, none, none, configurations),
+    )

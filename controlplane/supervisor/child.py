@@ -1,0 +1,149 @@
+"""One child process: its output line by line, and its end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
+
+from controlplane.supervisor.guard import Guard, signal_group
+
+LINE_CHARS = 2000
+LAST_WORDS_CHARS = 160
+READ_BYTES = 64 * 1024
+
+
+class Child:
+    """A process in a session of its own, so that Ctrl-C reaches the supervisor alone and it can end the rest in order.
+
+    *on_line* is called with each line of its output, standard error included. The last one is kept in `last_line`,
+    which says more about a child that died than its exit status does.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: asyncio.StreamReader,
+        pipe: asyncio.ReadTransport,
+        guard: Guard,
+        on_line: Callable[[str], None],
+    ) -> None:
+        self._process, self._output, self._pipe, self._guard, self._on_line = process, output, pipe, guard, on_line
+        self.last_line = ""
+        self._asked = False
+        self._ended = asyncio.create_task(self._follow())
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        guard: Guard,
+        on_line: Callable[[str], None],
+        standard_input: bytes = b"",
+    ) -> "Child":
+        """Start *argv*; *standard_input* is given to it at once. Raises OSError if it cannot be started."""
+        # A pipe of our own: asyncio's would put off the end of the child until everybody who inherited it has closed it.
+        reading, writing = os.pipe()
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb", buffering=0)
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE if standard_input else asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+            )
+        except BaseException:
+            pipe.close()
+            raise
+        finally:
+            os.close(writing)
+        guard.add(process.pid)
+        child = cls(process, output, pipe, guard, on_line)
+        if process.stdin is not None:
+            process.stdin.write(standard_input)
+            process.stdin.close()
+        return child
+
+    @property
+    def running(self) -> bool:
+        return not self._ended.done()
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> str:
+        """Wait for the end; returns how it ended, such as `exit status 1` or `SIGKILL`."""
+        await asyncio.shield(self._ended)
+        return self.end
+
+    async def ends_within(self, wait_s: float) -> bool:
+        done, _ = await asyncio.wait([self._ended], timeout=wait_s)
+        return bool(done)
+
+    @property
+    def end(self) -> str:
+        code = self._process.returncode or 0
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+    @property
+    def epitaph(self) -> str:
+        """How it ended and its last words, in one line."""
+        if not self.last_line:
+            return self.end
+        return f"{self.end}; last line: {shorten(self.last_line, LAST_WORDS_CHARS, placeholder='…')}"
+
+    def ask(self) -> None:
+        """Ask the process to end, once; how it ends its own children is its own affair."""
+        if not self._asked:
+            self._asked = True
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill it and everything in its session's group."""
+        signal_group(self._process.pid, signal.SIGKILL)
+
+    async def stop(self, within_s: float) -> bool:
+        """Ask it to end, kill it after *within_s*. Returns whether asking was enough."""
+        self.ask()
+        obeyed = await self.ends_within(within_s)
+        if not obeyed:
+            self.kill()
+            await self.wait()
+        return obeyed
+
+    async def _follow(self) -> None:
+        reading = asyncio.create_task(self._read())
+        await self._process.wait()
+        # What it started itself goes with it. A straggler may also hold the pipe open: do not wait for it for ever.
+        self.kill()
+        await asyncio.wait([reading], timeout=0.5)
+        reading.cancel()
+        self._pipe.close()
+        self._guard.remove(self._process.pid)
+
+    async def _read(self) -> None:
+        rest = b""
+        while data := await self._output.read(READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._say(line)
+            if len(rest) > READ_BYTES:
+                self._say(rest)
+                rest = b""
+        self._say(rest)
+
+    def _say(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()[:LINE_CHARS]
+        if text:
+            self.last_line = text
+            self._on_line(text)

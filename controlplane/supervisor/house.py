@@ -1,0 +1,290 @@
+"""What the house consists of, in which order it starts and stops, and what ends it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import redis.asyncio
+from celery import Celery
+
+import controlplane
+from controlplane.supervisor.keeper import Keeper, Part, PartError
+from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
+from controlplane.supervisor.screen import Screen
+from controlplane.supervisor.state import REDIS_URL_FILE, FolderHeldError, hold, write_private
+
+PYTHON = sys.executable
+INSTANCES_READY_WITHIN_S = 45.0
+SUMMARY_KEY = "pilothouse:summary"
+# Traffic first, so that the web process has little to finish; the web process writes its ledger while Redis still
+# answers. Celery's pool takes seconds to end even when idle, so it is told at once and waited for in its turn. The
+# patience with each part adds up to less than five seconds along the longest way.
+STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
+PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
+WEB_GRACE_S = 2  # for open streams; the ledger is written after it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `manage.py up` was asked for."""
+
+    state_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    emulator_port: int = 8100
+    redis_url: str = ""
+    demo: bool = True
+    traffic: bool = True
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the console."""
+        if self.host in {"0.0.0.0", "::"}:  # noqa: S104 (compared, not bound)
+            return f"http://127.0.0.1:{self.port}"
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
+async def run(plan: Plan, screen: Screen) -> int:
+    """Run the house until it is asked to stop (0) or cannot go on (1)."""
+    try:
+        with hold(plan.state_dir, plan.url):
+            for port, host, option in _ports(plan):
+                _check_free(host, port, option)
+            return await House(plan, screen).run()
+    except (FolderHeldError, PartError) as error:
+        screen.trouble(str(error))
+        return 1
+
+
+def _ports(plan: Plan) -> list[tuple[int, str, str]]:
+    web = [(plan.port, plan.host, "--port")]
+    return [*web, (plan.emulator_port, "127.0.0.1", "PILOTHOUSE_EMULATOR_PORT")] if plan.demo else web
+
+
+def _check_free(host: str, port: int, option: str) -> None:
+    """Raise PartError unless a server can listen on *port* of *host*; *option* chooses another."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise PartError(
+            f"Port {port} of {host} cannot be used ({error.strerror}); choose another with {option}."
+        ) from None
+
+
+class House:
+    """All parts of one machine's Pilothouse."""
+
+    def __init__(self, plan: Plan, screen: Screen) -> None:
+        self.plan, self.screen = plan, screen
+        self.keeper = Keeper(screen, os.environ)
+        self.link = ""
+        self._stop_asked = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it is to be ignored
+                loop.add_signal_handler(number, self._ask_to_stop)
+        asked = asyncio.create_task(self._stop_asked.wait())
+        up = asyncio.create_task(self._start())
+        trouble = ""
+        try:
+            await asyncio.wait([asked, up, self.keeper.ended], return_when=asyncio.FIRST_COMPLETED)
+            if up.done():
+                await up
+                await asyncio.wait([asked, self.keeper.ended], return_when=asyncio.FIRST_COMPLETED)
+            if self.keeper.ended.done():
+                trouble = self.keeper.ended.result()
+        except (PartError, NoRedisError) as error:
+            trouble = str(error)
+        up.cancel()
+        await self._stop(trouble)
+        asked.cancel()
+        return 1 if trouble else 0
+
+    def _ask_to_stop(self) -> None:
+        if self._stop_asked.is_set():
+            self.keeper.kill()
+        self._stop_asked.set()
+
+    async def _start(self) -> None:
+        plan, screen = self.plan, self.screen
+        began = time.monotonic()
+        screen.title(f"Pilothouse {controlplane.__version__}, state in {plan.state_dir}")
+        redis_url = await self._redis()
+        self.keeper.environment["REDIS_URL"] = redis_url
+        write_private(plan.state_dir / REDIS_URL_FILE, redis_url)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                if plan.demo:
+                    group.create_task(self.keeper.start(self._emulator()))
+                await self._prepare("database", "static", *(("demo", "emulated") if plan.demo else ()), "vllm", "link")
+                for part in (self._web(), self._celery(redis_url), self._beat()):
+                    group.create_task(self.keeper.start(part))
+        except* PartError as errors:
+            raise errors.exceptions[0] from None
+        if plan.demo:
+            await self._instances(redis_url)
+        if plan.traffic:
+            await self.keeper.start(self._traffic())
+        screen.title(f"\nPilothouse is up after {time.monotonic() - began:.0f} s; Ctrl-C stops all of it.")
+        screen.note(f"  Console  {plan.url}/")
+        screen.note(f"  Sign in  {plan.url}{self.link} (works once, within 30 minutes)")
+        screen.note(f"  API      {plan.url}/v1\n")
+
+    async def _stop(self, trouble: str) -> None:
+        began = time.monotonic()
+        if trouble:
+            self.screen.trouble(f"\n{trouble}")
+        self.screen.note("\nStopping.")
+        killed = await self.keeper.stop(STOP_ORDER)
+        with suppress(FileNotFoundError):
+            (self.plan.state_dir / REDIS_URL_FILE).unlink()
+        if "web" in killed:  # of the others none has anything to lose
+            self.screen.trouble("web did not end in time and was killed: its last ledger rows may be lost.")
+        self.screen.note(f"Stopped in {time.monotonic() - began:.1f} s.")
+
+    async def _redis(self) -> str:
+        began = time.monotonic()
+        if url := self.plan.redis_url:
+            version = await answers(url)
+            if version is None:
+                raise PartError(f"Redis does not answer at {without_password(url)} (REDIS_URL).")
+            self.screen.started("redis", f"{without_password(url)}, version {version}", time.monotonic() - began)
+            return url
+        own: OwnRedis = own_redis()
+
+        async def probe() -> str | None:
+            version = await answers(own.url)
+            return version and f"{own.binary} {version} on 127.0.0.1:{own.port}, not shared"
+
+        await self.keeper.start(
+            Part(
+                "redis",
+                own.argv,
+                probe,
+                standard_input=own.configuration(self.plan.state_dir),
+                ready_within_s=15,
+                stop_within_s=PATIENCE_S["redis"],
+                fatal_after=3,
+                quiet=True,
+            )
+        )
+        return own.url
+
+    async def _prepare(self, *steps: str) -> None:
+        def on_line(line: str) -> None:
+            try:
+                said = json.loads(line)
+                step, text, took_s = said["step"], said["text"], said["took_s"]
+            except (ValueError, TypeError, KeyError):
+                self.screen.line("prepare", line)
+                return
+            if step == "link":
+                self.link = text
+            elif text:
+                self.screen.started(step, text, took_s)
+
+        await self.keeper.run(Part("prepare", [PYTHON, "-m", "controlplane.supervisor.prepare", *steps]), on_line)
+
+    def _web(self) -> Part:
+        options = {
+            "--host": self.plan.host,
+            "--port": self.plan.port,
+            "--lifespan": "on",
+            "--loop": "uvloop",
+            "--http": "httptools",
+            "--log-level": "warning",
+            "--backlog": 4096,
+            "--timeout-keep-alive": 75,  # longer than clients' pools keep one, so that none meets a closing one
+            "--timeout-graceful-shutdown": WEB_GRACE_S,
+        }
+        argv = [PYTHON, "-m", "uvicorn", "controlplane.asgi:application", "--no-access-log", "--no-server-header"]
+        argv += [str(word) for pair in options.items() for word in pair]
+        probe = answering(f"{self.plan.url}/healthz", f"console and API on {self.plan.url}")
+        return Part("web", argv, probe, stop_within_s=PATIENCE_S["web"])
+
+    def _celery(self, redis_url: str) -> Part:
+        # Processes, not threads: only they can be stopped at a task's time limit, and a simulation's computing must not
+        # hold up fleet operations behind one interpreter lock.
+        argv = [
+            PYTHON,
+            "-W",
+            "ignore:You're running the worker",
+            "-m",
+            "celery",
+            "-q",
+            "-A",
+            "workers.celery",
+            "worker",
+        ]
+        argv += ["--queues", "control,simulation"]
+        argv += ["--concurrency", "2", "--pool", "prefork", "--hostname", "house@%h", "--loglevel", "WARNING"]
+        argv += ["--without-mingle", "--without-gossip"]
+        probe_app = Celery(broker=redis_url)
+
+        async def probe() -> str | None:
+            answered = await asyncio.to_thread(probe_app.control.ping, timeout=0.5)
+            return "worker with 2 processes on queues control and simulation" if answered else None
+
+        return Part("celery", argv, probe, stop_within_s=PATIENCE_S["celery"], told_early=True)
+
+    def _beat(self) -> Part:
+        schedule = str(self.plan.state_dir / "celerybeat-schedule")
+        argv = [PYTHON, "-m", "celery", "-q", "-A", "workers.celery", "beat", "--schedule", schedule, "--pidfile", ""]
+        argv += ["--loglevel", "WARNING"]
+        return Part("beat", argv, shows="periodic tasks", stop_within_s=PATIENCE_S["beat"])
+
+    def _emulator(self) -> Part:
+        url = f"http://127.0.0.1:{self.plan.emulator_port}"
+        argv = [PYTHON, "-m", "workers.emulator", "--port", str(self.plan.emulator_port)]
+
+        async def revive() -> None:
+            await self._prepare("emulated")
+
+        probe = answering(f"{url}/emulator/instances", f"emulated vLLM servers on {url}")
+        return Part("emulator", argv, probe, stop_within_s=PATIENCE_S["emulator"], on_restart=revive)
+
+    def _traffic(self) -> Part:
+        argv = [PYTHON, "manage.py", "demo_traffic", "--url", f"{self.plan.url}/v1"]
+        return Part("traffic", argv, shows="waves from three regions", stop_within_s=PATIENCE_S["traffic"])
+
+    async def _instances(self, redis_url: str) -> None:
+        """Wait until the gateway has every instance ready, as its published summary says; go on after a while anyway."""
+        began = time.monotonic()
+        ready = total = 0
+        async with redis.asyncio.from_url(redis_url) as client:
+            while time.monotonic() - began < INSTANCES_READY_WITHIN_S:
+                with suppress(redis.RedisError, ValueError, KeyError):
+                    fleet = json.loads(await client.get(SUMMARY_KEY) or "{}")["fleet"]
+                    ready, total = fleet["instances_ready"], fleet["instances"]
+                    if 0 < total == ready:
+                        break
+                await asyncio.sleep(0.2)
+        self.screen.started("instances", f"{ready} of {total} ready", time.monotonic() - began)
+
+
+def answering(url: str, shows: str) -> Callable[[], Awaitable[str | None]]:
+    """A probe that gives *shows* once a GET of *url* is answered with 200."""
+
+    async def probe() -> str | None:
+        timeout = aiohttp.ClientTimeout(total=2)
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+                return shows if response.status == 200 else None
+        return None
+
+    return probe

@@ -1,0 +1,121 @@
+"""What must be true before the first request: tables, static files, demo rows, emulated instances, a way to sign in.
+
+`manage.py up` runs this as a child (`python -m controlplane.supervisor.prepare STEP…`), after Redis, so that it reads
+the settings that the other children read. It prints one JSON object a finished step.
+"""
+
+import asyncio
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import django
+
+if TYPE_CHECKING:
+    from controlplane.fleet.models import Instance
+
+ACTOR = "manage.py up"
+
+
+def database() -> str:
+    from django.core.management import call_command
+    from django.db import connection
+    from django.db.migrations.executor import MigrationExecutor
+
+    executor = MigrationExecutor(connection)
+    missing = len(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+    call_command("migrate", interactive=False, verbosity=0)
+    applied = "up to date" if not missing else f"{missing} migration{'s' if missing > 1 else ''} applied"
+    return f"{connection.display_name} {connection.settings_dict['NAME']}, {applied}"
+
+
+def static() -> str:
+    from django.core.management import call_command
+
+    said = io.StringIO()
+    call_command("collectstatic", interactive=False, verbosity=1, stdout=said)
+    return said.getvalue().strip().split("\n")[-1].partition(" copied to")[0].rstrip(".") + " collected"
+
+
+def demo() -> str:
+    from django.core.management import call_command
+
+    from controlplane.fleet.models import Instance, Model, Region
+
+    call_command("seed_demo", stdout=io.StringIO())
+    counts = [(Region, "region"), (Model, "model"), (Instance, "instance")]
+    return ", ".join(f"{model.objects.count()} {word}s" for model, word in counts)
+
+
+def emulated() -> str:
+    """Ask for every emulated instance that should run: emulated servers end with the process that emulates them."""
+    from controlplane.fleet.models import Instance, Launcher
+    from controlplane.fleet.states import InstanceState
+
+    return _start_again(list(Instance.objects.filter(launcher=Launcher.EMULATED).exclude(state=InstanceState.STOPPED)))
+
+
+def vllm() -> str:
+    """Ask for the vLLM servers that ran when the house ended, for they ended with it; nothing to show if there are none."""
+    from controlplane.fleet.models import Instance, Launcher
+    from controlplane.fleet.states import ALIVE
+    from workers.tasks.fleet import launcher_for
+
+    ran = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=ALIVE).select_related("deployment__model")
+    ended = [instance for instance in ran if not asyncio.run(launcher_for(instance).alive(instance.name))]
+    return _start_again(ended) if ended else ""
+
+
+def _start_again(ended: list["Instance"]) -> str:
+    from django.db import transaction
+
+    from controlplane.fleet.models import CommandState, InstanceCommand
+    from controlplane.fleet.services import move, start
+    from controlplane.fleet.states import ALIVE, ActionError, InstanceState
+
+    # The worker that had claimed these ended with the last run too.
+    InstanceCommand.objects.filter(instance__in=ended, state=CommandState.RUNNING).update(state=CommandState.PENDING)
+    asked, refused = 0, []
+    for instance in ended:
+        try:
+            with transaction.atomic():
+                if instance.state in ALIVE:
+                    reason = "its server ended with the house's last run"
+                    move(instance, InstanceState.STOPPED, actor=ACTOR, reason=reason)
+                start(instance, ACTOR, "the house starts")
+            asked += 1
+        except ActionError as error:
+            refused.append(str(error))
+    return "; ".join([f"{asked} instance{'' if asked == 1 else 's'} asked to start", *refused])
+
+
+def link() -> str:
+    """A one-time sign-in link for the first admin of the fleet, who is made (without a password) if there is none."""
+    from controlplane.accounts.models import Role, User
+    from controlplane.accounts.services import create_sign_in_link
+
+    users = User.objects.filter(is_active=True).order_by("-is_superuser", "pk")
+    admin = next((user for user in users if user.has_fleet_role(Role.ADMIN)), None)
+    if admin is None:
+        admin = User.objects.create_superuser("admin")
+    return f"/sign-in/{create_sign_in_link(admin, actor=ACTOR)}/"
+
+
+STEPS: dict[str, Callable[[], str]] = {step.__name__: step for step in (database, static, demo, emulated, vllm, link)}
+
+
+def main(names: list[str]) -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    django.setup()
+    for name in names:
+        began = time.monotonic()
+        text = STEPS[name]()
+        sys.stdout.write(json.dumps({"step": name, "text": text, "took_s": round(time.monotonic() - began, 2)}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

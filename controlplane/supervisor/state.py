@@ -1,0 +1,85 @@
+"""The state folder: the secret key, the lock that keeps a second supervisor out, the address of the house's Redis.
+
+Needs no Django: `manage.py up` makes the key here before settings are loaded, which refuse to load without one.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from controlplane import env
+
+KEY_FILE = "secret_key"
+REDIS_URL_FILE = "redis_url"
+LOCK_FILE = "up.lock"
+
+
+def state_dir(base_dir: Path) -> Path:
+    """The folder that settings use too, made if it is not there."""
+    path = (base_dir / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write *text* to *path*, readable by its owner alone, in one step."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def keep_secret_key(base_dir: Path) -> None:
+    """Make a secret key in the state folder, unless the environment gives one or the folder has one."""
+    path = state_dir(base_dir) / KEY_FILE
+    if not env.value("PILOTHOUSE_SECRET_KEY") and not path.exists():
+        write_private(path, secrets.token_urlsafe(50) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who runs in a state folder."""
+
+    process_id: int
+    url: str
+    started_at: float
+
+
+class FolderHeldError(RuntimeError):
+    """Another supervisor runs in this state folder; the text says which and how to stop it."""
+
+
+@contextlib.contextmanager
+def hold(folder: Path, url: str) -> Iterator[None]:
+    """Hold *folder* for this process. Raises FolderHeldError while another one does; the lock ends with its process."""
+    path = folder / LOCK_FILE
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderHeldError(_said(file.read(), folder)) from None
+        file.truncate()
+        json.dump(asdict(Holder(os.getpid(), url, time.time())), file)
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _said(text: str, folder: Path) -> str:
+    try:
+        holder = Holder(**json.loads(text))
+    except (ValueError, TypeError):  # it has not written its line yet
+        return f"Pilothouse already starts in {folder}."
+    since = time.strftime("%H:%M", time.localtime(holder.started_at))
+    return (
+        f"Pilothouse already runs in {folder}: process {holder.process_id}, {holder.url}, since {since}. "
+        f"Stop it with Ctrl-C there or `kill {holder.process_id}`, or give this one its own PILOTHOUSE_STATE_DIR."
+    )

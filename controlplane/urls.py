@@ -1,0 +1,16 @@
+"""Paths of the console, the admin and the operator API. `/v1` and operations are routed in `asgi.py`."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+from controlplane.api.urls import api
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/", api.urls),
+    path("", include("controlplane.console.urls")),
+]
+
+handler403 = "controlplane.console.views.errors.forbidden"
+handler404 = "controlplane.console.views.errors.not_found"
+handler500 = "controlplane.console.views.errors.broken"

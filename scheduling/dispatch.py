@@ -1,0 +1,88 @@
+"""The dispatch decision: whose turn it is at an endpoint, and which instance gets the work. One compiled call."""
+
+import numpy as np
+
+from scheduling.compiled import compiled
+from scheduling.fleet import (
+    EndpointArrays,
+    FleetArrays,
+    allocate_endpoints,
+    allocate_fleet,
+    assign_endpoint,
+    index_members,
+)
+from scheduling.ordering import (
+    WaitingArrays,
+    allocate_waiting,
+    enqueue,
+    free_slot,
+    peek,
+    pop,
+    push,
+    rekey,
+    rekey_many,
+    remove,
+)
+from scheduling.profile import step_time_s
+from scheduling.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing import POLICIES, POLICY_CODES, advance, advance_many, fits_ever, has_room, place, release, route
+
+
+@compiled
+def dispatch(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, policy: int
+) -> tuple[int, int]:
+    """Dispatch the request whose turn it is at *endpoint*, if an instance has room for it.
+
+    1. Look at the head of the heap; only at it: one that needs more room than there is holds up those behind it, or it
+       would wait for ever behind small ones.
+    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`).
+    3. Take it out of the heap, write its instance, and place its load.
+
+    Returns (slot, instance), or (-1, -1) when none waits or the head has no room. The slot stays taken: free it when
+    nothing more is to be read from it. Call again until it says no.
+    """
+    slot = peek(waiting, endpoint)
+    if slot < 0:
+        return -1, -1
+    prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+    instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
+    if instance < 0:
+        return -1, -1
+    pop(waiting, endpoint)
+    waiting.instance[slot] = instance
+    place(fleet, endpoints, instance, prompt_tokens, output_tokens)
+    return slot, instance
+
+
+def warm_up() -> None:
+    """Load every kernel that runs live from the cache, or compile it (some ten seconds, on the first start only).
+
+    Call it before serving: afterwards no call that passes plain `int` and `float` stops to compile.
+    """
+    fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 2)
+    assign_endpoint(fleet, endpoints, 0, 0)
+    fleet.accepting[0], fleet.max_num_seqs[0], fleet.kv_capacity_tokens[0] = 1, 2, 100
+    for code in POLICY_CODES.values():
+        slot = enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
+        rekey(waiting, slot, 1.0)
+        dispatch(fleet, endpoints, waiting, 0, code)
+        push(waiting, 0, slot, 1.0)
+        pop(waiting, 0)
+        remove(waiting, slot)
+        advance(fleet, 0, 2, 0, 1)
+        release(fleet, 0, 2, 1)
+        free_slot(waiting, slot)
+        route(fleet, endpoints, code, 0, 1, 1)
+    for router in POLICIES.values():
+        router(fleet, endpoints, 0, 1, 1)
+    has_room(fleet, 0, 1, 1)
+    fits_ever(fleet, endpoints, 0, 1, 1)
+    peek(waiting, 0)
+    choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, THRESHOLD)
+    pressure(fleet, endpoints, 0, 0)
+    index_members(fleet, endpoints)
+    rekey_many(waiting, np.zeros(1, np.int32), np.zeros(1))
+    place(fleet, endpoints, 0, 1, 1)
+    advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
+    step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

@@ -1,0 +1,126 @@
+"""The fleet as a structure of arrays: what the live gateway and the simulator both hold, and every kernel reads.
+
+Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` are one-dimensional with one element
+an instance slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by whoever
+allocates the arrays.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+
+EMPTY = -1
+
+
+class FleetArrays(NamedTuple):
+    """Live load and limits of every instance slot."""
+
+    accepting: NDArray[np.uint8]
+    """1 while the instance may be given work."""
+    endpoint: NDArray[np.int32]
+    """Its endpoint, -1 for an empty slot. Write it by `assign_endpoint`, which keeps `members` true."""
+    model: NDArray[np.int32]
+    region: NDArray[np.int32]
+    running: NDArray[np.int32]
+    """Requests dispatched to it and not finished."""
+    max_num_seqs: NDArray[np.int32]
+    """Requests that it runs at once (vLLM's --max-num-seqs)."""
+    kv_tokens: NDArray[np.int64]
+    """KV tokens held by or reserved for what runs there."""
+    kv_capacity_tokens: NDArray[np.int64]
+    """KV tokens that it has room for; 0 while unknown."""
+    remaining_tokens: NDArray[np.int64]
+    """Prompt tokens not yet prefilled + predicted output tokens not yet produced, of what runs there."""
+    observed_waiting: NDArray[np.int32]
+    """Requests in the instance's own queue, as its metrics last said."""
+
+
+class EndpointArrays(NamedTuple):
+    """Which instances serve an endpoint, and the state of its router."""
+
+    cursor: NDArray[np.int64]
+    """Instance that was given work last; where round robin goes on from. -1 at first."""
+    first: NDArray[np.int32]
+    """One element more than endpoints: `members[first[e]:first[e + 1]]` are the instances of endpoint e, ascending."""
+    members: NDArray[np.int32]
+    """Instance slots grouped by endpoint; as long as the fleet."""
+
+
+def allocate_fleet(instances: int) -> FleetArrays:
+    """Arrays for *instances* empty slots."""
+    return FleetArrays(
+        accepting=np.zeros(instances, np.uint8),
+        endpoint=np.full(instances, EMPTY, np.int32),
+        model=np.full(instances, EMPTY, np.int32),
+        region=np.full(instances, EMPTY, np.int32),
+        running=np.zeros(instances, np.int32),
+        max_num_seqs=np.zeros(instances, np.int32),
+        kv_tokens=np.zeros(instances, np.int64),
+        kv_capacity_tokens=np.zeros(instances, np.int64),
+        remaining_tokens=np.zeros(instances, np.int64),
+        observed_waiting=np.zeros(instances, np.int32),
+    )
+
+
+def allocate_endpoints(endpoints: int, instances: int) -> EndpointArrays:
+    """Arrays for *endpoints* without members, over a fleet of *instances* slots."""
+    return EndpointArrays(
+        cursor=np.full(endpoints, EMPTY, np.int64),
+        first=np.zeros(endpoints + 1, np.int32),
+        members=np.zeros(instances, np.int32),
+    )
+
+
+def grow_fleet(fleet: FleetArrays, instances: int) -> FleetArrays:
+    """A copy with room for *instances* slots; the new ones are empty. Grow the endpoints to the same number."""
+    if instances < fleet.endpoint.size:
+        raise ValueError(f"a fleet of {fleet.endpoint.size} slots cannot grow to {instances}")
+    grown = allocate_fleet(instances)
+    for name in FleetArrays._fields:
+        old: NDArray[np.generic] = getattr(fleet, name)
+        getattr(grown, name)[: old.size] = old
+    return grown
+
+
+def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) -> EndpointArrays:
+    """A copy for *count* endpoints over *fleet*, with members read from it; the new ones have none."""
+    if count < endpoints.cursor.size:
+        raise ValueError(f"{endpoints.cursor.size} endpoints cannot grow to {count}")
+    grown = allocate_endpoints(count, fleet.endpoint.size)
+    grown.cursor[: endpoints.cursor.size] = endpoints.cursor
+    index_members(fleet, grown)
+    return grown
+
+
+@compiled
+def index_members(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
+    """Rebuild `members` and `first` from `fleet.endpoint`, after that was written in bulk. O(instances + endpoints)."""
+    first, members = endpoints.first, endpoints.members
+    count = first.size - 1
+    first[:] = 0
+    for instance in range(fleet.endpoint.size):
+        if fleet.endpoint[instance] >= 0:
+            first[fleet.endpoint[instance] + 1] += 1
+    for endpoint in range(count):
+        first[endpoint + 1] += first[endpoint]
+    # `first[e]` serves as the write position of e, and ends one place too far right; shifted back below.
+    for instance in range(fleet.endpoint.size):
+        endpoint = fleet.endpoint[instance]
+        if endpoint >= 0:
+            members[first[endpoint]] = instance
+            first[endpoint] += 1
+    for endpoint in range(count, 0, -1):
+        first[endpoint] = first[endpoint - 1]
+    first[0] = 0
+
+
+@compiled
+def assign_endpoint(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, endpoint: int) -> None:
+    """Make *instance* serve *endpoint* (-1: none, the slot is empty). O(instances)."""
+    if endpoint >= endpoints.cursor.size:
+        raise ValueError("no such endpoint; grow the endpoints first")
+    fleet.endpoint[instance] = endpoint
+    index_members(fleet, endpoints)

@@ -1,0 +1,286 @@
+"""The waiting set: every held request, and for each endpoint an indexed heap that says whose turn it is.
+
+`WaitingArrays` has one element a *slot*. `enqueue` takes a slot, `free_slot` gives it back; between the two the request
+may be popped, pushed again, moved to another endpoint, re-keyed or evicted at will, each in O(log n). Requests leave a
+heap by (key, sequence): lowest key first, then first come. First come, first served is `key = arrival_s`.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+
+FREE_COUNT: Final = 0
+NEXT_SEQUENCE: Final = 1
+
+
+class WaitingArrays(NamedTuple):
+    """Requests by slot, and the heaps of slots by endpoint."""
+
+    heap: NDArray[np.int32]
+    """endpoints x slots: row e holds, in heap order, the `size[e]` slots that wait for endpoint e."""
+    size: NDArray[np.int64]
+    """Requests that wait, by endpoint."""
+    position: NDArray[np.int32]
+    """Where a slot stands in the heap of its endpoint; -1 while it is in none."""
+    endpoint: NDArray[np.int32]
+    """The endpoint that the request waits for, or waited for last."""
+    key: NDArray[np.float64]
+    sequence: NDArray[np.int64]
+    """Order of arrival over the whole set: the tie-break. -1 while the slot is free."""
+    arrival_s: NDArray[np.float64]
+    deadline_s: NDArray[np.float64]
+    """Absolute time; infinity for none."""
+    priority: NDArray[np.int64]
+    """As in vLLM: lower is earlier."""
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    """Predicted."""
+    tenant: NDArray[np.int64]
+    application: NDArray[np.int64]
+    run: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    """Row numbers of the tenant and of the application, its run and the unit of its demand graph; -1 for none."""
+    instance: NDArray[np.int32]
+    """Where it was dispatched to; -1 while it waits."""
+    free_slots: NDArray[np.int32]
+    """A stack of the slots not taken, `counters[FREE_COUNT]` high."""
+    counters: NDArray[np.int64]
+    """Slots not taken, and the sequence number of the next arrival."""
+
+
+def allocate_waiting(endpoints: int, capacity: int) -> WaitingArrays:
+    """An empty waiting set for *endpoints*, with *capacity* slots over all of them."""
+    return WaitingArrays(
+        heap=np.zeros((endpoints, capacity), np.int32),
+        size=np.zeros(endpoints, np.int64),
+        position=np.full(capacity, -1, np.int32),
+        endpoint=np.full(capacity, -1, np.int32),
+        key=np.zeros(capacity),
+        sequence=np.full(capacity, -1, np.int64),
+        arrival_s=np.zeros(capacity),
+        deadline_s=np.full(capacity, np.inf),
+        priority=np.zeros(capacity, np.int64),
+        prompt_tokens=np.zeros(capacity, np.int64),
+        output_tokens=np.zeros(capacity, np.int64),
+        tenant=np.full(capacity, -1, np.int64),
+        application=np.full(capacity, -1, np.int64),
+        run=np.full(capacity, -1, np.int64),
+        unit=np.full(capacity, -1, np.int64),
+        instance=np.full(capacity, -1, np.int32),
+        free_slots=np.arange(capacity - 1, -1, -1, dtype=np.int32),
+        counters=np.array([capacity, 0], np.int64),
+    )
+
+
+def grow_waiting(waiting: WaitingArrays, capacity: int, endpoints: int | None = None) -> WaitingArrays:
+    """A copy with *capacity* slots (and *endpoints* heaps); every request keeps its slot and its turn."""
+    old_endpoints, old_capacity = waiting.heap.shape
+    endpoints = old_endpoints if endpoints is None else endpoints
+    if capacity < old_capacity or endpoints < old_endpoints:
+        raise ValueError(
+            f"a waiting set of {old_endpoints} endpoints and {old_capacity} slots"
+            f" cannot grow to {endpoints} and {capacity}"
+        )
+    grown = allocate_waiting(endpoints, capacity)
+    for name in set(WaitingArrays._fields) - {"heap", "free_slots", "counters"}:
+        old: NDArray[np.generic] = getattr(waiting, name)
+        getattr(grown, name)[: old.size] = old
+    grown.heap[:old_endpoints, :old_capacity] = waiting.heap
+    free, added = int(waiting.counters[FREE_COUNT]), capacity - old_capacity
+    grown.free_slots[:added] = np.arange(capacity - 1, old_capacity - 1, -1)
+    grown.free_slots[added : added + free] = waiting.free_slots[:free]
+    grown.counters[:] = free + added, waiting.counters[NEXT_SEQUENCE]
+    return grown
+
+
+def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
+    """The slots that wait for *endpoint*, in the order in which they would leave."""
+    slots = waiting.heap[endpoint, : waiting.size[endpoint]]
+    return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))]
+
+
+@compiled
+def _before(waiting: WaitingArrays, one: int, other: int) -> bool:
+    if waiting.key[one] != waiting.key[other]:
+        return bool(waiting.key[one] < waiting.key[other])
+    return bool(waiting.sequence[one] < waiting.sequence[other])
+
+
+@compiled
+def _sift_up(waiting: WaitingArrays, endpoint: int, at: int) -> None:
+    slot = waiting.heap[endpoint, at]
+    while at > 0:
+        parent = (at - 1) >> 1
+        above = waiting.heap[endpoint, parent]
+        if not _before(waiting, slot, above):
+            break
+        waiting.heap[endpoint, at] = above
+        waiting.position[above] = at
+        at = parent
+    waiting.heap[endpoint, at] = slot
+    waiting.position[slot] = at
+
+
+@compiled
+def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
+    slot = waiting.heap[endpoint, at]
+    size = waiting.size[endpoint]
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(waiting, waiting.heap[endpoint, child + 1], waiting.heap[endpoint, child]):
+            child += 1
+        below = waiting.heap[endpoint, child]
+        if not _before(waiting, below, slot):
+            break
+        waiting.heap[endpoint, at] = below
+        waiting.position[below] = at
+        at = child
+    waiting.heap[endpoint, at] = slot
+    waiting.position[slot] = at
+
+
+@compiled
+def _check_turn(waiting: WaitingArrays, endpoint: int, key: float) -> None:
+    if endpoint < 0 or endpoint >= waiting.size.size:
+        raise ValueError("no such endpoint; grow the waiting set first")
+    if np.isnan(key):
+        raise ValueError("the key is not a number")
+
+
+@compiled
+def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
+    """Let *slot* wait for *endpoint* with *key*. Its sequence stays, so a request that comes back keeps its turn.
+
+    ValueError if it waits already, if there is no such endpoint, or if the key is not a number.
+    """
+    _check_turn(waiting, endpoint, key)
+    if waiting.position[slot] >= 0:
+        raise ValueError("the request waits already")
+    waiting.endpoint[slot] = endpoint
+    waiting.key[slot] = key
+    waiting.instance[slot] = -1
+    at = waiting.size[endpoint]
+    waiting.size[endpoint] = at + 1
+    waiting.heap[endpoint, at] = slot
+    _sift_up(waiting, endpoint, at)
+
+
+@compiled
+def peek(waiting: WaitingArrays, endpoint: int) -> int:
+    """The slot whose turn it is at *endpoint*; -1 if none waits."""
+    if waiting.size[endpoint] == 0:
+        return -1
+    return int(waiting.heap[endpoint, 0])
+
+
+@compiled
+def remove(waiting: WaitingArrays, slot: int) -> bool:
+    """Take *slot* out of its heap, wherever it stands; False if it does not wait. The slot stays taken."""
+    at = waiting.position[slot]
+    if at < 0:
+        return False
+    endpoint = waiting.endpoint[slot]
+    last = waiting.size[endpoint] - 1
+    waiting.size[endpoint] = last
+    waiting.position[slot] = -1
+    if at != last:
+        moved = waiting.heap[endpoint, last]
+        waiting.heap[endpoint, at] = moved
+        waiting.position[moved] = at
+        _sift_up(waiting, endpoint, at)
+        _sift_down(waiting, endpoint, waiting.position[moved])
+    return True
+
+
+@compiled
+def pop(waiting: WaitingArrays, endpoint: int) -> int:
+    """Take out the slot whose turn it is at *endpoint*; -1 if none waits. The slot stays taken."""
+    slot = peek(waiting, endpoint)
+    if slot >= 0:
+        remove(waiting, slot)
+    return slot
+
+
+@compiled
+def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
+    """Give *slot* another key, and so another turn; False if it does not wait. ValueError for a key not a number."""
+    if np.isnan(key):
+        raise ValueError("the key is not a number")
+    at = waiting.position[slot]
+    if at < 0:
+        return False
+    endpoint = waiting.endpoint[slot]
+    waiting.key[slot] = key
+    _sift_up(waiting, endpoint, at)
+    _sift_down(waiting, endpoint, waiting.position[slot])
+    return True
+
+
+@compiled
+def rekey_many(waiting: WaitingArrays, slots: NDArray[np.int32], keys: NDArray[np.float64]) -> int:
+    """`rekey` each of *slots* with its key; how many of them waited. For planners that reorder a queue at once."""
+    moved = 0
+    for index in range(slots.size):
+        if rekey(waiting, slots[index], keys[index]):
+            moved += 1
+    return moved
+
+
+@compiled
+def enqueue(
+    waiting: WaitingArrays,
+    endpoint: int,
+    key: float,
+    arrival_s: float,
+    deadline_s: float,
+    priority: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    tenant: int,
+    application: int,
+    run: int,
+    unit: int,
+) -> int:
+    """Take a slot for a new request and let it wait for *endpoint*: the slot, or -1 when all are taken (then grow).
+
+    ValueError as `push`; then no slot is taken.
+    """
+    free = waiting.counters[FREE_COUNT]
+    if free == 0:
+        return -1
+    slot = waiting.free_slots[free - 1]
+    _check_turn(waiting, endpoint, key)
+    waiting.sequence[slot] = waiting.counters[NEXT_SEQUENCE]
+    push(waiting, endpoint, slot, key)
+    waiting.counters[FREE_COUNT] = free - 1
+    waiting.counters[NEXT_SEQUENCE] += 1
+    waiting.arrival_s[slot] = arrival_s
+    waiting.deadline_s[slot] = deadline_s
+    waiting.priority[slot] = priority
+    waiting.prompt_tokens[slot] = prompt_tokens
+    waiting.output_tokens[slot] = output_tokens
+    waiting.tenant[slot] = tenant
+    waiting.application[slot] = application
+    waiting.run[slot] = run
+    waiting.unit[slot] = unit
+    return int(slot)
+
+
+@compiled
+def free_slot(waiting: WaitingArrays, slot: int) -> None:
+    """Give *slot* back for another request, and take it out of its heap if it still waits.
+
+    Its fields stay readable until the slot is taken again. ValueError if it is free already.
+    """
+    if waiting.sequence[slot] < 0:
+        raise ValueError("the slot is free already")
+    remove(waiting, slot)
+    waiting.sequence[slot] = -1
+    free = waiting.counters[FREE_COUNT]
+    waiting.free_slots[free] = slot
+    waiting.counters[FREE_COUNT] = free + 1

@@ -1,0 +1,88 @@
+"""The KV cache of one engine: a pool of blocks, some of which keep a prefix that a later prompt may share.
+
+A block is *blank* (free, holds nothing), *held* (by one request or by several that share it), or *idle* (free, but still
+holds a full block of tokens that can be found by its content until the room is needed). Blank blocks are given out first,
+then idle ones, the one that was freed longest ago first. As in vLLM v1 two requests that compute the same block at the same
+time keep one copy each.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import takewhile
+
+
+class Block:
+    """A full block of tokens that can be found by its content."""
+
+    __slots__ = ("content", "holders")
+
+    def __init__(self, content: Hashable) -> None:
+        self.content = content
+        self.holders = 1
+
+
+class BlockPool:
+    """*capacity* blocks, all blank. Without `publish` it only counts, which is what an engine without prefix cache needs."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._blank = capacity
+        self._idle: dict[Block, None] = {}  # freed longest ago first
+        self._by_content: dict[Hashable, dict[Block, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self._blank + len(self._idle)
+
+    def take(self, count: int) -> bool:
+        """Hold *count* more blocks; False, and nothing is held, when fewer are free."""
+        if count > self.free:
+            return False
+        from_idle = count - self._blank
+        if from_idle <= 0:
+            self._blank -= count
+            return True
+        self._blank = 0
+        for _ in range(from_idle):
+            self._forget(next(iter(self._idle)))
+        return True
+
+    def give_back(self, count: int) -> None:
+        """Free *count* held blocks that were not published."""
+        self._blank += count
+
+    def publish(self, content: Hashable) -> Block:
+        """Make one held block, now full, findable by *content*, which must stand for all tokens up to the block's end."""
+        block = Block(content)
+        self._by_content.setdefault(content, {})[block] = None
+        return block
+
+    def find(self, contents: Iterable[Hashable]) -> list[Block]:
+        """The longest run of blocks, from the first on, that hold *contents*."""
+        copies: Iterator[dict[Block, None]] = (self._by_content.get(content, {}) for content in contents)
+        return [next(iter(blocks)) for blocks in takewhile(bool, copies)]
+
+    def idle_among(self, blocks: Iterable[Block]) -> int:
+        """How many of *blocks* nobody holds: sharing these costs free blocks."""
+        return sum(block.holders == 0 for block in blocks)
+
+    def share(self, blocks: Iterable[Block]) -> None:
+        """One more holder for each of *blocks*."""
+        for block in blocks:
+            if block.holders == 0:
+                del self._idle[block]
+            block.holders += 1
+
+    def release(self, blocks: list[Block]) -> None:
+        """One holder less for each of *blocks*, a request's published blocks in order: its last will be reused first."""
+        for block in reversed(blocks):
+            block.holders -= 1
+            if block.holders == 0:
+                self._idle[block] = None
+
+    def _forget(self, block: Block) -> None:
+        del self._idle[block]
+        copies = self._by_content[block.content]
+        del copies[block]
+        if not copies:
+            del self._by_content[block.content]

@@ -1,0 +1,118 @@
+"""From a cluster and its requests to the arrays that the compiled loop runs on."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet import allocate_endpoints, allocate_fleet, index_members
+from scheduling.ordering import allocate_waiting
+from scheduling.routing import POLICY_CODES
+from scheduling.simulation.cluster import Cluster
+from scheduling.simulation.events import allocate_events
+from scheduling.simulation.requests import Requests, check_requests
+from scheduling.simulation.state import allocate_engines
+from scheduling.simulation.world import BOOKS, DECISION, ENDPOINT, OUTCOME, Arrivals, Outcome, State, World
+from scheduling.turns import ORDERINGS
+
+FIRST_WAITING = 4096
+
+
+def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_flag_s: float) -> World:
+    """The world at time 0. ValueError for requests that make no sense on *cluster*."""
+    check_requests(requests, cluster.models, cluster.regions, cluster.longest_tokens())
+    specs, keys = cluster.instances, cluster.endpoints
+    for at, spec in enumerate(specs):
+        if spec.engine.prefix_caching:
+            raise ValueError(f"instance {at}: prefix_caching is on, which the compiled engine does not know yet")
+    instances, endpoints, regions = len(specs), len(keys), len(cluster.regions)
+    count = int(requests.arrival_s.size)
+
+    fleet, members = allocate_fleet(instances), allocate_endpoints(endpoints, instances)
+    for at, spec in enumerate(specs):
+        batching = cluster.of(cluster.batching, (spec.model, spec.region))
+        fleet.endpoint[at] = keys.index((spec.model, spec.region))
+        fleet.model[at], fleet.region[at] = cluster.models.index(spec.model), cluster.regions.index(spec.region)
+        fleet.accepting[at] = spec.state == State.READY
+        fleet.max_num_seqs[at] = spec.dispatch_max_num_seqs or spec.engine.max_num_seqs
+        if batching.mode == "none":
+            fleet.max_num_seqs[at] = 1
+        fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
+    index_members(fleet, members)
+
+    catalog = list(cluster.engines().values())
+    most_seqs = max(engine.max_num_seqs for engine in catalog)
+    held_at_once = int(np.maximum(fleet.max_num_seqs.astype(np.int64), most_seqs).sum())
+    latency_s = cluster.latencies()
+    first, candidates = [0], list[int]()
+    for model in cluster.models:
+        for region in cluster.regions:
+            candidates += cluster.candidates(model, region)
+            first.append(len(candidates))
+    slots = max(1, min(count, FIRST_WAITING))
+    policies = _policies(cluster)
+    np.add.at(policies["serving"], fleet.endpoint, [spec.state == State.READY for spec in specs])
+    np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
+    return World(
+        fleet=fleet,
+        endpoints=members,
+        waiting=allocate_waiting(endpoints, slots),
+        engines=allocate_engines([spec.engine for spec in specs], catalog, max(1, min(count, held_at_once))),
+        events=allocate_events(2 * instances + regions * regions + endpoints),
+        arrivals=_arrivals(requests),
+        outcomes=_outcomes(count),
+        policies=policies,
+        candidate_first=np.array(first, np.int64),
+        candidates=np.array(candidates, np.int32),
+        latency_s=latency_s,
+        held=np.zeros(slots, np.int64),
+        travelling=np.zeros(count if latency_s.any() else 1, np.int64),
+        way=np.full((2, regions * regions), -1, np.int64),
+        decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
+        busy=np.zeros(instances, np.uint8),
+        books=_books(cluster, wait_flag_s),
+    )
+
+
+def _outcomes(count: int) -> NDArray[np.void]:
+    outcomes = np.zeros(count, OUTCOME)
+    for name in ("ttft_s", "e2e_s", "queue_s"):
+        outcomes[name] = np.nan
+    outcomes["instance"] = outcomes["endpoint"] = -1
+    outcomes["state"] = Outcome.WAITING
+    return outcomes
+
+
+def _arrivals(requests: Requests) -> Arrivals:
+    def column(values: NDArray[np.generic]) -> NDArray[np.generic]:
+        # Always writable and in one piece: any other kind of array would have the loop compiled once more.
+        return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
+
+    return Arrivals(*(column(getattr(requests, name)) for name in Arrivals._fields))  # type: ignore[arg-type]
+
+
+def _policies(cluster: Cluster) -> NDArray[np.void]:
+    policies = np.zeros(len(cluster.endpoints), ENDPOINT)
+    record: Any
+    for record, key in zip(policies, cluster.endpoints, strict=True):
+        batching = cluster.of(cluster.batching, key)
+        record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
+        record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
+        record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
+        record.queue_bound = cluster.bound(key)
+        record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
+        record.batch_wait_s = batching.wait_timeout_s
+        record.batch_opened_s = np.inf
+        record.scaled_s = record.flagged_s = -np.inf
+    return policies
+
+
+def _books(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
+    books = np.zeros(1, BOOKS)
+    record = books[0]
+    record.threshold, record.wait_flag_s = cluster.threshold, wait_flag_s
+    if cluster.reactive is not None:
+        record.reactive = 1
+        for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):
+            record[name] = getattr(cluster.reactive, name)
+    return books

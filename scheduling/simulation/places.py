@@ -1,0 +1,60 @@
+"""Where in a TOML file a key stands, for errors: tomllib reads values and forgets their lines."""
+
+import re
+from pathlib import Path
+
+Key = tuple[str | int, ...]
+"""Steps from the top: names of keys, and numbers of elements of arrays."""
+
+
+class ScenarioError(ValueError):
+    """A scenario is wrong; names the file, the line (0 = unknown), the key and what is wrong with it."""
+
+    def __init__(self, path: Path, line: int, key: str, what: str) -> None:
+        place = str(path) + (f", line {line}" if line else "") + (f", {key}" if key else "")
+        super().__init__(f"{place}: {what}")
+        self.path, self.line, self.key, self.what = path, line, key, what
+
+
+def wrong_at(path: Path, text: str, key: Key, what: str) -> ScenarioError:
+    """The error that *what* is wrong at *key*, with the line of the key or of what is nearest around it."""
+    lines = _lines(text)
+    line = next((lines[key[:end]] for end in range(len(key), 0, -1) if key[:end] in lines), 0)
+    return ScenarioError(path, line, _written(key), what)
+
+
+def _written(key: Key) -> str:
+    text = ""
+    for step in key:
+        text += f"[{step}]" if isinstance(step, int) else f"{'.' if text else ''}{step}"
+    return text
+
+
+_HEADER = re.compile(r"\s*(\[\[|\[)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
+_ASSIGNMENT = re.compile(
+    r"\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'))*)\s*="
+)
+_NAME = re.compile(r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'")
+
+
+def _lines(text: str) -> dict[Key, int]:
+    """Line of each key. tomllib does not tell them; this finds headers and assignments, which is all that errors need."""
+    lines: dict[Key, int] = {}
+    tables: dict[Key, int] = {}
+    table: Key = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            names: Key = tuple(name.strip("\"'") for name in _NAME.findall(header[2]))
+            if header[1] == "[[":
+                tables[names] = tables.get(names, -1) + 1
+                table = (*names, tables[names])
+            else:
+                # [fleet.x] under [[fleet]] belongs to the last element of the array.
+                table = (names[0], tables[names[:1]], *names[1:]) if names[:1] in tables else names
+            for end in range(1, len(table) + 1):
+                lines.setdefault(table[:end], number)
+        elif assignment := _ASSIGNMENT.match(line):
+            steps = tuple(name.strip("\"'") for name in _NAME.findall(assignment[1]))
+            for end in range(1, len(steps) + 1):
+                lines.setdefault((*table, *steps[:end]), number)
+    return lines

@@ -1,0 +1,81 @@
+"""The waiting queues of an engine, first come first served or by priority, with removal from anywhere.
+
+Both hold ids and turns, not the requests themselves. No operation compares more than O(log n) entries.
+"""
+
+import bisect
+from collections import OrderedDict
+from typing import Literal, Protocol
+
+QueuePolicy = Literal["fcfs", "priority"]
+Turn = tuple[int, float, int]
+"""(priority, arrival_s, number of the request): lower is earlier; the number makes ties definite."""
+
+
+class WaitingQueue(Protocol):
+    """What an engine asks of its waiting queue."""
+
+    def push(self, request_id: str, turn: Turn) -> None: ...
+
+    def push_back(self, request_id: str, turn: Turn) -> None:
+        """Take in a preempted request, which waits again."""
+
+    def peek(self) -> str:
+        """The id whose turn it is. IndexError when empty."""
+
+    def remove(self, request_id: str) -> None:
+        """Take out *request_id*, wherever it stands. KeyError when it is not there."""
+
+    def __len__(self) -> int: ...
+
+
+class FcfsQueue:
+    """In order of `push`; a preempted request goes to the front."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def push(self, request_id: str, turn: Turn) -> None:
+        self._ids[request_id] = None
+
+    def push_back(self, request_id: str, turn: Turn) -> None:
+        self._ids[request_id] = None
+        self._ids.move_to_end(request_id, last=False)
+
+    def peek(self) -> str:
+        if not self._ids:
+            raise IndexError("the queue is empty")
+        return next(iter(self._ids))
+
+    def remove(self, request_id: str) -> None:
+        del self._ids[request_id]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+class PriorityQueue:
+    """In order of turn; a preempted request takes the place that its turn gives it."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[Turn, str]] = []
+        self._turns: dict[str, Turn] = {}
+
+    def push(self, request_id: str, turn: Turn) -> None:
+        bisect.insort(self._order, (turn, request_id))
+        self._turns[request_id] = turn
+
+    push_back = push
+
+    def peek(self) -> str:
+        return self._order[0][1]
+
+    def remove(self, request_id: str) -> None:
+        entry = (self._turns.pop(request_id), request_id)
+        del self._order[bisect.bisect_left(self._order, entry)]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+QUEUES: dict[QueuePolicy, type[FcfsQueue] | type[PriorityQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue}

@@ -1,0 +1,150 @@
+"""The requests of a simulation, as arrays, and the check that they make sense."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+CHUNK: Final = 1_000_000  # requests looked at in one go, so that checking ten million takes little memory
+
+
+class Requests(NamedTuple):
+    """One element a request, in order of arrival. A column that is the same for all may be a broadcast scalar."""
+
+    arrival_s: NDArray[np.float64]
+    model: NDArray[np.int16]
+    """Number of its model in the cluster's list."""
+    region: NDArray[np.int16]
+    """Where its caller is: number in the cluster's list."""
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    predicted_tokens: NDArray[np.int32]
+    """Output tokens that the dispatcher expects."""
+    slo_class: NDArray[np.int16]
+    tenant: NDArray[np.int32]
+    priority: NDArray[np.int32]
+    """Lower is earlier."""
+    deadline_s: NDArray[np.float64]
+    """After arrival; infinity for none."""
+    prefix_first: NDArray[np.int64]
+    """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
+    tokens up to its end. Empty when no prompts share a prefix."""
+    prefix_hashes: NDArray[np.int64]
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is of no use here
+        return int(self.arrival_s.size)
+
+
+def make_requests(
+    arrival_s: ArrayLike,
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    *,
+    model: ArrayLike = 0,
+    region: ArrayLike = 0,
+    predicted_tokens: ArrayLike | None = None,
+    slo_class: ArrayLike = 0,
+    tenant: ArrayLike = 0,
+    priority: ArrayLike = 0,
+    deadline_s: ArrayLike = np.inf,
+    prefix_blocks: Sequence[Sequence[int]] | None = None,
+) -> Requests:
+    """Requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the true ones.
+
+    ValueError names a column whose length differs, or that does not hold whole numbers.
+    """
+    arrivals = np.ascontiguousarray(arrival_s, np.float64).reshape(-1)
+
+    def column(name: str, values: ArrayLike, dtype: type[np.generic]) -> NDArray[np.generic]:
+        found = np.asarray(values)
+        if found.ndim > 1 or (found.ndim == 1 and found.size != arrivals.size):
+            raise ValueError(f"{name} has the shape {found.shape}; there are {arrivals.size} requests")
+        if found.dtype == dtype or np.issubdtype(dtype, np.floating):
+            typed = found.astype(dtype, copy=False)
+        else:
+            wrong = np.flatnonzero(~np.isfinite(found) | (found != np.trunc(found)))
+            if wrong.size:
+                raise ValueError(f"{name}[{wrong[0]}] is {found.flat[wrong[0]]}: not a whole number")
+            limits = np.iinfo(dtype)  # type: ignore[type-var]
+            wrong = np.flatnonzero((found < limits.min) | (found > limits.max))
+            if wrong.size:
+                raise ValueError(f"{name}[{wrong[0]}] is {found.flat[wrong[0]]}: out of range")
+            typed = found.astype(dtype)
+        return np.broadcast_to(typed, arrivals.shape) if typed.ndim == 0 else np.ascontiguousarray(typed)
+
+    if prefix_blocks is not None and len(prefix_blocks) != arrivals.size:
+        raise ValueError(f"prefix_blocks has {len(prefix_blocks)} elements; there are {arrivals.size} requests")
+    blocks = prefix_blocks or []
+    first = np.zeros(len(blocks) + 1 if blocks else 0, np.int64)
+    if blocks:
+        np.cumsum([len(each) for each in blocks], out=first[1:])
+    columns = {
+        "model": column("model", model, np.int16),
+        "region": column("region", region, np.int16),
+        "prompt_tokens": column("prompt_tokens", prompt_tokens, np.int32),
+        "output_tokens": column("output_tokens", output_tokens, np.int32),
+        "slo_class": column("slo_class", slo_class, np.int16),
+        "tenant": column("tenant", tenant, np.int32),
+        "priority": column("priority", priority, np.int32),
+        "deadline_s": column("deadline_s", deadline_s, np.float64),
+    }
+    predicted = columns["output_tokens"]
+    if predicted_tokens is not None:
+        predicted = column("predicted_tokens", predicted_tokens, np.int32)
+    return Requests(
+        arrival_s=arrivals,
+        predicted_tokens=predicted,  # type: ignore[arg-type]
+        prefix_first=first,
+        prefix_hashes=np.array([number for each in blocks for number in each], np.int64),
+        **columns,  # type: ignore[arg-type]
+    )
+
+
+def check_requests(
+    requests: Requests, models: Sequence[str], regions: Sequence[str], longest_tokens: Sequence[int]
+) -> None:
+    """ValueError naming the column, the first wrong element and its value.
+
+    *longest_tokens*: for each model, prompt and output together that every one of its instances can hold; 0 if it has
+    no instance.
+    """
+    count = requests.arrival_s.size
+    for name in Requests._fields:
+        if not name.startswith("prefix") and getattr(requests, name).shape != (count,):
+            raise ValueError(f"{name} has the shape {getattr(requests, name).shape}; there are {count} requests")
+    longest = np.array(longest_tokens, np.int64)
+    before_s = 0.0
+    for start in range(0, count, CHUNK):
+        part = slice(start, min(start + CHUNK, count))
+
+        def refuse(name: str, wrong: NDArray[np.bool_], why: str, start: int = start) -> None:
+            at = np.flatnonzero(wrong)
+            if at.size:
+                index = start + int(at[0])
+                raise ValueError(f"{name}[{index}] is {getattr(requests, name)[index]}: {why}")
+
+        arrival_s = requests.arrival_s[part]
+        refuse("arrival_s", ~np.isfinite(arrival_s), "not a moment")
+        refuse("arrival_s", arrival_s < 0, "before the start, 0")
+        refuse("arrival_s", np.diff(arrival_s, prepend=before_s) < 0, "earlier than the one before it: sort by time")
+        before_s = float(arrival_s[-1])
+        refuse("prompt_tokens", requests.prompt_tokens[part] < 1, "a prompt has at least 1 token")
+        refuse("output_tokens", requests.output_tokens[part] < 1, "a request produces at least 1 token")
+        refuse("predicted_tokens", requests.predicted_tokens[part] < 1, "a request produces at least 1 token")
+        refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
+        model, region = requests.model[part], requests.region[part]
+        refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")
+        refuse("region", (region < 0) | (region >= len(regions)), f"there are {len(regions)} regions")
+        most = longest[model]
+        for number in np.unique(model[most == 0])[:1]:
+            refuse("model", model == number, f"{models[number]} has no instance")
+        tokens = requests.prompt_tokens[part].astype(np.int64) + requests.output_tokens[part]
+        at = np.flatnonzero(tokens > most)
+        if at.size:
+            name, limit = models[model[at[0]]], most[at[0]]
+            raise ValueError(
+                f"request {start + int(at[0])} has {tokens[at[0]]} tokens, prompt and output together;"
+                f" instances of {name} hold at most {limit}"
+            )

@@ -1,0 +1,384 @@
+"""Running a simulation from Python: set up, let time pass, decide at control ticks, read what came out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet import EndpointArrays, FleetArrays
+from scheduling.ordering import FREE_COUNT, WaitingArrays, grow_waiting, in_order, rekey
+from scheduling.simulation import loop
+from scheduling.simulation.build import build_world
+from scheduling.simulation.cluster import Cluster
+from scheduling.simulation.lifecycle import Lives
+from scheduling.simulation.losing import take_out
+from scheduling.simulation.requests import Requests
+from scheduling.simulation.state import ITERATIONS, PREEMPTIONS
+from scheduling.simulation.world import MAX_ATTEMPTS, Outcome, State, World
+
+BUSY = (State.READY, State.DRAINING)
+
+
+class Pause(IntEnum):
+    """Why `advance` came back."""
+
+    DONE = loop.ALL_DONE
+    UNTIL = loop.UNTIL
+    WAITING_FLAG = loop.WAITING_FLAG
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out. Times are seconds; arrays of records are NumPy structured arrays."""
+
+    cluster: Cluster
+    requests: Requests
+    outcomes: NDArray[Any]
+    """`world.OUTCOME` by request."""
+    state_s: NDArray[np.float64]
+    """instances x `State`: seconds spent in each up to `end_s`."""
+    counters: dict[str, int]
+    series: dict[str, NDArray[Any]] | None
+    decisions: NDArray[Any] | None
+    """`world.DECISION` in order of time."""
+    changes: NDArray[Any]
+    """`world.CHANGE` in order of time."""
+    end_s: float
+
+
+class Simulation:
+    """One run. The same cluster, requests and seed give the same result to the last bit.
+
+    ValueError for requests that make no sense on the cluster. *sample_s*: the step of the series, 0 for none. *decisions*:
+    keep a log of dispatches. *wait_flag_s*: `advance` pauses when the head of a queue has waited longer.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        requests: Requests,
+        *,
+        seed: int = 0,
+        sample_s: float = 0.0,
+        decisions: bool = False,
+        wait_flag_s: float = np.inf,
+    ) -> None:
+        if not 0 <= sample_s < np.inf:
+            raise ValueError(f"sample_s must be a number from 0 up, not {sample_s}")
+        if not wait_flag_s > 0:
+            raise ValueError(f"wait_flag_s must be more than 0, not {wait_flag_s}")
+        self.cluster = cluster
+        self.requests = requests
+        self.world: World = build_world(cluster, requests, decisions=decisions, wait_flag_s=wait_flag_s)
+        self.lives = Lives(cluster, self.world, seed)
+        self._scale_outs = self._scale_ins = 0
+        self._books: Any = self.world.books[0]
+        self._decisions = decisions
+        self._sample_s = sample_s
+        self._samples: list[dict[str, NDArray[Any]]] = []
+        self._sample_times: list[float] = []
+        self._control()  # so that all is compiled before time begins to count
+
+    # The state, to read
+
+    @property
+    def now_s(self) -> float:
+        return float(self._books.now_s)
+
+    @property
+    def fleet(self) -> FleetArrays:
+        return self.world.fleet
+
+    @property
+    def endpoints(self) -> EndpointArrays:
+        return self.world.endpoints
+
+    @property
+    def waiting(self) -> WaitingArrays:
+        return self.world.waiting
+
+    @property
+    def states(self) -> NDArray[np.int8]:
+        """`State` by instance."""
+        return self.lives.state
+
+    @property
+    def ended(self) -> int:
+        """Requests that are done, failed or refused."""
+        return int(self._books.ended)
+
+    @property
+    def flag_endpoint(self) -> int:
+        """The endpoint that the last WAITING_FLAG was about."""
+        return int(self._books.called_endpoint)
+
+    def waiting_requests(self, endpoint: int) -> NDArray[np.int64]:
+        """Requests that wait at *endpoint*, in the order in which they would leave."""
+        return self.world.held[in_order(self.world.waiting, endpoint)]
+
+    # Letting time pass
+
+    def advance(self, until_s: float) -> Pause:
+        """Let everything happen that happens before *until_s*; what happens at it is still to come."""
+        if not until_s >= self.now_s:
+            raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
+        while True:
+            sample_s = len(self._samples) * self._sample_s if self._sample_s else np.inf
+            stop_s = min(until_s, sample_s)
+            reason = loop.run(self.world, stop_s)
+            if reason == loop.FULL:
+                self._grow()
+            elif reason in (loop.SCALE, loop.DRAINED, loop.RIPE):
+                self._called(reason)
+            elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
+                self._control()
+                self._sample(sample_s)
+            else:
+                if reason != loop.ALL_DONE and self.now_s < np.inf:
+                    self._control()
+                return Pause(reason)
+
+    def _called(self, reason: int) -> None:
+        """The loop came upon something that is decided here."""
+        now_s, instance, endpoint = self.now_s, int(self._books.called_instance), int(self._books.called_endpoint)
+        if reason == loop.RIPE:
+            self.lives.ripen(instance, now_s)
+            if self.lives.ready(instance):
+                self._control(int(self.fleet.endpoint[instance]), source=self.states.size + instance)
+        elif reason == loop.DRAINED:
+            if self.states[instance] == State.DRAINING:
+                self.lives.settle(instance, now_s)
+        elif self._books.called_for > 0:
+            done = self.lives.scale_out(endpoint, now_s)
+            self._scale_outs += done
+            if done:
+                self.world.policies[endpoint].scaled_s = now_s
+                if self.world.waiting.size[endpoint]:
+                    self._control(endpoint, source=loop.ARRIVAL)
+        elif self.lives.scale_in(endpoint, now_s):
+            self._scale_ins += 1
+            self.world.policies[endpoint].scaled_s = now_s
+
+    def run(
+        self,
+        on_tick: Callable[["Simulation"], None] | None = None,
+        tick_s: float = 60.0,
+        until_s: float = np.inf,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Result:
+        """Run to the end of the last request, or *until_s*, calling *on_tick* at every multiple of *tick_s* on the way.
+
+        *progress* is called with requests ended and all requests, as often. RuntimeError if requests wait for ever.
+        """
+        if not 0 < tick_s < np.inf:
+            raise ValueError(f"tick_s must be a number above 0, not {tick_s}")
+        ticks = int(self.now_s // tick_s) + 1
+        while True:
+            stop_s = min(ticks * tick_s, until_s) if on_tick or progress else until_s
+            pause = self.advance(stop_s)
+            if pause == Pause.DONE:
+                break
+            if pause == Pause.WAITING_FLAG:
+                if on_tick:
+                    on_tick(self)
+                continue
+            if stop_s == np.inf:
+                raise RuntimeError(
+                    f"{len(self.requests.arrival_s) - self.ended} requests wait for ever:"
+                    " no instance that could take them is ready or will be"
+                )
+            if stop_s == until_s:
+                break
+            if on_tick:
+                on_tick(self)
+            if progress:
+                progress(self.ended, int(self.requests.arrival_s.size))
+            ticks += 1
+        return self.result()
+
+    def _grow(self) -> None:
+        world = self.world
+        waiting, held = world.waiting, world.held
+        if waiting.counters[FREE_COUNT] == 0:
+            capacity = 2 * held.size
+            waiting, held = grow_waiting(waiting, capacity), np.concatenate([held, np.zeros_like(held)])
+        decisions, books = world.decisions, self._books
+        if decisions.size and decisions.size - books.decisions <= waiting.key.size:
+            decisions = np.concatenate([decisions, np.zeros(decisions.size + waiting.key.size, decisions.dtype)])
+        self._replace(waiting=waiting, held=held, decisions=decisions)
+
+    def _replace(self, **arrays: Any) -> None:
+        self.world = self.lives.world = self.world._replace(**arrays)
+
+    def _sample(self, now_s: float) -> None:
+        fleet, world = self.fleet, self.world
+        endpoint, count = fleet.endpoint, len(self.cluster.endpoints)
+
+        def by_endpoint(values: NDArray[Any]) -> NDArray[np.int64]:
+            return np.bincount(endpoint, weights=values, minlength=count).astype(np.int64)
+
+        ready = self.states == State.READY
+        self._sample_times.append(now_s)
+        self._samples.append(
+            {
+                "waiting": world.waiting.size.copy(),
+                "running": by_endpoint(fleet.running),
+                "kv_tokens": by_endpoint(fleet.kv_tokens),
+                "kv_capacity_tokens": by_endpoint(fleet.kv_capacity_tokens * ready),
+                "ready": by_endpoint(ready),
+                "instance_running": fleet.running.copy(),
+                "instance_kv_tokens": fleet.kv_tokens.astype(np.int32),
+                "instance_state": self.states.copy(),
+            }
+        )
+
+    # Deciding, between `advance` and `advance`
+
+    def scale_out(self, endpoint: int, count: int = 1) -> int:
+        """Begin to add *count* instances to *endpoint*, by the shortest ways there are; how many were begun."""
+        self._check_endpoint(endpoint)
+        begun = 0
+        while begun < count and self.lives.scale_out(endpoint, self.now_s):
+            begun += 1
+        self._scale_outs += begun
+        self._control(endpoint)
+        return begun
+
+    def scale_in(self, endpoint: int, count: int = 1) -> int:
+        """Let the *count* least loaded instances of *endpoint* drain and become spot; how many there were."""
+        self._check_endpoint(endpoint)
+        begun = 0
+        while begun < count and self.lives.scale_in(endpoint, self.now_s):
+            begun += 1
+        self._scale_ins += begun
+        return begun
+
+    def start(self, instance: int) -> None:
+        """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. ValueError if it is elsewhere."""
+        self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
+        if not self.lives.start(instance, self.now_s):
+            raise ValueError(f"instance {instance} drains to change its model")
+        self._control(int(self.fleet.endpoint[instance]))
+
+    def drain(self, instance: int) -> None:
+        """Let *instance* finish what it has, then lend it out as spot."""
+        self._check_instance(instance, *BUSY)
+        self.lives.drain(instance, self.now_s, State.SPOT)
+
+    def stop(self, instance: int) -> None:
+        """Let *instance* finish what it has, then give its machine up."""
+        self._check_instance(instance, *BUSY, State.SPOT, State.ASLEEP)
+        self.lives.drain(instance, self.now_s, State.EMPTY)
+
+    def sleep(self, instance: int) -> None:
+        """Let *instance* finish what it has, then put it to sleep."""
+        self._check_instance(instance, *BUSY)
+        self.lives.drain(instance, self.now_s, State.FALLING_ASLEEP, self.cluster.delays.sleep_s)
+
+    def wake(self, instance: int) -> None:
+        self._check_instance(instance, State.ASLEEP)
+        self.lives.start(instance, self.now_s)
+
+    def fail(self, instance: int, repair_s: float | None = None) -> int:
+        """Lose *instance* with all that it holds; how many requests were queued again.
+
+        It is repaired after *repair_s* (infinity: never; None: as the cluster's delays say), and loads its weights anew.
+        """
+        self._check_instance(instance, *(state for state in State if state not in (State.EMPTY, State.FAILED)))
+        lasts_s = self.cluster.delays.repair_s if repair_s is None else repair_s
+        if not lasts_s >= 0:
+            raise ValueError(f"repair_s must be at least 0, not {repair_s}")
+        self._make_room(int(self.fleet.running[instance]))
+        self.lives.fail(instance, self.now_s, float(lasts_s))
+        again = 0
+        for request, began in take_out(self.world, instance):
+            tries = self.world.outcomes[request]["attempts"]
+            if not began and tries < MAX_ATTEMPTS and self._control(request=request) >= 0:
+                again += 1
+            else:
+                self.world.outcomes[request]["state"] = Outcome.FAILED
+                self._books.failed += 1
+                self._books.ended += 1
+        self._books.requeued += again
+        return again
+
+    def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
+        """Let *instance* finish what it has, then load the model of *endpoint*; *remote*: its weights are far away."""
+        self._check_move(instance, endpoint)
+        self.lives.redeploy(instance, endpoint, self.now_s, remote=remote)
+
+    def swap(self, instance: int, endpoint: int) -> None:
+        """Let *instance* finish what it has, then exchange its model for that of *endpoint*, from the nearest tier."""
+        self._check_move(instance, endpoint)
+        self.lives.swap(instance, endpoint, self.now_s)
+
+    def rekey(self, request: int, key: float) -> bool:
+        """Give *request* another turn in its queue (lowest first); False if it does not wait."""
+        slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
+        return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
+
+    def _control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
+        return int(loop.control(self.world, endpoint, request, source))
+
+    def _make_room(self, count: int) -> None:
+        while self.world.waiting.counters[FREE_COUNT] < count:
+            held = np.concatenate([self.world.held, np.zeros_like(self.world.held)])
+            self._replace(waiting=grow_waiting(self.world.waiting, held.size), held=held)
+
+    def _check_endpoint(self, endpoint: int) -> None:
+        if not 0 <= endpoint < len(self.cluster.endpoints):
+            raise ValueError(f"there is no endpoint {endpoint}; there are {len(self.cluster.endpoints)}")
+
+    def _check_instance(self, instance: int, *allowed: State) -> None:
+        if not 0 <= instance < self.states.size:
+            raise ValueError(f"there is no instance {instance}; there are {self.states.size}")
+        state = State(self.states[instance])
+        if state not in allowed:
+            raise ValueError(f"instance {instance} is {state.name}, not {' or '.join(each.name for each in allowed)}")
+
+    def _check_move(self, instance: int, endpoint: int) -> None:
+        self._check_endpoint(endpoint)
+        self._check_instance(instance, *BUSY, State.SPOT)
+        model, region = self.cluster.endpoints[endpoint]
+        if self.cluster.regions[self.fleet.region[instance]] != region:
+            raise ValueError(f"instance {instance} is not in {region}")
+        gpu_type = self.cluster.instances[instance].gpu_type
+        if (model, gpu_type) not in self.cluster.engines():
+            raise ValueError(f"instance {instance}: nothing says how {model} runs on its GPU type, {gpu_type!r}")
+
+    # What came out
+
+    def result(self) -> Result:
+        """What came out so far."""
+        world, books = self.world, self._books
+        counted = ("events", "arrived", "ended", "forwarded", "requeued", "refused", "failed")
+        return Result(
+            cluster=self.cluster,
+            requests=self.requests,
+            outcomes=world.outcomes,
+            state_s=self.lives.state_s(self.now_s),
+            counters={name: int(books[name]) for name in counted}
+            | {
+                "iterations": int(world.engines.counters[ITERATIONS]),
+                "preemptions": int(world.engines.counters[PREEMPTIONS]),
+                "scale_outs": self._scale_outs,
+                "scale_ins": self._scale_ins,
+                "redeploys": self.lives.redeploys,
+                "swaps": self.lives.swaps,
+            },
+            series=self._series(),
+            decisions=world.decisions[: books.decisions].copy() if self._decisions else None,
+            changes=self.lives.changes(),
+            end_s=self.now_s,
+        )
+
+    def _series(self) -> dict[str, NDArray[Any]] | None:
+        if not self._samples:
+            return None
+        names = self._samples[0]
+        return {"t_s": np.array(self._sample_times)} | {
+            name: np.stack([sample[name] for sample in self._samples]) for name in names
+        }

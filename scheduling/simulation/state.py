@@ -1,0 +1,174 @@
+"""What the compiled engine remembers: one record an instance, one record a request that an instance holds.
+
+Records rather than one array a field: an event touches most fields of one instance and of one or two requests, so a
+record is two or three cache lines where arrays would be thirty. (The numbers below are compiled into kernels: naming
+@compiled here makes this file part of the digest that keeps their cache fresh.)
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.simulation.engine import EngineConfig
+
+NONE: Final = -1
+
+# What an instance is doing.
+IDLE: Final = 0
+STEP: Final = 1  # one iteration with prefill, or with a part of the batch only
+SEGMENT: Final = 2  # iterations that decode one and the same batch
+
+# Places in EngineArrays.counters.
+FREE_SEQUENCES: Final = 0
+ITERATIONS: Final = 1
+PREEMPTIONS: Final = 2
+GIVEN: Final = 3
+
+
+def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
+    """A record of *fields* that compiled and uncompiled code alike read by attribute."""
+    return np.dtype((np.record, np.dtype(fields, align=True)))
+
+
+INSTANCE = record(
+    [
+        # Settings, as in EngineConfig.
+        ("max_num_seqs", np.int64),
+        ("budget_tokens", np.int64),
+        ("block_size_tokens", np.int64),
+        ("kv_blocks", np.int64),
+        ("by_priority", np.uint8),
+        ("prefix_caching", np.uint8),
+        ("prefill_t0_s", np.float64),
+        ("prefill_a_s", np.float64),
+        ("prefill_b_s_per_token", np.float64),
+        ("prefill_c_s_per_token2", np.float64),
+        ("decode_a_s", np.float64),
+        ("decode_b_s_per_sequence", np.float64),
+        ("decode_c_s_per_token", np.float64),
+        # The work in progress: k iterations end at started_s + linear_s * k + quadratic_s * k * k.
+        ("phase", np.int8),
+        ("started_s", np.float64),
+        ("linear_s", np.float64),
+        ("quadratic_s", np.float64),
+        ("steps", np.int64),  # iterations until the next event
+        ("counted", np.int64),  # of those, what the fleet arrays know of
+        ("step_decodes", np.int64),  # decoding sequences that get a token in each of these iterations
+        ("step_within", np.int64),  # of those, the ones still within the tokens expected of them
+        # The batch.
+        ("iteration", np.int64),  # iterations ended since the start
+        ("decoding", np.int64),  # sequences that decode
+        ("within", np.int64),  # of those, the ones still within the tokens expected of them
+        ("context_tokens", np.int64),  # prompt and output so far, summed over those that decode
+        ("free_blocks", np.int64),
+        ("running", np.int64),
+        ("waiting", np.int64),
+        ("admissions", np.int64),
+        ("partial", np.int32),  # the one sequence whose prefill is under way, the last admitted; NONE
+        ("joining", np.int32),  # first of those that get a token at the end of this step without being among `decoding`
+        ("last_joining", np.int32),
+        ("first_running", np.int32),  # in order of admission
+        ("last_running", np.int32),
+        ("first_waiting", np.int32),  # in order of turn
+        ("last_waiting", np.int32),
+    ]
+)
+"""One engine."""
+
+SEQUENCE = record(
+    [
+        ("request", np.int64),
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
+        ("produced_tokens", np.int32),  # true while it does not decode
+        ("computed_tokens", np.int32),  # true while it does not decode
+        ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
+        ("priority", np.int32),
+        ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
+        ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
+        ("number", np.int64),  # order of dispatch
+        ("admission", np.int64),  # order of admission on its instance
+        ("instance", np.int32),
+        ("previous", np.int32),  # in the list that it is in, of running or of waiting
+        ("next", np.int32),
+        ("next_joining", np.int32),
+        ("decoding", np.uint8),
+        ("streaming", np.uint8),  # its first token has come out
+    ]
+)
+"""One request on an instance."""
+
+
+class EngineArrays(NamedTuple):
+    """Every instance's engine."""
+
+    instances: NDArray[np.void]
+    """INSTANCE records."""
+    sequences: NDArray[np.void]
+    """SEQUENCE records; those not in use are in `free_sequences`."""
+    due: NDArray[np.int64]
+    """A heap for each instance, `decoding` high: the iteration after which a sequence ends or exceeds what was expected."""
+    due_sequence: NDArray[np.int32]
+    residues: NDArray[np.int32]
+    """instances x block size: how many decoding sequences have (prompt + offset - 1) modulo the block size."""
+    free_sequences: NDArray[np.int32]
+    done: NDArray[np.int32]
+    """Scratch: sequences that end at one moment."""
+    counters: NDArray[np.int64]
+
+
+def allocate_engines(configs: Sequence[EngineConfig], later: Sequence[EngineConfig], sequences: int) -> EngineArrays:
+    """Idle engines with the settings of *configs*, and room for *sequences* requests over all of them.
+
+    Each could take the settings of any of *configs* and *later* as well.
+    """
+    count = len(configs)
+    batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
+    block_size = max(config.block_size_tokens for config in (*configs, *later))
+    arrays = EngineArrays(
+        instances=np.zeros(count, INSTANCE),
+        sequences=np.zeros(sequences, SEQUENCE),
+        due=np.zeros((count, batch), np.int64),
+        due_sequence=np.zeros((count, batch), np.int32),
+        residues=np.zeros((count, block_size), np.int32),
+        free_sequences=np.arange(sequences - 1, -1, -1, dtype=np.int32),
+        done=np.zeros(batch, np.int32),
+        counters=np.array([sequences, 0, 0, 0], np.int64),
+    )
+    for name in (
+        "partial",
+        "joining",
+        "last_joining",
+        "first_running",
+        "last_running",
+        "first_waiting",
+        "last_waiting",
+    ):
+        arrays.instances[name] = NONE
+    for instance, config in enumerate(configs):
+        configure(arrays, instance, config)
+    return arrays
+
+
+def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> None:
+    """Give an idle *instance* the settings of *config*."""
+    record: Any = engines.instances[instance]
+    record["max_num_seqs"] = config.max_num_seqs
+    record["budget_tokens"] = config.max_num_batched_tokens
+    record["block_size_tokens"] = config.block_size_tokens
+    record["kv_blocks"] = record["free_blocks"] = config.kv_blocks
+    record["by_priority"] = config.policy == "priority"
+    record["prefix_caching"] = config.prefix_caching
+    for name in (
+        "prefill_t0_s",
+        "prefill_a_s",
+        "prefill_b_s_per_token",
+        "prefill_c_s_per_token2",
+        "decode_a_s",
+        "decode_b_s_per_sequence",
+        "decode_c_s_per_token",
+    ):
+        record[name] = getattr(config.profile, name)

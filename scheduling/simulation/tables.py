@@ -1,0 +1,69 @@
+"""Tables of results: columns by name, written as CSV always and as Parquet where pyarrow is installed."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class ParquetMissing(ImportError):
+    """A Parquet file was asked for and pyarrow is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("Parquet files need pyarrow, which is not installed: pip install 'pilothouse[parquet]'")
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows under named columns. Units stand in the names, or in a column of their own."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, *values: Any) -> None:
+        """One row; ValueError if it has not as many values as there are columns."""
+        if len(values) != len(self.columns):
+            raise ValueError(f"{len(values)} values for {len(self.columns)} columns")
+        self.rows.append(values)
+
+    def select(self, **wanted: Any) -> "Table":
+        """The rows whose columns have the *wanted* values."""
+        places = [(self.columns.index(name), value) for name, value in wanted.items()]
+        rows = [row for row in self.rows if all(row[place] == value for place, value in places)]
+        return Table(self.columns, rows)
+
+    def value(self, **wanted: Any) -> Any:
+        """The last column of the only row with the *wanted* values; LookupError if there is not exactly one."""
+        rows = self.select(**wanted).rows
+        if len(rows) != 1:
+            raise LookupError(f"{len(rows)} rows have {wanted}")
+        return rows[0][-1]
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def write_csv(self, path: Path) -> None:
+        write_csv(path, self.columns, self.rows)
+
+    def write_parquet(self, path: Path) -> None:
+        """Raises ParquetMissing without pyarrow."""
+        write_parquet(path, self.columns, list(zip(*self.rows, strict=True)) or [()] * len(self.columns))
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """*rows* under a header; None is an empty cell."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def write_parquet(path: Path, columns: Sequence[str], values: Sequence[Any]) -> None:
+    """*values*: an array or a sequence for each column. Raises ParquetMissing without pyarrow."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ParquetMissing from None
+    parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), path)

@@ -1,0 +1,127 @@
+// Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; until then the page shows
+// the server's drawing. Colours named var(--…) are resolved here, so that figures follow the theme.
+
+const EVERY_MS = 5_000;
+const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
+let plotly = null;
+let probe = null;
+
+function loadPlotly(url) {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = url;
+    script.async = true;
+    script.addEventListener("load", () => resolve(window.Plotly));
+    script.addEventListener("error", () => { plotly = null; reject(new Error("plotly.js could not be loaded")); });
+    document.head.append(script);
+  });
+  return plotly;
+}
+
+function resolved(value) {
+  if (value === "var(--font)") return getComputedStyle(document.body).fontFamily;
+  probe.style.color = value;
+  return getComputedStyle(probe).color;
+}
+
+// A copy of *figure* in the colours of the present theme.
+export function themed(figure) {
+  probe ??= document.body.appendChild(Object.assign(document.createElement("span"), { hidden: true }));
+  const known = new Map();
+  const copy = JSON.parse(JSON.stringify(figure), (key, value) => {
+    if (typeof value !== "string" || !value.startsWith("var(--")) return value;
+    if (!known.has(value)) known.set(value, resolved(value));
+    return known.get(value);
+  });
+  const light = getComputedStyle(probe).colorScheme === "light" ||
+    (getComputedStyle(probe).colorScheme !== "dark" && !matchMedia("(prefers-color-scheme: dark)").matches);
+  for (const trace of copy.data) if (trace.type === "heatmap") trace.reversescale = light;
+  return copy;
+}
+
+export class Charts {
+  #container;
+  #live;
+  #visible = new Set();
+  #figures = new Map(); // key of the chart: its newest figure
+  #observer;
+  #timer = 0;
+
+  constructor(container, live) {
+    this.#container = container;
+    this.#live = live;
+    this.#observer = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) this.#visible.add(target);
+        else this.#visible.delete(target);
+      }
+      this.#drawAll();
+    });
+    for (const panel of container.querySelectorAll("[data-chart]")) this.#adopt(panel);
+    document.addEventListener("swapped", (event) => {
+      if (container.contains(event.detail.element)) this.#adopt(event.detail.element);
+    });
+    document.addEventListener("themechange", () => this.#drawAll());
+    this.#timer = setInterval(() => this.#refresh(), EVERY_MS);
+  }
+
+  #adopt(panel) {
+    for (const gone of this.#visible) if (!gone.isConnected) this.#visible.delete(gone);
+    const data = panel.querySelector('script[type="application/json"]');
+    if (data) this.#figures.set(panel.dataset.chart, JSON.parse(data.textContent).figure);
+    else this.#figures.delete(panel.dataset.chart);
+    this.#observer.observe(panel);
+  }
+
+  async #drawAll() {
+    if (!this.#visible.size) return;
+    let library;
+    try {
+      library = await loadPlotly(this.#container.dataset.plotly);
+    } catch (error) {
+      console.warn(error.message); // the server's drawing stays
+      return;
+    }
+    for (const panel of [...this.#visible]) {
+      await new Promise(requestAnimationFrame); // one chart a frame
+      const place = panel.querySelector("[data-plot]");
+      const figure = this.#figures.get(panel.dataset.chart);
+      if (!place || !figure || !panel.isConnected) continue;
+      const { data, layout } = themed(figure);
+      place.querySelector(".preview")?.remove();
+      await library.react(place, data, layout, CONFIG);
+      panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";
+    }
+  }
+
+  async #refresh() {
+    if (document.hidden || this.#live.paused || !this.#visible.size) return;
+    const query = new URLSearchParams(location.search);
+    query.set("charts", [...this.#visible].map((panel) => panel.dataset.chart).join(","));
+    const { chartsUrl, chartsInstance } = this.#container.dataset;
+    if (chartsInstance) query.set("instance", chartsInstance);
+    try {
+      const answer = await fetch(`${chartsUrl}?${query}`);
+      if (!answer.ok || this.#live.paused) return;
+      this.#take(await answer.json());
+    } catch { /* the server is away: the badge says so */ }
+  }
+
+  #take({ charts, sparks }) {
+    for (const [key, { figure, sentence }] of Object.entries(charts)) {
+      const panel = this.#container.querySelector(`[data-chart="${key}"]`);
+      const place = panel?.querySelector("[data-plot]");
+      if (figure && !place && !panel.querySelector("table")) {
+        document.dispatchEvent(new CustomEvent("chartfilled", { detail: { id: panel.id } }));
+        continue;
+      }
+      if (!place || !figure) continue;
+      this.#figures.set(key, figure);
+      place.setAttribute("aria-label", sentence);
+    }
+    sparks?.forEach((points, at) => {
+      document.querySelectorAll(".tile .spark polyline")[at]?.setAttribute("points", points);
+    });
+    this.#drawAll();
+  }
+}

@@ -1,0 +1,56 @@
+// Filters that apply themselves, dialogs for browsers without invoker commands, and copying.
+
+export function startFilters() {
+  for (const form of document.querySelectorAll("[data-filters]")) {
+    // A select changes with each arrow key: by keyboard the button applies, by pointer the choice does.
+    let byKey = false;
+    form.addEventListener("keydown", () => { byKey = true; });
+    form.addEventListener("pointerdown", () => { byKey = false; });
+    form.addEventListener("change", () => {
+      if (byKey) form.querySelector(".apply").classList.add("needed");
+      else form.requestSubmit();
+    });
+    form.addEventListener("formdata", ({ formData }) => {
+      for (const [name, value] of [...formData]) if (value === "") formData.delete(name);
+    });
+  }
+}
+
+export function startDialogs() {
+  if ("commandForElement" in HTMLButtonElement.prototype) return;
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("button[commandfor]");
+    if (button?.getAttribute("command") === "show-modal") document.getElementById(button.getAttribute("commandfor")).showModal();
+  });
+}
+
+async function copy(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  // Without HTTPS there is no clipboard API.
+  const area = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("refused");
+}
+
+export function startCopying() {
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.hidden = false;
+    const word = button.querySelector("[data-copy-word]");
+    button.addEventListener("click", async () => {
+      try {
+        await copy(document.getElementById(button.dataset.copy).textContent);
+        word.textContent = "Copied";
+        document.querySelector("[data-announce]").textContent = "Copied";
+      } catch {
+        word.textContent = "Select it and copy";
+      }
+      setTimeout(() => { word.textContent = "Copy"; }, 4000);
+    });
+  }
+}

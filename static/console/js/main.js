@@ -1,0 +1,49 @@
+// Entry of every page: starts what the page has.
+import { startBadge } from "./badge.js";
+import { Charts } from "./charts.js";
+import { startCopying, startDialogs, startFilters } from "./forms.js";
+import { startKeys } from "./keys.js";
+import { drawAttention, drawEvents } from "./lists.js";
+import { Live } from "./live.js";
+import { drawAges, drawNumbers } from "./numbers.js";
+import { refreshRegions, startSwapLinks, swap } from "./swap.js";
+
+function startLive(badge) {
+  const { socket, snapshot, topics, after, ts, source, zone } = badge.dataset;
+  const live = new Live({
+    socketUrl: socket, snapshotUrl: snapshot, topics, after, source, zone, ts: ts === "" ? null : Number(ts),
+  });
+  let rows = null; // which instances there were, and how they stood
+  live.addEventListener("state", ({ detail: { state } }) => {
+    const outdated = drawNumbers(state, live.nowS());
+    if (state.attention) drawAttention(state.attention);
+    const { id, status } = state.tables.instances ?? { id: [], status: [] };
+    const now = `${id} ${status}`;
+    if (outdated || (rows !== null && now !== rows)) refreshRegions();
+    rows = now;
+  });
+  live.addEventListener("events", ({ detail: { events } }) => {
+    drawEvents(events, zone);
+    drawAges(live.nowS());
+    if (document.querySelector("[data-refresh-on-events]")) refreshRegions();
+  });
+  live.addEventListener("change", ({ detail }) => { if (detail.source) refreshRegions(); });
+  live.addEventListener("reload", () => location.reload());
+  startBadge(live, badge, document.querySelector("[data-pause]"));
+  setInterval(() => { if (!live.paused && !document.hidden) drawAges(live.nowS()); }, 1000);
+  const charts = document.querySelector("[data-charts]");
+  if (charts) new Charts(charts, live);
+  document.addEventListener("chartfilled", ({ detail }) => swap([detail.id]));
+  const everyS = Number(document.querySelector("[data-refresh-s]")?.dataset.refreshS ?? 0);
+  if (everyS) setInterval(() => { if (!live.paused && !document.hidden) refreshRegions(0); }, everyS * 1000);
+  live.start();
+  return live;
+}
+
+const badge = document.querySelector("[data-live]");
+const live = badge ? startLive(badge) : null;
+startKeys(live);
+startFilters();
+startDialogs();
+startCopying();
+startSwapLinks();

@@ -1,0 +1,57 @@
+// Parts of a page drawn anew by the server: the page is fetched again and the named elements are exchanged.
+
+const busy = new Set();
+
+// Whether exchanging *element* would take something from under the user's hands.
+function inUse(element) {
+  return element.querySelector("dialog[open]") !== null || element.contains(document.activeElement) &&
+    document.activeElement.matches("input, select, textarea");
+}
+
+export async function swap(ids, url = location.href) {
+  const wanted = ids.filter((id) => !busy.has(id));
+  if (!wanted.length) return;
+  wanted.forEach((id) => busy.add(id));
+  try {
+    const answer = await fetch(url, { cache: "no-store" });
+    if (!answer.ok || answer.redirected) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const id of wanted) {
+      const [before, after] = [document.getElementById(id), page.getElementById(id)];
+      if (!before || !after || inUse(before)) continue;
+      const focused = before.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const scrolled = before.querySelector(".scroll")?.scrollLeft ?? 0;
+      before.replaceWith(document.adoptNode(after));
+      if (scrolled) after.querySelector(".scroll")?.scrollTo({ left: scrolled });
+      if (focused) after.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+      document.dispatchEvent(new CustomEvent("swapped", { detail: { element: after } }));
+    }
+  } catch { /* the server is away: the badge says so, and the next change tries again */ } finally {
+    wanted.forEach((id) => busy.delete(id));
+  }
+}
+
+let timer = 0;
+
+// All regions of the page that the server draws, soon and once, however often this is asked.
+export function refreshRegions(delayMs = 1000) {
+  if (timer) return;
+  timer = setTimeout(() => {
+    timer = 0;
+    swap([...document.querySelectorAll("[data-region][id]")].map((element) => element.id));
+  }, delayMs);
+}
+
+// Links that exchange one element and keep the address: a chart as table, another kind of demand.
+export function startSwapLinks() {
+  document.addEventListener("click", async (event) => {
+    const link = event.target.closest?.("a[data-swap]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+    event.preventDefault();
+    const id = link.dataset.swap;
+    const place = [...document.getElementById(id).querySelectorAll("a")].indexOf(link);
+    history.replaceState(null, "", link.href);
+    await swap([id], link.href);
+    document.getElementById(id).querySelectorAll("a")[place]?.focus({ preventScroll: true });
+  });
+}

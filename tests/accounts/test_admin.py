@@ -1,0 +1,283 @@
+"""The admin as a whole: who enters, every registered page, and that edits leave events."""
+
+import pytest
+from django.contrib import admin
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.accounts import services
+from controlplane.accounts.models import ApiKey, SignInLink, Tenant, User, hash_secret
+from controlplane.events.models import Event
+from controlplane.events.services import record
+from controlplane.fleet.models import CommandVerb, Instance, InstanceCommand, Node, Region, SloClass
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+
+pytestmark = pytest.mark.django_db
+
+MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
+
+
+def url_of(model, page, *args):
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
+
+
+@pytest.fixture
+def rows(deployment, make_instance, node, acme, fleet_admin, member):
+    """At least one row of every registered model."""
+    instance = make_instance()
+    InstanceCommand.objects.create(instance=instance, verb=CommandVerb.STOP, actor="test")
+    key, _ = services.create_api_key(acme, "laptop", fleet_admin)
+    services.create_sign_in_link(member)
+    record("test.happened", acme, actor=fleet_admin, reason="because " * 20)
+    LedgerRow.objects.create(
+        request_id="r1",
+        arrived_at=timezone.now(),
+        tenant=acme,
+        api_key=key,
+        model="llama-3.1-8b",
+        slo_class="interactive",
+        streamed=True,
+        outcome=Outcome.DONE,
+        status_code=200,
+    )
+    MinuteRow.objects.create(minute=timezone.now(), model="llama-3.1-8b", region="us-east", slo_class="interactive")
+
+
+@pytest.fixture
+def as_admin(client, fleet_admin):
+    client.force_login(fleet_admin)
+    return client
+
+
+def test_every_model_of_the_project_is_registered():
+    from django.apps import apps
+
+    ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
+    assert ours == set(MODELS)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
+def test_pages_of_every_model_answer_under_the_content_security_policy(model, rows, as_admin):
+    row = model._default_manager.first()
+    pages = [url_of(model, "changelist"), url_of(model, "changelist") + "?q=a", url_of(model, "change", row.pk)]
+    model_admin = admin.site._registry[model]
+    pages += [url_of(model, "changelist") + f"?o={column}" for column in range(1, len(model_admin.list_display) + 1)]
+    for page in pages:
+        response = as_admin.get(page)
+        assert response.status_code == 200, page
+        assert "script-src 'self'" in response.headers["Content-Security-Policy"]
+        assert b"<script>" not in response.content
+        assert b"<style" not in response.content
+    add = as_admin.get(url_of(model, "add"))
+    read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
+    assert add.status_code == (403 if model in read_only else 200)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
+def test_every_filter_of_every_list_answers(model, rows, as_admin):
+    page = as_admin.get(url_of(model, "changelist"))
+    for spec in page.context["cl"].filter_specs:
+        for choice in list(spec.choices(page.context["cl"]))[:3]:
+            if isinstance(choice.get("query_string"), str):
+                response = as_admin.get(url_of(model, "changelist") + choice["query_string"])
+                assert response.status_code == 200, choice
+
+
+def test_index_and_lists_of_the_longest_tables_do_not_grow_in_queries(
+    as_admin, rows, make_instance, django_assert_max_num_queries
+):
+    """As many queries for many rows as for one."""
+    for _ in range(20):
+        make_instance()
+    for model, queries in ((Instance, 13), (Node, 9), (Event, 9), (LedgerRow, 12), (ApiKey, 10), (Tenant, 10)):
+        with django_assert_max_num_queries(queries) as captured:
+            as_admin.get(url_of(model, "changelist"))
+        assert captured
+
+
+class TestWhoEnters:
+    def test_visitors_go_to_the_sign_in_page_and_come_back(self, client):
+        response = client.get(reverse("admin:index"), follow=True)
+        assert response.redirect_chain[-1][0] == reverse("console:sign-in") + "?next=" + reverse("admin:index")
+
+    @pytest.mark.parametrize("who", ["member", "key_manager", "stranger"])
+    def test_people_without_a_fleet_role_are_refused(self, client, request, who):
+        client.force_login(request.getfixturevalue(who))
+        assert client.get(reverse("admin:index"), follow=True).status_code == 403
+        assert client.get(url_of(Region, "changelist"), follow=True).status_code == 403
+
+    def test_staff_flag_alone_opens_nothing(self, client, make_user):
+        client.force_login(make_user("clerk", is_staff=True))
+        assert client.get(reverse("admin:index"), follow=True).status_code == 403
+
+    def test_a_superuser_may_do_all(self, client, make_user, region):
+        client.force_login(make_user("root", is_superuser=True))
+        assert client.get(url_of(Region, "add")).status_code == 200
+
+    @pytest.mark.parametrize("who", ["viewer", "operator"])
+    def test_viewers_and_operators_read(self, client, request, who, region):
+        client.force_login(request.getfixturevalue(who))
+        assert client.get(url_of(Region, "changelist")).status_code == 200
+        assert client.get(url_of(Region, "change", region.pk)).status_code == 200
+        assert client.get(url_of(Region, "add")).status_code == 403
+        post = client.post(url_of(Region, "change", region.pk), {"name": "x", "title": "x"})
+        assert post.status_code == 403
+        assert client.get(url_of(User, "changelist")).status_code == 403
+
+    def test_open_redirects_are_not_followed(self, as_admin):
+        response = as_admin.get(reverse("admin:login") + "?next=https://elsewhere.example/")
+        assert response.url == reverse("admin:index")
+
+
+class TestEdits:
+    def test_an_edit_is_an_event_with_before_and_after(self, as_admin, region, fleet_admin):
+        as_admin.post(url_of(Region, "change", region.pk), {"name": "us-east", "title": "US East 2", "active": "on"})
+        event = Event.objects.get()
+        assert (event.kind, event.user, event.subject) == ("region.changed", fleet_admin, "US East 2")
+        assert (event.before, event.after) == ({"title": "US East"}, {"title": "US East 2"})
+
+    def test_saving_without_a_change_is_no_event(self, as_admin, region):
+        as_admin.post(url_of(Region, "change", region.pk), {"name": "us-east", "title": "US East", "active": "on"})
+        assert not Event.objects.exists()
+
+    def test_many_to_many_changes_are_seen(self, as_admin, acme, slo_class):
+        other = SloClass.objects.create(name="batch", title="Batch", kind="non_interactive", deadline_s=60)
+        response = as_admin.post(
+            url_of(Tenant, "change", acme.pk),
+            {
+                "name": "acme",
+                "title": "Acme",
+                "active": "on",
+                "slo_classes": [slo_class.pk, other.pk],
+                "default_slo_class": slo_class.pk,
+                "max_concurrent_requests": 256,
+                "tokens_per_minute": 0,
+                "memberships-TOTAL_FORMS": 0,
+                "memberships-INITIAL_FORMS": 0,
+            },
+        )
+        assert response.status_code == 302
+        event = Event.objects.get(kind="tenant.changed")
+        assert event.after == {"slo_classes": ["Batch", "Interactive"]}
+
+    def test_the_default_class_is_one_that_the_tenant_may_use(self, as_admin, slo_class):
+        response = as_admin.post(
+            url_of(Tenant, "add"),
+            {
+                "name": "new",
+                "active": "on",
+                "slo_classes": [],
+                "default_slo_class": slo_class.pk,
+                "max_concurrent_requests": 1,
+                "tokens_per_minute": 0,
+                "memberships-TOTAL_FORMS": 0,
+                "memberships-INITIAL_FORMS": 0,
+            },
+        )
+        assert "default_slo_class" in response.context["adminform"].form.errors
+
+    def test_memberships_edited_inline_are_events(self, as_admin, acme, member, slo_class):
+        membership = member.memberships.get()
+        response = as_admin.post(
+            url_of(Tenant, "change", acme.pk),
+            {
+                "name": "acme",
+                "title": "Acme",
+                "active": "on",
+                "slo_classes": [slo_class.pk],
+                "default_slo_class": slo_class.pk,
+                "max_concurrent_requests": 256,
+                "tokens_per_minute": 0,
+                "memberships-TOTAL_FORMS": 1,
+                "memberships-INITIAL_FORMS": 1,
+                "memberships-0-id": membership.pk,
+                "memberships-0-tenant": acme.pk,
+                "memberships-0-user": member.pk,
+                "memberships-0-role": "admin",
+            },
+        )
+        assert response.status_code == 302, response.context["errors"]
+        event = Event.objects.get(kind="membership.changed")
+        assert (event.before, event.after) == ({"role": "viewer"}, {"role": "admin"})
+
+    def test_deletion_is_an_event_one_by_one_and_in_bulk(self, as_admin):
+        one, two, three = (Region.objects.create(name=name, title=name) for name in ("r1", "r2", "r3"))
+        as_admin.post(url_of(Region, "delete", one.pk), {"post": "yes"})
+        as_admin.post(
+            url_of(Region, "changelist"),
+            {"action": "delete_selected", "_selected_action": [two.pk, three.pk], "post": "yes"},
+        )
+        events = Event.objects.filter(kind="region.deleted")
+        assert sorted(event.before["name"] for event in events) == ["r1", "r2", "r3"]
+        assert not Region.objects.exists()
+
+    def test_passwords_never_enter_an_event(self, as_admin, member):
+        member.set_password("first secret of mine")
+        member.save()
+        response = as_admin.post(
+            reverse("admin:auth_user_password_change", args=[member.pk]),
+            {"password1": "second secret of mine", "password2": "second secret of mine", "usable_password": "true"},
+        )
+        assert response.status_code == 302
+        member.refresh_from_db()
+        assert member.check_password("second secret of mine")
+        assert Event.objects.filter(kind="user.password_changed", subject="member").exists()
+        for event in Event.objects.all():
+            assert "secret" not in str([event.before, event.after, event.inputs, event.reason])
+            assert member.password not in str([event.before, event.after])
+
+    def test_only_superusers_make_superusers(self, as_admin, member):
+        page = as_admin.get(url_of(User, "change", member.pk))
+        assert "is_superuser" not in page.context["adminform"].form.fields
+
+    def test_only_superusers_touch_superusers(self, as_admin, make_user):
+        root = make_user("root", is_superuser=True)
+        assert as_admin.post(url_of(User, "change", root.pk), {"username": "mine"}).status_code == 403
+        assert as_admin.get(reverse("admin:auth_user_password_change", args=[root.pk])).status_code == 403
+        assert as_admin.post(url_of(User, "delete", root.pk), {"post": "yes"}).status_code == 403
+        as_admin.post(url_of(User, "changelist"), {"action": "sign_in_link", "_selected_action": [root.pk]})
+        assert not SignInLink.objects.exists()
+
+
+class TestKeys:
+    def test_the_secret_is_shown_once_and_works(self, as_admin, acme, fleet_admin):
+        response = as_admin.post(url_of(ApiKey, "add"), {"tenant": acme.pk, "name": "laptop"})
+        assert response.status_code == 200
+        assert "no-store" in response.headers["Cache-Control"]
+        secret = response.context["secret"]
+        key = ApiKey.objects.get()
+        assert key.sha256 == hash_secret(secret)
+        assert key.created_by == fleet_admin
+        assert secret not in as_admin.get(url_of(ApiKey, "change", key.pk)).content.decode()
+        assert Event.objects.get(kind="api_key.created").after["prefix"] == key.prefix
+
+    def test_a_date_in_the_past_is_refused_beside_its_field(self, as_admin, acme):
+        values = {"tenant": acme.pk, "name": "laptop", "expires_at_0": "2020-01-01", "expires_at_1": "00:00"}
+        response = as_admin.post(url_of(ApiKey, "add"), values)
+        assert "expires_at" in response.context["adminform"].form.errors
+
+    def test_revoking_asks_for_a_reason(self, as_admin, acme, fleet_admin):
+        key, _ = services.create_api_key(acme, "laptop", fleet_admin)
+        choice = {"action": "revoke", "_selected_action": [key.pk]}
+        page = as_admin.post(url_of(ApiKey, "changelist"), choice)
+        assert page.templates[0].name == "admin/reason.html"
+        again = as_admin.post(url_of(ApiKey, "changelist"), choice | {"confirmed": "yes", "reason": ""})
+        assert again.context["form"].errors
+        as_admin.post(url_of(ApiKey, "changelist"), choice | {"confirmed": "yes", "reason": "leaked"})
+        key.refresh_from_db()
+        assert not key.usable
+        assert Event.objects.get(kind="api_key.revoked").reason == "leaked"
+
+    def test_keys_are_neither_edited_nor_deleted(self, as_admin, acme, fleet_admin):
+        key, _ = services.create_api_key(acme, "laptop", fleet_admin)
+        assert as_admin.post(url_of(ApiKey, "change", key.pk), {"name": "x"}).status_code == 403
+        assert as_admin.post(url_of(ApiKey, "delete", key.pk), {"post": "yes"}).status_code == 403
+
+    def test_a_sign_in_link_is_for_one_user(self, as_admin, member, stranger):
+        choice = {"action": "sign_in_link", "_selected_action": [member.pk]}
+        page = as_admin.post(url_of(User, "changelist"), choice)
+        token = page.context["secret"].rstrip("/").rpartition("/")[2]
+        assert services.use_sign_in_link(token) == member
+        both = {"action": "sign_in_link", "_selected_action": [member.pk, stranger.pk]}
+        assert as_admin.post(url_of(User, "changelist"), both).status_code == 302
+        assert SignInLink.objects.count() == 1

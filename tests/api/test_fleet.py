@@ -1,0 +1,207 @@
+"""`/api`: inventory and operators' actions."""
+
+import json
+
+import pytest
+from django.test import Client
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import CommandVerb, InstanceCommand
+from controlplane.fleet.states import InstanceState
+
+pytestmark = pytest.mark.django_db
+
+LISTS = ["instances", "regions", "gpu-types", "models", "deployments", "slo-classes"]
+
+
+def error(response):
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "field"}
+    return body["error"]
+
+
+class TestWhoSees:
+    @pytest.mark.parametrize("path", LISTS)
+    def test_the_fleets_people_read_the_inventory(self, path, sign_in, make_instance):
+        make_instance()
+        for who in ("viewer", "operator", "fleet_admin"):
+            response = sign_in(who).get(path)
+            assert response.status_code == 200
+            assert len(response.json()["items"]) == 1
+
+    @pytest.mark.parametrize("path", [*LISTS, "instances/instance-1", "summary"])
+    def test_others_do_not(self, path, sign_in, with_key, nobody, acme, make_instance):
+        make_instance()
+        assert sign_in("member").get(path).status_code == 403
+        assert sign_in("stranger").get(path).status_code == 403
+        assert nobody.get(path).status_code == 401
+        assert with_key(acme).get(path).status_code == 401  # keys are for a tenant's own records
+
+    def test_the_anonymous_answer_says_how_to_sign_in(self, nobody):
+        response = nobody.get("instances")
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert error(response)["code"] == "not_authenticated"
+
+    def test_an_inactive_user_is_nobody(self, sign_in, operator):
+        caller = sign_in("operator")
+        operator.is_active = False
+        operator.save()
+        assert caller.get("instances").status_code == 401
+
+
+class TestInstances:
+    def test_a_row_has_names_not_numbers(self, sign_in, make_instance, node):
+        make_instance(node=node, kv_capacity_tokens=1000)
+        item = sign_in("viewer").get("instances").json()["items"][0]
+        assert item | {"state_changed_at": 0, "created_at": 0} == {
+            "name": "instance-1",
+            "model": "llama-3.1-8b",
+            "region": "us-east",
+            "gpu_type": "a100-80gb",
+            "tensor_parallel": 2,
+            "node": "node-1",
+            "launcher": "emulated",
+            "url": "http://127.0.0.1:8100/instance-1",
+            "state": "ready",
+            "state_reason": "",
+            "state_changed_at": 0,
+            "kv_capacity_tokens": 1000,
+            "created_at": 0,
+        }
+
+    def test_filters(self, sign_in, make_instance):
+        make_instance()
+        make_instance(state=InstanceState.DRAINING)
+        caller = sign_in("viewer")
+        assert len(caller.get("instances", state="draining").json()["items"]) == 1
+        assert len(caller.get("instances", model="llama-3.1-8b", region="us-east").json()["items"]) == 2
+        assert len(caller.get("instances", region="us-west").json()["items"]) == 0
+        assert len(caller.get("instances", q="instance-2 llama").json()["items"]) == 1
+        assert error(caller.get("instances", state="asleep"))["field"] == "state"
+
+    def test_many_instances_take_as_many_queries_as_one(self, sign_in, make_instance, django_assert_num_queries):
+        caller = sign_in("viewer")
+        for _ in range(10):
+            make_instance()
+        with django_assert_num_queries(4):  # session, user, role, instances
+            caller.get("instances")
+        with django_assert_num_queries(4):
+            caller.get("deployments")
+
+    def test_detail_tells_what_may_be_asked(self, sign_in, make_instance):
+        instance = make_instance()
+        InstanceCommand.objects.create(instance=instance, verb=CommandVerb.START, actor="x", state="done")
+        detail = sign_in("viewer").get("instances/instance-1").json()
+        assert detail["possible_actions"] == ["drain", "stop", "sleep"]
+        assert [command["verb"] for command in detail["commands"]] == ["start"]
+
+    def test_an_unknown_instance_is_404(self, sign_in):
+        assert error(sign_in("viewer").get("instances/none"))["code"] == "not_found"
+
+
+class TestActions:
+    def test_drain_and_resume(self, sign_in, make_instance, operator):
+        instance = make_instance()
+        caller = sign_in("operator")
+        response = caller.post("instances/instance-1/drain", reason="new driver")
+        assert response.status_code == 202
+        assert response.json()["message"] == "instance-1 is draining"
+        assert response.json()["instance"]["state"] == "draining"
+        instance.refresh_from_db()
+        assert instance.state == InstanceState.DRAINING
+        event = Event.objects.get(kind="instance.moved")
+        assert (event.user, event.reason) == (operator, "new driver")
+        assert caller.post("instances/instance-1/resume", reason="done").json()["instance"]["state"] == "ready"
+
+    def test_stop_leaves_a_command_for_a_worker(self, sign_in, make_instance):
+        make_instance()
+        response = sign_in("operator").post("instances/instance-1/stop", reason="retired")
+        assert response.status_code == 202
+        assert InstanceCommand.objects.get().verb == CommandVerb.STOP
+
+    def test_an_action_that_does_not_fit_is_a_conflict_that_explains_itself(self, sign_in, make_instance):
+        make_instance(state=InstanceState.STOPPED)
+        response = sign_in("operator").post("instances/instance-1/drain", reason="x")
+        assert response.status_code == 409
+        assert error(response)["message"] == "instance-1 is stopped: drain is for an instance that is ready"
+
+    def test_a_reason_is_asked_for(self, sign_in, make_instance):
+        make_instance()
+        caller = sign_in("operator")
+        assert error(caller.post("instances/instance-1/drain"))["field"] == "reason"
+        assert error(caller.post("instances/instance-1/drain", reason=""))["field"] == "reason"
+        assert error(caller.post("instances/instance-1/drain", reason="x", force=True))["field"] == "force"
+        assert error(caller.post("instances/instance-1/explode", reason="x"))["field"] == "action"
+
+    @pytest.mark.parametrize("who", ["viewer", "member", "key_manager", "stranger"])
+    def test_only_operators_act(self, who, sign_in, make_instance):
+        instance = make_instance()
+        assert sign_in(who).post("instances/instance-1/drain", reason="x").status_code == 403
+        instance.refresh_from_db()
+        assert instance.state == InstanceState.READY
+
+    def test_a_session_without_csrf_token_writes_nothing(self, make_instance, operator):
+        make_instance()
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(operator)
+        response = client.post(
+            "/api/instances/instance-1/drain", json.dumps({"reason": "x"}), content_type="application/json"
+        )
+        assert response.status_code == 403
+        assert not Event.objects.exists()
+
+
+class TestDeployments:
+    def test_change_is_checked_and_recorded(
+        self, sign_in, deployment, fleet_admin, messages, django_capture_on_commit_callbacks
+    ):
+        with django_capture_on_commit_callbacks(execute=True):
+            response = sign_in("fleet_admin").patch(
+                f"deployments/{deployment.pk}", max_instances=2, routing_policy="round_robin", reason="calmer"
+            )
+        assert response.status_code == 200
+        assert response.json()["max_instances"] == 2
+        event = Event.objects.get()
+        assert (event.kind, event.reason, event.user) == ("deployment.changed", "calmer", fleet_admin)
+        assert event.before == {"max_instances": 3, "routing_policy": "join_shortest_queue"}
+        assert event.after == {"max_instances": 2, "routing_policy": "round_robin"}
+        assert messages == ["nudge"]
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"min_instances": 4}, "max_instances"),
+            ({"min_instances": 5, "max_instances": 9}, "min_instances"),  # more than the region's node holds
+            ({"max_instances": -1}, "max_instances"),
+            ({"max_instances": "many"}, "max_instances"),
+            ({"routing_policy": "best"}, "routing_policy"),
+            ({"queue_bound": 10**9}, "queue_bound"),
+            ({"url": "http://elsewhere"}, "url"),
+        ],
+    )
+    def test_mistakes_name_their_field(self, change, field, sign_in, deployment):
+        response = sign_in("fleet_admin").patch(f"deployments/{deployment.pk}", **change)
+        assert response.status_code == 422
+        assert error(response)["field"] == field
+        assert not Event.objects.exists()
+
+    @pytest.mark.parametrize("who", ["viewer", "operator", "member"])
+    def test_only_admins_edit(self, who, sign_in, deployment):
+        assert sign_in(who).patch(f"deployments/{deployment.pk}", max_instances=1).status_code == 403
+
+    def test_counts(self, sign_in, make_instance):
+        make_instance()
+        make_instance(state=InstanceState.LOADING)
+        make_instance(state=InstanceState.STOPPED)
+        item = sign_in("viewer").get("deployments").json()["items"][0]
+        assert (item["instances_ready"], item["instances_total"]) == (1, 2)
+
+
+def test_unknown_paths_and_broken_json_have_the_same_body(sign_in, make_instance, operator):
+    caller = sign_in("operator")
+    assert error(caller.get("nothing/here"))["code"] == "not_found"
+    make_instance()
+    response = caller.client.post("/api/instances/instance-1/drain", b"{", content_type="application/json")
+    assert response.status_code == 400
+    assert error(response)["code"] == "bad_request"

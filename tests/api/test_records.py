@@ -1,0 +1,200 @@
+"""`/api`: events, requests, usage and the live summary."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from controlplane.api import records
+from controlplane.events.services import record
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+
+pytestmark = pytest.mark.django_db
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def ledger_row(tenant, number=0, **values):
+    defaults = {
+        "request_id": f"r{number}",
+        "arrived_at": NOON + timedelta(seconds=number),
+        "model": "llama-3.1-8b",
+        "slo_class": "interactive",
+        "region": "us-east",
+        "instance": "instance-1",
+        "streamed": True,
+        "outcome": Outcome.DONE,
+        "status_code": 200,
+        "prompt_tokens": 100,
+        "output_tokens": 10,
+        "slo_met": True,
+        "attempts": 1,
+        "trace": [{"instance": "instance-1"}],
+    }
+    return LedgerRow.objects.create(tenant=tenant, **defaults | values)
+
+
+class TestEvents:
+    def test_pages_by_cursor_neither_repeat_nor_skip(self, sign_in, operations):
+        for number in range(7):
+            record("test.happened", actor=f"a{number}")
+        caller = sign_in("viewer")
+        first = caller.get("events", limit=3).json()
+        record("test.happened", actor="late")  # arrives while somebody pages
+        second = caller.get("events", limit=3, cursor=first["next_cursor"]).json()
+        third = caller.get("events", limit=3, cursor=second["next_cursor"]).json()
+        actors = [item["actor"] for page in (first, second, third) for item in page["items"]]
+        assert actors == ["a6", "a5", "a4", "a3", "a2", "a1", "a0"]
+        assert third["next_cursor"] is None
+
+    def test_filters(self, sign_in, operations):
+        record("instance.moved", operations, actor="ann", reason="new driver", severity="critical")
+        record("api_key.created", operations, actor="bob")
+        caller = sign_in("viewer")
+
+        def kinds(**query):
+            return [item["kind"] for item in caller.get("events", **query).json()["items"]]
+
+        assert kinds(kind="instance.") == kinds(kind="instance.moved") == ["instance.moved"]
+        assert kinds(severity="critical") == ["instance.moved"]
+        assert kinds(actor="bob") == ["api_key.created"]
+        assert kinds(q="driver ann") == ["instance.moved"]
+        assert kinds(subject_type="tenant", subject_id=str(operations.pk)) == ["api_key.created", "instance.moved"]
+        assert kinds(since="2000-01-01T00:00:00Z", until="2001-01-01T00:00:00Z") == []
+        assert caller.get("events", since="yesterday").json()["error"]["field"] == "since"
+        assert caller.get("events", limit=0).json()["error"]["field"] == "limit"
+
+    def test_tenants_see_what_happened_to_their_keys_alone(self, sign_in, with_key, acme, globex):
+        record("instance.moved", actor="ann")
+        with_key(acme)
+        with_key(globex)
+        kinds = [item["subject"] for item in sign_in("member").get("events").json()["items"]]
+        assert len(kinds) == 1
+        assert len(sign_in("viewer").get("events").json()["items"]) == 3
+
+    def test_keys_do_not_read_events(self, with_key, acme):
+        assert with_key(acme).get("events").status_code == 401
+
+
+class TestRequests:
+    def test_each_sees_their_own(self, sign_in, with_key, acme, globex):
+        ledger_row(acme, 1)
+        ledger_row(globex, 2)
+
+        def seen(caller, **query):
+            return sorted(item["request_id"] for item in caller.get("requests", **query).json()["items"])
+
+        assert seen(sign_in("viewer")) == ["r1", "r2"]
+        assert seen(sign_in("viewer"), tenant="acme") == ["r1"]
+        assert seen(sign_in("member")) == ["r1"]
+        assert seen(sign_in("stranger")) == ["r2"]
+        assert seen(with_key(acme)) == ["r1"]
+        for caller in (sign_in("stranger"), with_key(globex)):
+            assert caller.get("requests", tenant="acme").status_code == 403
+
+    def test_tenants_do_not_see_the_fleet_behind_it(self, sign_in, with_key, acme):
+        ledger_row(acme)
+        assert sign_in("viewer").get("requests").json()["items"][0]["instance"] == "instance-1"
+        item = with_key(acme).get("requests").json()["items"][0]
+        assert (item["instance"], item["attempts"], item["trace"]) == (None, None, None)
+        assert with_key(acme).get("requests", instance="instance-1").status_code == 403
+
+    def test_filters_and_pages(self, with_key, acme):
+        for number in range(5):
+            ledger_row(acme, number, outcome=Outcome.FAILED if number % 2 else Outcome.DONE)
+        caller = with_key(acme)
+        page = caller.get("requests", limit=2).json()
+        assert [item["request_id"] for item in page["items"]] == ["r4", "r3"]
+        page = caller.get("requests", limit=3, cursor=page["next_cursor"]).json()
+        assert [item["request_id"] for item in page["items"]] == ["r2", "r1", "r0"]
+        assert page["next_cursor"] is None
+        assert len(caller.get("requests", outcome="failed").json()["items"]) == 2
+        assert len(caller.get("requests", request_id="r3").json()["items"]) == 1
+        assert len(caller.get("requests", since="2026-03-01T12:00:03Z").json()["items"]) == 2
+        assert len(caller.get("requests", model="other").json()["items"]) == 0
+
+    def test_queries_do_not_grow_with_rows(self, sign_in, acme, django_assert_num_queries):
+        for number in range(10):
+            ledger_row(acme, number)
+        caller = sign_in("viewer")
+        with django_assert_num_queries(4):  # session, user, role, rows
+            caller.get("requests")
+
+
+class TestUsage:
+    RANGE = {"since": "2026-03-01T12:00:00Z", "until": "2026-03-01T12:02:00Z"}
+
+    @pytest.fixture
+    def rows(self, acme, globex):
+        for number in range(3):
+            ledger_row(acme, number)
+        ledger_row(acme, 61, outcome=Outcome.REJECTED, slo_met=None, output_tokens=0)
+        ledger_row(acme, 62, outcome=Outcome.CANCELLED, slo_met=False)
+        ledger_row(globex, 5)
+        series = {"model": "llama-3.1-8b", "region": "us-east", "slo_class": "interactive"}
+        sums = {"requests": 4, "slo_met": 4, "slo_judged": 4, "prompt_tokens": 400, "output_tokens": 40}
+        MinuteRow.objects.create(minute=NOON, **series, **sums)
+        MinuteRow.objects.create(minute=NOON + timedelta(minutes=2), **series, requests=9)  # the range ends before it
+
+    def test_the_fleet_reads_minute_rows(self, rows, sign_in):
+        body = sign_in("viewer").get("usage", **self.RANGE).json()
+        assert [(item["minute"], item["requests"]) for item in body["items"]] == [("2026-03-01T12:00:00Z", 4)]
+        assert body["truncated"] is False
+
+    @pytest.mark.parametrize("who", ["key", "member", "operator"])
+    def test_a_tenants_series_is_counted_from_its_requests(self, who, rows, sign_in, with_key, acme):
+        caller = with_key(acme) if who == "key" else sign_in(who)
+        query = self.RANGE | ({"tenant": "acme"} if who == "operator" else {})
+        items = caller.get("usage", **query).json()["items"]
+        columns = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
+        assert [tuple(item[column] for column in columns) for item in items] == [
+            (3, 0, 3, 3, 300, 30),
+            (2, 1, 0, 1, 200, 10),
+        ]
+
+    def test_narrowing(self, rows, with_key, acme):
+        caller = with_key(acme)
+        assert caller.get("usage", **self.RANGE, region="us-west").json()["items"] == []
+        assert len(caller.get("usage", **self.RANGE, model="llama-3.1-8b").json()["items"]) == 2
+
+    def test_csv_holds_the_same_rows(self, rows, with_key, acme):
+        response = with_key(acme).get("usage", **self.RANGE, format="csv")
+        assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+        lines = list(csv.DictReader(io.StringIO(b"".join(response.streaming_content).decode())))
+        assert [(line["minute"], line["requests"]) for line in lines] == [
+            ("2026-03-01T12:00:00Z", "3"),
+            ("2026-03-01T12:01:00Z", "2"),
+        ]
+
+    def test_a_cut_is_told(self, rows, with_key, acme):
+        body = with_key(acme).get("usage", **self.RANGE, limit=1).json()
+        assert (len(body["items"]), body["truncated"]) == (1, True)
+
+    def test_an_empty_range_is_an_error(self, with_key, acme):
+        response = with_key(acme).get("usage", since=self.RANGE["until"], until=self.RANGE["since"])
+        assert response.json()["error"]["field"] == "since"
+
+    def test_strangers_see_nothing_of_it(self, rows, sign_in, with_key, globex):
+        assert sign_in("stranger").get("usage", **self.RANGE, tenant="acme").status_code == 403
+        items = with_key(globex).get("usage", **self.RANGE).json()["items"]
+        assert [item["requests"] for item in items] == [1]
+
+
+class TestSummary:
+    def test_it_is_passed_on_as_published_with_an_etag(self, sign_in, monkeypatch, operations):
+        monkeypatch.setattr(records, "_summary", lambda: b'{"seq": 7}')
+        caller = sign_in("viewer")
+        response = caller.get("summary")
+        assert response.json() == {"seq": 7}
+        caller.headers = {"If-None-Match": response.headers["ETag"]}
+        again = caller.get("summary")
+        assert (again.status_code, again.content) == (304, b"")
+        monkeypatch.setattr(records, "_summary", lambda: b'{"seq": 8}')
+        assert caller.get("summary").status_code == 200
+
+    def test_without_a_gateway_it_says_so(self, sign_in, settings, operations):
+        settings.REDIS_URL = "redis://127.0.0.1:1/0"
+        response = sign_in("viewer").get("summary")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_summary"

@@ -1,0 +1,170 @@
+"""A thousand streams at once through one gateway process, on emulated instances, for a minute.
+
+Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, how long
+`/healthz` took at worst (asked ten times a second), and what the gateway's memory did between the first and last quarter.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tests.bench.gateway import KEY, cpu_s, free_port, process, seed, uvicorn
+
+INSTANCES = 16
+PROFILE = {  # Llama-3.1-8B on 4 x A100, slowed to about 25 tokens a second for each stream
+    "prefill_t0_s": 0.0303,
+    "prefill_a_s": 0.0184,
+    "prefill_b_s_per_token": 5.573e-5,
+    "prefill_c_s_per_token2": 7.87e-10,
+    "decode_a_s": 0.03,
+    "decode_b_s_per_sequence": 1.5e-4,
+    "decode_c_s_per_token": 0.0,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=1000, help="at one time")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--tokens", type=int, default=200, help="of a stream on average")
+
+
+class Stream(asyncio.Protocol):
+    """One connection: asks, counts events, asks again."""
+
+    def __init__(self, totals: dict[str, int], requests: list[bytes], stop_s: float) -> None:
+        self.totals, self.requests, self.stop_s = totals, requests, stop_s
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.ask()
+
+    def ask(self):
+        self.tail = b""
+        self.began = False
+        self.transport.write(random.choice(self.requests))
+
+    def data_received(self, data):
+        if not self.began:
+            self.began = True
+            if b" 200 " not in data[:20]:
+                self.totals["errors"] += 1
+                print(data[:300], file=sys.stderr)
+                self.transport.close()
+                return
+        self.totals["events"] += data.count(b"data: ")
+        if b'"error"' in data:
+            self.totals["errors"] += 1
+        self.tail = (self.tail + data)[-32:]
+        if self.tail.endswith(b"\r\n0\r\n\r\n"):
+            self.totals["streams"] += 1
+            if b"[DONE]" not in self.tail:
+                self.totals["errors"] += 1
+            if time.perf_counter() < self.stop_s:
+                self.ask()
+            else:
+                self.done = True
+                self.transport.close()
+
+    def connection_lost(self, error):
+        if not getattr(self, "done", False):
+            self.totals["errors"] += 1
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+def request(tokens: int) -> bytes:
+    body = json.dumps(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Tell the fleet a story. " * 20}],
+            "stream": True,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+        }
+    ).encode()
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (KEY.encode(), len(body), body)
+    )
+
+
+async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    totals = {"streams": 0, "events": 0, "errors": 0}
+    lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # no two streams keep step for long
+    requests = [request(tokens) for tokens in lengths]
+    watch = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-m", "tests.bench._watch", str(port), str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    began_s = time.perf_counter()
+    made = []
+    for index in range(options.streams):
+        made.append(
+            (
+                await loop.create_connection(
+                    lambda: Stream(totals, requests, began_s + options.seconds), "127.0.0.1", port
+                )
+            )[1]
+        )
+        if index % 50 == 49:
+            await asyncio.sleep(0.05)
+    cpu_before_s = cpu_s(pid)
+    await asyncio.wait_for(asyncio.gather(*(stream.closed for stream in made)), options.seconds + 120)
+    seen = json.loads((await asyncio.to_thread(watch.communicate))[0])
+    health_ms, memory_mb = sorted(seen["health_ms"]), seen["memory_mb"]
+    elapsed_s = time.perf_counter() - began_s
+    used_s = cpu_s(pid) - cpu_before_s
+    quarter = max(1, len(memory_mb) // 4)
+    return {
+        "concurrent_streams": options.streams,
+        "streams": totals["streams"],
+        "errors": totals["errors"],
+        "tokens_per_s": totals["events"] / elapsed_s,
+        "healthz_p99_ms": health_ms[int(len(health_ms) * 0.99)],
+        "healthz_p50_ms": health_ms[len(health_ms) // 2],
+        "healthz_max_ms": health_ms[-1],
+        "rss_early_mb": max(memory_mb[quarter : 2 * quarter]),
+        "rss_late_mb": max(memory_mb[-quarter:]),
+        "gateway_cpu_share": used_s / elapsed_s,
+        "elapsed_s": elapsed_s,
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    emulator_port, gateway_port = free_port(), free_port()
+    with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
+        instance = {
+            "model": "m",
+            "profile": PROFILE,
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 8192,
+            "kv_blocks": 20_000,
+            "max_model_len": 8192,
+        }
+        config = Path(folder) / "fleet.json"
+        config.write_text(json.dumps({"instances": {f"m-{index}": instance for index in range(INSTANCES)}}))
+        environment = {
+            "PILOTHOUSE_SECRET_KEY": "bench",
+            "PILOTHOUSE_STATE_DIR": folder,
+            "REDIS_URL": "redis://127.0.0.1:1/0",
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "PYTHONWARNINGS": "ignore",
+        }
+        emulator = [sys.executable, "-m", "workers.emulator", "--port", str(emulator_port), "--config", str(config)]
+        urls = {f"m-{index}": f"http://127.0.0.1:{emulator_port}/m-{index}" for index in range(INSTANCES)}
+        with process(emulator, emulator_port, environment):
+            seed(environment, urls)
+            gateway = uvicorn("controlplane.asgi:application", gateway_port)
+            with process(gateway, gateway_port, environment) as child:
+                time.sleep(3.0)
+                return uvloop.run(load(gateway_port, child.pid, options))

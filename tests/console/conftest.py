@@ -1,0 +1,131 @@
+"""A console whose live state is what a test says: the hub's thread does not run, and summaries are handed to it."""
+
+import time
+
+import orjson
+import pytest
+
+from controlplane.console import dashboards
+from controlplane.console.hub import LiveHub, hub
+from controlplane.console.state import LiveState, Source
+from tests.console.feed import Feed
+from tests.inventory import *  # noqa: F403 (fixtures)
+
+REAL_START = LiveHub.start
+
+
+class Live:
+    """The hub under a test's hand."""
+
+    def __init__(self, hub: LiveHub) -> None:
+        self.hub = hub
+
+    def show(self, feed: Feed, samples: int = 40, ts: float | None = None) -> dict:
+        """Let the hub have taken history and a summary of *feed*; returns the summary."""
+        ts = time.time() if ts is None else ts
+        self.hub._history.clear()
+        self.hub._take_history([orjson.dumps(sample) for sample in feed.history(ts, samples)])
+        summary = feed.summary(ts)
+        self.hub.take(orjson.dumps(summary))
+        return summary
+
+    def source(self, source: Source) -> None:
+        self.hub._publish(LiveState(version=self.hub.latest().version + 1, source=source))
+
+
+@pytest.fixture(autouse=True)
+def live(monkeypatch):
+    monkeypatch.setattr(LiveHub, "start", lambda self: None)
+    hub._looked.set()
+    hub._state = LiveState(source=Source.SILENT)
+    hub._history.clear()
+    hub._bounds = {}
+    hub._events, hub._last_event_id = (), None
+    dashboards._built.clear()
+    yield Live(hub)
+    hub._state = LiveState()
+    hub._looked.clear()
+
+
+@pytest.fixture
+def fleet(make_instance):
+    """Six instances in several states, as rows; `fleet_feed` speaks of the same."""
+    states = ("ready", "ready", "ready", "draining", "failed", "stopped")
+    return [make_instance(state=state) for state in states]
+
+
+@pytest.fixture
+def fleet_feed(fleet):
+    return Feed(rows_of(fleet))
+
+
+def rows_of(instances) -> list[dict]:
+    return [
+        {
+            "id": row.pk,
+            "name": row.name,
+            "model": row.deployment.model.name,
+            "region": row.deployment.region.name,
+            "gpu_type": row.deployment.gpu_type.name,
+            "state": str(row.state),
+        }
+        for row in instances
+        if row.state != "stopped"
+    ]
+
+
+@pytest.fixture
+def make_request(acme, slo_class):
+    """`make_request(instance="…", outcome="done", …)`: a row of the ledger."""
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    from controlplane.gateway.models import LedgerRow
+
+    def make(**values):
+        number = LedgerRow.objects.count() + 1
+        defaults = {
+            "request_id": f"chatcmpl-{number:06}",
+            "arrived_at": timezone.now() - timedelta(seconds=number),
+            "tenant": acme,
+            "model": "llama-3.1-8b",
+            "slo_class": "interactive",
+            "region": "us-east",
+            "instance": "instance-1",
+            "streamed": True,
+            "outcome": "done",
+            "status_code": 200,
+            "prompt_tokens": 120,
+            "output_tokens": 40,
+            "predicted_output_tokens": 64,
+            "queue_ms": 3.2,
+            "ttft_ms": 180.0,
+            "itl_ms": 21.0,
+            "e2e_ms": 1020.0,
+            "slo_met": True,
+            "attempts": 1,
+            "trace": [
+                {
+                    "instance": "instance-1",
+                    "region": "us-east",
+                    "policy": "join_shortest_queue",
+                    "ordering": "priority",
+                    "waited_ms": 3.2,
+                    "waiting": 2,
+                    "seen": [
+                        {
+                            "instance": name,
+                            "accepting": True,
+                            "running": 3,
+                            "remaining_tokens": tokens,
+                            "kv_tokens": 900,
+                        }
+                        for name, tokens in (("instance-1", 800), ("instance-2", 4200))
+                    ],
+                }
+            ],
+        }
+        return LedgerRow.objects.create(**(defaults | values))
+
+    return make

@@ -1,0 +1,224 @@
+"""A stand-in for the gateway: summaries and history as `controlplane.gateway.summary` publishes them, with loads that move.
+
+For tests, and to look at the console without a fleet:
+`python -m tests.console.feed --redis redis://127.0.0.1:6390/0 --instances 27`.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import time
+from typing import Any
+
+import redis
+
+if __name__ == "__main__":  # by hand: what the gateway names lies in modules that need Django
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    django.setup()
+
+from controlplane.gateway.summary import HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+
+MODELS = ("bloom-176b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-3b")
+REGIONS = ("us-central", "us-east", "us-west")
+Row = dict[str, Any]
+
+
+def demo_rows(count: int) -> list[Row]:
+    """Instances as the inventory would list them."""
+    rows = []
+    for number in range(count):
+        model, region = MODELS[number % len(MODELS)], REGIONS[number // len(MODELS) % len(REGIONS)]
+        name = f"{model.replace('.', '-')}-{region}-{number // 12 + 1}"
+        rows.append(
+            {
+                "id": number + 1,
+                "name": name,
+                "model": model,
+                "region": region,
+                "gpu_type": "h100-80gb",
+                "state": "ready",
+            }
+        )
+    return rows
+
+
+def columns(rows: list[Row]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+class Feed:
+    """Deterministic for a seed and a time."""
+
+    def __init__(self, rows: list[Row], seed: int = 7) -> None:
+        self.rows = rows
+        self.seed = seed
+        self.sequence = 0
+        self.started_at = 0.0
+
+    def load(self, number: int, ts: float) -> float:
+        """Between 0 and 1, moving slowly, with a phase of its own for each instance."""
+        noise = random.Random(f"{self.seed}:{number}:{int(ts)}").uniform(-0.04, 0.04)
+        slow = math.sin(ts / 240 + number * 1.7) * 0.22 + math.sin(ts / 60 + number) * 0.08
+        return min(0.99, max(0.02, 0.48 + (number * 37 % 17) / 60 + slow + noise))
+
+    def instance(self, number: int, row: Row, ts: float) -> Row:
+        load = self.load(number, ts)
+        alive = row["state"] in ("ready", "draining")
+        answers = alive and row.get("reachable", True)
+        kv = row.get("kv_ratio", round(load, 4)) if answers else None
+        return {
+            **{name: row[name] for name in ("id", "name", "model", "region", "gpu_type", "state")},
+            "reachable": row.get("reachable", row["state"] not in ("failed", "stopped", "provisioning")),
+            "running": round(load * 60) if answers else 0,
+            "waiting": row.get("waiting", 0),
+            "max_num_seqs": 128,
+            "kv_ratio": kv,
+            "output_tokens_per_s": round(load * 2400, 1) if answers else 0.0,
+            "ttft_p95_ms": round(180 + load * 420, 1) if answers else None,
+            "itl_p95_ms": round(16 + load * 24, 1) if answers else None,
+            "preemptions_per_min": float(int(load > 0.85)) if answers else 0.0,
+            "prefix_hit_ratio": round(0.2 + load * 0.3, 4) if answers else None,
+            "heartbeat_at": ts - (0.4 if row.get("reachable", True) else 42),
+            "state_since": ts - 3600 - number * 700,
+        }
+
+    def summary(self, ts: float) -> dict[str, Any]:
+        self.sequence += 1
+        self.started_at = self.started_at or ts - 7200
+        instances = [self.instance(number, row, ts) for number, row in enumerate(self.rows)]
+        endpoints = self.endpoints(instances)
+        return {
+            "seq": self.sequence,
+            "ts": ts,
+            "owner": "feed:1",
+            "started_at": self.started_at,
+            "fleet": self.tile(instances, endpoints, ts),
+            "models": {
+                model: self.tile(
+                    [row for row in instances if row["model"] == model],
+                    [row for row in endpoints if row["model"] == model],
+                    ts,
+                )
+                for model in sorted({row["model"] for row in instances})
+            },
+            "endpoints": columns(endpoints),
+            "instances": columns(instances),
+        }
+
+    def endpoints(self, instances: list[Row]) -> list[Row]:
+        rows = []
+        for model, region in sorted({(row["model"], row["region"]) for row in instances}):
+            members = [row for row in instances if (row["model"], row["region"]) == (model, region)]
+            running = sum(row["running"] for row in members)
+            known = [row["kv_ratio"] for row in members if row["kv_ratio"] is not None]
+            rows.append(
+                {
+                    "model": model,
+                    "region": region,
+                    "running": running,
+                    "waiting": max(0, running - 40 * len(members)),
+                    "oldest_wait_s": 1.2 if running > 40 * len(members) else 0.0,
+                    "estimated_wait_s": 0.8,
+                    "requests_per_s": round(running * 0.045, 2),
+                    "prompt_tokens_per_s": round(running * 52.0, 1),
+                    "output_tokens_per_s": round(sum(row["output_tokens_per_s"] for row in members), 1),
+                    "kv_ratio": round(sum(known) / len(known), 4) if known else None,
+                    "instances_ready": sum(row["state"] == "ready" and row["reachable"] for row in members),
+                    "instances": len(members),
+                }
+            )
+        return rows
+
+    def tile(self, instances: list[Row], endpoints: list[Row], ts: float) -> dict[str, Any]:
+        ttft = [row["ttft_p95_ms"] for row in instances if row["ttft_p95_ms"] is not None]
+        p95 = round(sum(ttft) / len(ttft), 1) if ttft else None
+        wobble = random.Random(f"{self.seed}:{len(instances)}:{int(ts / 5)}").uniform(1.15, 1.45)
+        kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
+        total = {name: sum(row[name] for row in endpoints) for name in ("requests_per_s", "prompt_tokens_per_s")}
+        return {
+            "requests_per_s": round(total["requests_per_s"], 2),
+            "output_tokens_per_s": round(sum(row["output_tokens_per_s"] for row in endpoints), 1),
+            "prompt_tokens_per_s": round(total["prompt_tokens_per_s"], 1),
+            "errors_per_s": 0.0,
+            "slo_met_ratio": round(0.996 - max(0.0, (p95 - 430) / 2000), 4) if p95 else None,
+            "ttft_p50_ms": round(p95 * 0.46, 1) if p95 else None,
+            "ttft_p95_ms": p95,
+            "ttft_p99_ms": round(p95 * wobble, 1) if p95 else None,
+            "itl_p50_ms": 21.4 if p95 else None,
+            "itl_p95_ms": round(p95 / 13, 1) if p95 else None,
+            "e2e_p95_ms": 9_400.0 if p95 else None,
+            "waiting": sum(row["waiting"] for row in endpoints),
+            "running": sum(row["running"] for row in endpoints),
+            "kv_max_ratio": max(kv, default=None),
+            "instances_ready": sum(row["state"] == "ready" and row["reachable"] for row in instances),
+            "instances": len(instances),
+            "ttft_slo_ms": 500,
+        }
+
+    def sample(self, ts: float) -> dict[str, Any]:
+        """What the gateway keeps of a summary for the charts."""
+        summary = self.summary(ts)
+        instances, endpoints = summary["instances"], summary["endpoints"]
+        names = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+        return {
+            "ts": ts,
+            "fleet": summary["fleet"],
+            "models": summary["models"],
+            "endpoints": {name: endpoints.get(name, []) for name in names},
+            "kv": dict(zip(instances.get("name", []), instances.get("kv_ratio", []), strict=True)),
+            "load": {
+                name: [running, waiting]
+                for name, running, waiting in zip(
+                    instances.get("name", []), instances.get("running", []), instances.get("waiting", []), strict=True
+                )
+            },
+        }
+
+    def history(self, until: float, samples: int = HISTORY_LENGTH) -> list[dict[str, Any]]:
+        return [self.sample(until - 5.0 * back) for back in reversed(range(samples))]
+
+
+def publish(client: redis.Redis, feed: Feed) -> None:
+    text = json.dumps(feed.summary(time.time()))
+    client.set(SUMMARY_KEY, text, ex=15)
+    client.publish(LIVE_CHANNEL, text)
+
+
+def fill_history(client: redis.Redis, feed: Feed, samples: int = HISTORY_LENGTH) -> None:
+    client.delete(HISTORY_KEY)
+    lines = [json.dumps(sample) for sample in feed.history(time.time(), samples)]
+    if lines:
+        client.rpush(HISTORY_KEY, *lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--instances", type=int, default=27)
+    parser.add_argument(
+        "--rows", help="JSON file with a list of instances: id, name, model, region, gpu_type, state, …"
+    )
+    given = parser.parse_args()
+    rows = demo_rows(given.instances)
+    if given.rows:
+        with open(given.rows) as file:
+            rows = json.load(file)
+    feed = Feed(rows)
+    client = redis.Redis.from_url(given.redis)
+    fill_history(client, feed)
+    sampled = time.time()
+    while True:
+        publish(client, feed)
+        if time.time() - sampled >= 5:
+            sampled = time.time()
+            client.rpush(HISTORY_KEY, json.dumps(feed.sample(sampled)))
+            client.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Who may open what: the fleet's people by role, a tenant's people only what is theirs, visitors nothing."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.events.services import record
+
+FLEET_PAGES = ("overview", "instances", "events", "about", "snapshot", "charts")
+TENANT_PAGES = ("requests", "keys")
+
+
+def url(name: str, *args) -> str:
+    return reverse(f"console:{name}", args=args)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", FLEET_PAGES + TENANT_PAGES)
+def test_visitors_are_asked_to_sign_in(client, name):
+    answer = client.get(url(name))
+    assert answer.status_code == 302
+    assert answer["Location"] == f"{url('sign-in')}?next={url(name)}"
+
+
+@pytest.mark.parametrize("actor", ["viewer", "operator", "fleet_admin"])
+@pytest.mark.parametrize("name", FLEET_PAGES + TENANT_PAGES)
+def test_the_fleets_people_read_every_page(client, request, actor, name):
+    client.force_login(request.getfixturevalue(actor))
+    assert client.get(url(name)).status_code == 200
+
+
+@pytest.mark.parametrize("name", FLEET_PAGES)
+def test_a_tenants_people_do_not_see_the_fleet(client, member, name):
+    client.force_login(member)
+    answer = client.get(url(name))
+    if name == "overview":
+        assert answer["Location"] == url("keys")  # where they land after signing in
+    else:
+        assert answer.status_code == 403
+        assert "role viewer over the fleet" in answer.content.decode()
+
+
+@pytest.mark.parametrize("name", TENANT_PAGES)
+def test_a_tenants_people_see_their_own_pages(client, member, name):
+    client.force_login(member)
+    answer = client.get(url(name))
+    assert answer.status_code == 200
+    text = answer.content.decode()
+    assert url("keys") in text
+    assert url("requests") in text
+    for hidden in ("overview", "instances", "events", "about"):
+        assert f'href="{url(hidden)}" data-go' not in text
+
+
+def test_a_tenants_people_do_not_see_pages_of_one_thing(client, member, fleet, viewer):
+    event = record("instance.moved", fleet[0], actor=viewer)
+    client.force_login(member)
+    assert client.get(url("instance", fleet[0].name)).status_code == 403
+    assert client.get(url("event", event.pk)).status_code == 403
+
+
+def test_requests_of_other_tenants_are_not_found(client, stranger, member, viewer, make_request):
+    row = make_request()
+    for user, status in ((stranger, 404), (member, 200), (viewer, 200)):
+        client.force_login(user)
+        assert client.get(url("request", row.pk)).status_code == status
+    client.force_login(stranger)
+    assert row.request_id not in client.get(url("requests")).content.decode()
+    assert row.request_id not in b"".join(client.get(url("requests") + "?format=csv").streaming_content).decode()
+
+
+def test_somebody_without_a_role_is_told_so(client, make_user):
+    client.force_login(make_user("newcomer"))
+    answer = client.get(url("keys"))
+    assert answer.status_code == 403
+    assert "no role yet" in answer.content.decode()
+
+
+@pytest.mark.parametrize(("actor", "acts"), [("viewer", False), ("operator", True), ("fleet_admin", True)])
+def test_only_operators_act_on_instances(client, request, fleet, actor, acts):
+    client.force_login(request.getfixturevalue(actor))
+    page = client.get(url("instance", fleet[0].name)).content.decode()
+    assert ("dialog-drain" in page) == acts
+    answer = client.post(url("act", fleet[0].name, "drain"), {"reason": "a test"})
+    fleet[0].refresh_from_db()
+    assert answer.status_code == (302 if acts else 403)
+    assert fleet[0].state == ("draining" if acts else "ready")
+
+
+@pytest.mark.parametrize(("actor", "shown"), [("viewer", False), ("operator", False), ("fleet_admin", True)])
+def test_the_admin_is_in_the_navigation_of_admins(client, request, actor, shown):
+    client.force_login(request.getfixturevalue(actor))
+    assert ('href="/admin/"' in client.get(url("about")).content.decode()) == shown
+
+
+def test_acting_needs_a_post_and_a_token(client, operator, fleet):
+    from django.test import Client
+
+    client.force_login(operator)
+    assert client.get(url("act", fleet[0].name, "drain")).status_code == 405
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(operator)
+    answer = strict.post(url("act", fleet[0].name, "drain"), {"reason": "x"})
+    assert answer.status_code == 403
+    assert "out of date" in answer.content.decode()
+
+
+def test_every_page_carries_the_policy(client, viewer):
+    client.force_login(viewer)
+    policy = client.get(url("overview"))["Content-Security-Policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe-eval" not in policy

@@ -1,0 +1,112 @@
+"""Every table as CSV: the same rows, units in the headers, UTC times, and nothing that a spreadsheet would run."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from django.urls import reverse
+
+from controlplane.events.services import record
+from controlplane.exports import ROW_LIMIT, cell
+
+
+def table(answer) -> list[list[str]]:
+    assert answer.streaming
+    return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM", "'@SUM"),
+        ("\tx", "'\tx"),
+        ("plain", "plain"),
+        (-1.5, "-1.5"),
+        (None, ""),
+        (True, "true"),
+        (datetime(2026, 11, 20, 14, 0, 5, tzinfo=timezone(timedelta(hours=2))), "2026-11-20T12:00:05Z"),
+    ],
+)
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+PAGES = {
+    "overview": "instances",
+    "instances": "instances",
+    "requests": "requests",
+    "keys": "api-keys",
+    "events": "events",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_table_has_a_file(client, viewer, live, fleet_feed, make_request, name):
+    make_request()
+    live.show(fleet_feed)
+    client.force_login(viewer)
+    answer = client.get(reverse(f"console:{name}"), {"format": "csv"})
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    assert answer["X-Row-Limit"] == str(ROW_LIMIT)
+    assert answer["Content-Disposition"].startswith(f'attachment; filename="pilothouse-{PAGES[name]}-2')
+    rows = table(answer)
+    assert all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_instances_with_their_units(client, viewer, live, fleet_feed):
+    summary = live.show(fleet_feed)
+    client.force_login(viewer)
+    rows = table(client.get(reverse("console:instances"), {"format": "csv", "sort": "-kv_ratio", "state": "ready"}))
+    header, values = rows[0], rows[1:]
+    assert "TTFT p95 (ms)" in header
+    assert "Last heartbeat (UTC)" in header
+    shown = {row[header.index("Instance")]: row[header.index("KV cache (ratio)")] for row in values}
+    live_table = summary["instances"]
+    expected = {
+        name: str(kv)
+        for name, kv, state in zip(live_table["name"], live_table["kv_ratio"], live_table["state"], strict=True)
+        if state == "ready" and kv <= 0.95
+    }
+    assert shown == expected
+    assert values[0][header.index("Last heartbeat (UTC)")].endswith("Z")
+
+
+def test_requests_hold_what_the_ledger_holds(client, viewer, make_request):
+    row = make_request(arrived_at=datetime(2026, 11, 20, 12, 0, 5, tzinfo=UTC))
+    client.force_login(viewer)
+    header, values = table(client.get(reverse("console:requests"), {"format": "csv"}))
+    found = dict(zip(header, values, strict=True))
+    assert found["Request"] == row.request_id
+    assert found["Arrived (UTC)"] == "2026-11-20T12:00:05Z"
+    assert found["TTFT (ms)"] == "180.0"
+    assert found["SLO met"] == "true"
+
+
+def test_what_people_typed_cannot_run(client, viewer, fleet):
+    record("instance.moved", fleet[0], actor=viewer, reason="=cmd|' /C calc'!A0")
+    client.force_login(viewer)
+    header, values = table(client.get(reverse("console:events"), {"format": "csv"}))
+    assert values[header.index("Reason")].startswith("'=")
+
+
+@pytest.mark.parametrize("chart", ["ttft", "demand", "kv"])
+def test_the_file_of_a_chart_is_its_table(client, viewer, live, fleet_feed, chart):
+    live.show(fleet_feed, samples=20)
+    client.force_login(viewer)
+    rows = table(client.get("/", {"format": "csv", "table": chart}))
+    shown = client.get("/", {"table": chart}).content.decode()
+    assert len(rows) - 1 == shown.split("table-of-chart")[1].split("</table>")[0].count("<tr>") - 1
+    for header in rows[0]:
+        assert header in shown
+
+
+def test_the_file_of_an_instances_chart(client, viewer, live, fleet_feed):
+    live.show(fleet_feed, samples=20)
+    client.force_login(viewer)
+    rows = table(client.get(reverse("console:instance", args=["instance-1"]), {"format": "csv", "table": "kv"}))
+    assert rows[0] == ["Time", "KV cache (ratio)"]
+    assert len(rows) == 21

@@ -1,0 +1,175 @@
+"""The hub's thread: what it takes from Redis, and that losing Redis is said and survived."""
+
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+import redis
+
+from controlplane.console.hub import LiveHub
+from controlplane.console.state import Source
+from controlplane.gateway.summary import LIVE_CHANNEL, SUMMARY_KEY
+from tests.console.conftest import REAL_START
+from tests.console.feed import Feed, demo_rows, fill_history, publish
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FEED = Feed(demo_rows(6))
+
+
+def until(condition, timeout_s: float = 15) -> None:
+    """Wait until *condition()* is true; fails after *timeout_s*."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def real_thread(monkeypatch, live):
+    monkeypatch.setattr(LiveHub, "start", REAL_START)
+
+
+@pytest.fixture
+def make_hub():
+    hubs = []
+
+    def make(url: str) -> LiveHub:
+        hubs.append(LiveHub(url))
+        return hubs[-1]
+
+    yield make
+    for hub in hubs:
+        hub.stop()
+
+
+class Redis:
+    """A real one that a test can stop and start again at the same address."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = redis.Redis.from_url(self.url)
+        self.start()
+
+    def start(self) -> None:
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(self.folder),
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        until(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return self.client.ping()
+        except redis.RedisError:
+            return False
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def real_redis(tmp_path):
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not on PATH")
+    server = Redis(tmp_path)
+    yield server
+    server.client.close()
+    server.stop()
+
+
+def test_a_redis_that_is_not_there_is_said_at_once(make_hub):
+    hub = make_hub("redis://127.0.0.1:1/0")
+    began = time.monotonic()
+    state = hub.state()
+    assert state.source == Source.UNREACHABLE
+    assert not state.known
+    assert time.monotonic() - began < 10
+
+
+def test_what_cannot_be_read_is_left_out(make_hub, live, caplog):
+    hub = make_hub("redis://127.0.0.1:1/0")
+    hub.take(b"{}")
+    hub.take(b"not json")
+    hub.take(b'{"ts": 1, "fleet": 3}')
+    assert hub.latest().ts is None
+    assert caplog.text.count("could not be read") == 3
+
+
+@pytest.mark.services
+def test_it_takes_what_is_there_and_what_comes(make_hub, real_redis):
+    fill_history(real_redis.client, FEED, 30)
+    publish(real_redis.client, FEED)
+    hub = make_hub(real_redis.url)
+    state = hub.state()
+    assert state.source == Source.LIVE
+    assert len(state.history) == 30
+    assert len(state.tables["instances"]["id"]) == 6
+    publish(real_redis.client, FEED)
+    until(lambda: hub.latest().version > state.version)
+    assert hub.latest().ts > state.ts
+
+
+@pytest.mark.services
+def test_no_summary_is_a_silent_gateway(make_hub, real_redis):
+    hub = make_hub(real_redis.url)
+    assert hub.state().source == Source.SILENT
+    publish(real_redis.client, FEED)
+    until(lambda: hub.latest().source == Source.LIVE)
+
+
+@pytest.mark.services
+def test_an_old_summary_is_a_silent_gateway_too(make_hub, real_redis):
+    import json
+
+    real_redis.client.set(SUMMARY_KEY, json.dumps(FEED.summary(time.time() - 60)))
+    hub = make_hub(real_redis.url)
+    state = hub.state()
+    assert state.source == Source.SILENT
+    assert state.known  # the old numbers are shown, and called old
+
+
+@pytest.mark.services
+def test_redis_goes_away_and_comes_back(make_hub, real_redis):
+    fill_history(real_redis.client, FEED, 10)
+    publish(real_redis.client, FEED)
+    hub = make_hub(real_redis.url)
+    before = hub.state()
+    real_redis.stop()
+    until(lambda: hub.latest().source == Source.UNREACHABLE)
+    assert hub.latest().ts == before.ts  # the last numbers stay
+    real_redis.start()
+    until(lambda: hub.latest().source == Source.SILENT)  # a new Redis knows nothing
+    assert len(hub.latest().history) == 10
+
+    def published() -> bool:
+        publish(real_redis.client, FEED)
+        return hub.latest().source == Source.LIVE and hub.latest().ts > before.ts
+
+    until(published)
+
+
+@pytest.mark.services
+def test_many_summaries_cost_watchers_nothing_but_a_wake(make_hub, real_redis):
+    """Nothing queues in the hub: after a flood, the newest is what everybody sees."""
+    import json
+
+    hub = make_hub(real_redis.url)
+    hub.state()
+    now = time.time()
+    for step in range(500):
+        real_redis.client.publish(LIVE_CHANNEL, json.dumps(FEED.summary(now + step / 1000)))
+    until(lambda: hub.latest().ts == now + 0.499)

@@ -1,0 +1,378 @@
+"""Pages with data and without: complete HTML before any script, and the same number of queries for any number of rows."""
+
+import itertools
+import re
+from datetime import timedelta
+
+import pytest
+from django.template.loader import render_to_string
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console.finders import PACKAGE_DATA, guarded_style_ids
+from controlplane.console.state import Source
+from controlplane.events.models import Event
+from controlplane.events.services import record
+from tests.console.conftest import rows_of
+from tests.console.feed import Feed
+
+
+def text_of(answer) -> str:
+    return answer.content.decode()
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def page(reader, name, *args, **query) -> str:
+    answer = reader.get(reverse(f"console:{name}", args=args), query)
+    assert answer.status_code == 200
+    return text_of(answer)
+
+
+def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
+    summary = live.show(fleet_feed)
+    html = page(reader, "overview")
+    for label in ("Requests", "SLO met, 5 min", "TTFT p95", "ITL p95", "Waiting", "KV cache, max", "Instances ready"):
+        assert label in html
+    assert f"of {summary['fleet']['instances']}" in html
+    assert html.count("<polyline points=") > 8  # sparklines and the drawings that stand in for charts
+    assert "instance-5 failed" in html
+    assert "Live, updated" in html
+    for name in ("instance-1", "instance-4"):
+        assert f'href="{reverse("console:instance", args=[name])}"' in html
+
+
+def test_pages_hold_no_inline_script_or_style(reader, live, fleet_feed, make_request):
+    live.show(fleet_feed)
+    row = make_request()
+    for name, args in (("overview", ()), ("instances", ()), ("instance", ("instance-1",)), ("request", (row.pk,))):
+        html = page(reader, name, *args)
+        assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
+        assert "<style" not in html
+        assert not re.search(r'\s(?:style|on\w+)="', html)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Source.SILENT, ("the gateway is silent", "manage.py up")),
+        (Source.UNREACHABLE, ("Redis does not answer", "REDIS_URL")),
+    ],
+)
+def test_overview_says_why_there_are_no_numbers(reader, live, fleet, source, words):
+    live.source(source)
+    html = page(reader, "overview")
+    for word in words:
+        assert word in html
+    assert "not connected" in html
+    assert "instance-1" in html  # the inventory is still there
+    assert "instance-5 failed" in html
+
+
+def test_overview_without_instances_says_the_next_step(reader, live):
+    live.show(Feed([]))
+    html = page(reader, "overview")
+    assert "No instances yet" in html
+    assert "seed_demo" in html
+    assert "no traffic" in html
+
+
+def test_old_numbers_are_called_old(reader, live, fleet_feed):
+    import time
+
+    live.show(fleet_feed, ts=time.time() - 7)
+    assert "Delayed, 7 s" in page(reader, "overview")
+    live.show(fleet_feed, ts=time.time() - 40)
+    html = page(reader, "overview")
+    assert "Disconnected, showing" in html
+    assert "The numbers below stand still" in html
+
+
+def test_overview_narrows_to_a_model(reader, live, fleet_feed):
+    live.show(fleet_feed)
+    assert 'data-scope="llama-3.1-8b"' in page(reader, "overview", model="llama-3.1-8b")
+    assert 'data-scope=""' in page(reader, "overview", model="nobody-knows-this")
+
+
+def test_a_chart_can_be_read_as_a_table(reader, live, fleet_feed):
+    live.show(fleet_feed, samples=12)
+    html = page(reader, "overview", table="ttft")
+    assert html.count('<th scope="row">') >= 12
+    assert "p95 (ms)" in html
+    assert "Show as chart" in html
+
+
+def test_instances_filter_search_and_sort(reader, live, fleet_feed):
+    live.show(fleet_feed)
+
+    def names(**query):
+        return re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", **query))
+
+    assert names() == [f"instance-{number}" for number in range(1, 7)]
+    assert names(state="failed") == ["instance-5"]
+    assert names(q="ance-3") == ["instance-3"]
+    assert names(sort="-name")[0] == "instance-6"
+    assert names(region="us-east") == names()
+    by_kv = names(sort="-kv_ratio")
+    table = {row["name"]: fleet_feed.instance(at, row, live.hub.latest().ts) for at, row in enumerate(fleet_feed.rows)}
+    known = [name for name in by_kv if table.get(name, {}).get("kv_ratio") is not None]
+    assert [table[name]["kv_ratio"] for name in known] == sorted((table[n]["kv_ratio"] for n in known), reverse=True)
+    assert by_kv[: len(known)] == known  # those without a value come last
+    assert "No instance fits these filters" in page(reader, "instances", q="zzz")
+
+
+def test_the_sorted_column_says_so(reader, fleet):
+    html = page(reader, "instances", sort="-running")
+    assert re.search(r'aria-sort="descending"><a class="sort" href="\?sort=running">Running', html)
+
+
+def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operator):
+    live.show(fleet_feed)
+    record(
+        "instance.moved",
+        fleet[0],
+        actor="gateway",
+        before={"state": "loading"},
+        after={"state": "ready"},
+        reason="it answers",
+    )
+    row = make_request(instance="instance-1")
+    html = page(reader, "instance", "instance-1")
+    assert "it answers" in html
+    assert row.request_id[:12] in html
+    assert "Running and waiting" in html
+    assert 'id="dialog-' not in html  # a viewer has no actions
+    assert reader.get(reverse("console:instance", args=["nobody"])).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("action", "before", "after"), [("drain", "ready", "draining"), ("resume", "draining", "ready")]
+)
+def test_an_action_moves_the_instance_and_is_an_event(client, operator, make_instance, action, before, after):
+    row = make_instance(state=before)
+    client.force_login(operator)
+    answer = client.post(reverse("console:act", args=[row.name, action]), {"reason": "driver  update"}, follow=True)
+    row.refresh_from_db()
+    event = Event.objects.get(kind="instance.moved")
+    assert row.state == after
+    assert (event.actor, event.reason, event.before["state"]) == ("operator", "driver update", before)
+    assert f"{row.name} is {after}" in text_of(answer)
+
+
+def test_an_action_needs_a_reason_and_a_fitting_state(client, operator, make_instance):
+    row = make_instance()
+    client.force_login(operator)
+    assert "give a reason" in text_of(client.post(reverse("console:act", args=[row.name, "drain"]), {}, follow=True))
+    refused = client.post(reverse("console:act", args=[row.name, "resume"]), {"reason": "x"}, follow=True)
+    assert "instance-1 is ready" in text_of(refused)
+    assert client.post(reverse("console:act", args=[row.name, "explode"]), {"reason": "x"}).status_code == 404
+    assert not Event.objects.exists()
+
+
+def test_stopping_writes_a_command(client, operator, make_instance, messages):
+    row = make_instance()
+    client.force_login(operator)
+    client.post(reverse("console:act", args=[row.name, "stop"]), {"reason": "too many"})
+    command = row.commands.get()
+    assert (command.verb, command.actor, command.reason) == ("stop", "operator", "too many")
+
+
+def test_requests_pages_by_cursor(reader, make_request):
+    rows = [make_request() for _ in range(55)]
+    first = page(reader, "requests")
+    assert rows[-1].request_id[:15] in first
+    cursor = re.search(r"before=(\d+)", first)[1]
+    make_request()  # arrives while somebody turns the page
+    second = page(reader, "requests", before=cursor)
+    shown = re.findall(r"/requests/(\d+)/", first) + re.findall(r"/requests/(\d+)/", second)
+    assert [int(pk) for pk in shown] == [row.pk for row in reversed(rows)]
+    assert "That was the oldest" in second
+
+
+def test_requests_filters(reader, make_request):
+    kept = make_request(outcome="failed", error_code="instance_lost", status_code=502)
+    make_request()
+    for query in ({"outcome": "failed"}, {"q": kept.request_id}, {"tenant": "acme", "outcome": "failed"}):
+        assert re.findall(r"/requests/(\d+)/", page(reader, "requests", **query)) == [str(kept.pk)]
+    assert "No request fits" in page(reader, "requests", instance="elsewhere")
+
+
+def test_a_requests_page_says_why_this_instance(reader, make_request):
+    html = page(reader, "request", make_request().pk)
+    assert "Why this instance" in html
+    assert "the fewest tokens still to process" in html
+    assert html.count(">chosen<") == 1
+    assert "4,200" in html
+    never_placed = make_request(
+        outcome="rejected", status_code=429, error_code="queue_full", trace=[], instance="", ttft_ms=None
+    )
+    assert "never placed: queue_full" in page(reader, "request", never_placed.pk)
+
+
+def test_events_filter_page_and_permalink(reader, fleet, operator):
+    for number in range(60):
+        record(
+            "instance.moved",
+            fleet[0],
+            actor=operator,
+            before={"state": "ready"},
+            after={"state": "draining"},
+            reason=f"no {number}",
+        )
+    html = page(reader, "events", actor="operator")
+    assert "no 59" in html
+    cursor = re.search(r"before=(\d+)", html)[1]
+    assert "no 3<" in page(reader, "events", before=cursor)
+    event = Event.objects.latest("pk")
+    detail = page(reader, "event", event.pk)
+    for word in ("ready", "draining", "no 59", "instance-1"):
+        assert word in detail
+    assert "No event fits" in page(reader, "events", q="nothing says this")
+
+
+def test_events_say_what_they_are_before_there_are_any(reader, live):
+    assert "No events yet" in page(reader, "events")
+
+
+def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
+    client.force_login(key_manager)
+    url = reverse("console:keys")
+    made = client.post(url, {"name": "CI", "tenant": acme.pk})
+    secret = re.search(r"ph_[\w-]{43}", text_of(made))[0]
+    assert made["Cache-Control"].startswith("max-age=0, no-cache, no-store")
+    key = acme.api_keys.get()
+    assert secret not in text_of(client.get(url))
+    assert key.prefix in text_of(client.get(url))
+    revoke = reverse("console:revoke-key", args=[key.pk])
+    assert "give a reason" in text_of(client.post(revoke, {}, follow=True))
+    assert "is revoked" in text_of(client.post(revoke, {"reason": "leaked"}, follow=True))
+    key.refresh_from_db()
+    assert key.revoked_at
+    assert Event.objects.filter(kind="api_key.revoked", reason="leaked").exists()
+    assert key.prefix not in text_of(client.get(url))
+    assert key.prefix in text_of(client.get(url, {"show": "all"}))
+
+
+def test_a_key_needs_a_name_and_the_right(client, key_manager, member, acme, globex):
+    url = reverse("console:keys")
+    client.force_login(key_manager)
+    answer = client.post(url, {"name": " ", "tenant": acme.pk})
+    assert answer.status_code == 422
+    assert 'id="name-error"' in text_of(answer)
+    assert client.post(url, {"name": "x", "tenant": globex.pk}).status_code == 403
+    client.force_login(member)
+    assert "New key" not in text_of(client.get(url))
+    assert client.post(url, {"name": "x", "tenant": acme.pk}).status_code == 403
+
+
+def test_about_tells_the_state_of_the_watcher(reader, live, fleet_feed):
+    live.show(fleet_feed)
+    html = page(reader, "about")
+    for word in ("feed:1", "SQLite" if "SQLite" in html else "PostgreSQL", "Open pages", "does not answer"):
+        assert word in html
+
+
+def test_the_events_page_follows_the_clock_of_the_numbers(reader, live, fleet_feed):
+    """Also a page that shows no number says how fresh the connection is: it follows the fleet's ticks."""
+    live.show(fleet_feed)
+    for name in ("overview", "instances", "events"):
+        assert re.search(r'data-topics="overview', page(reader, name))
+
+
+@pytest.mark.parametrize(
+    ("times", "names"),
+    [
+        ({"queue_ms": 10.0, "ttft_ms": 110.0, "e2e_ms": 1110.0}, ["Queue 10 ms", "Prefill 100 ms", "Decode 1.00 s"]),
+        ({"queue_ms": 10.0, "ttft_ms": None, "e2e_ms": 1010.0}, ["Queue 10 ms", "Prefill and decode 1.00 s"]),
+        ({"queue_ms": None, "ttft_ms": None, "e2e_ms": None}, []),
+    ],
+)
+def test_where_a_requests_time_went(reader, make_request, times, names):
+    html = page(reader, "request", make_request(**times).pk)
+    assert re.findall(r"</svg>((?:Queue|Prefill|Decode)[^<]*)<", html) == names
+
+
+def test_unknown_pages_and_broken_ones_keep_the_look(reader, monkeypatch):
+    answer = reader.get("/no/such/page/")
+    assert answer.status_code == 404
+    assert "Not found" in text_of(answer)
+    monkeypatch.setattr("controlplane.console.views.overview.dashboards.overview", lambda *_: 1 / 0)
+    careless = Client(raise_request_exception=False)
+    careless.cookies = reader.cookies
+    answer = careless.get("/")
+    assert answer.status_code == 500
+    assert "Something broke" in text_of(answer)
+    assert "ZeroDivisionError" not in text_of(answer)
+    assert "Pilothouse" in render_to_string("console/500.html")
+
+
+def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet_feed):
+    """Otherwise it would add a style element, which the policy refuses: see `finders.guarded_style_ids`."""
+    bundle = (PACKAGE_DATA / "plotly.min.js").read_text()
+    assert guarded_style_ids()
+    assert bundle.count('createElement("style")') == 1 + len(guarded_style_ids())  # the one with plotly.js-style-
+    live.show(fleet_feed)
+    html = page(reader, "overview")
+    for name in (*guarded_style_ids(), "plotly.js-style-global"):
+        assert f'id="{name}"' in html
+
+
+# With the two of session and user.
+PINNED = {"overview": 7, "instances": 6, "requests": 9, "keys": 9, "events": 7, "about": 5}
+
+
+@pytest.mark.parametrize("name", sorted(PINNED))
+def test_queries_do_not_grow_with_rows(
+    reader, live, make_instance, make_request, acme, viewer, django_assert_num_queries, name
+):
+    from controlplane.accounts.services import create_api_key
+
+    def more():
+        rows = [make_instance() for _ in range(4)]
+        for row in rows:
+            record("instance.moved", row, actor=viewer, after={"state": "ready"})
+            make_request(instance=row.name)
+            create_api_key(acme, row.name, viewer)
+        return rows
+
+    rows = more()
+    live.show(Feed(rows_of(rows)))
+    url = reverse(f"console:{name}")
+    reader.get(url)
+    with django_assert_num_queries(PINNED[name]):
+        reader.get(url)
+    rows += more()
+    live.show(Feed(rows_of(rows)))
+    reader.get(url)
+    with django_assert_num_queries(PINNED[name]):
+        reader.get(url)
+
+
+def test_the_timeline_has_no_gaps(make_instance):
+    from controlplane.console.timeline import WIDTH, timeline
+
+    now = timezone.now()
+    row = make_instance()
+    row.created_at = now - timedelta(hours=9)
+    for hours, before, after in ((8, "provisioning", "loading"), (5, "loading", "ready"), (1, "ready", "failed")):
+        Event.objects.create(
+            kind="instance.moved",
+            at=now - timedelta(hours=hours),
+            actor="x",
+            subject_type="instance",
+            subject_id=str(row.pk),
+            before={"state": before},
+            after={"state": after},
+        )
+    segments = timeline(row, now)
+    assert [segment.state for segment in segments] == ["loading", "ready", "failed"]
+    assert [round(segment.seconds / 3600) for segment in segments] == [1, 4, 1]
+    for one, other in itertools.pairwise(segments):
+        assert one.until == other.since
+    assert segments[0].x == 0
+    assert segments[-1].x + segments[-1].width == pytest.approx(WIDTH, abs=0.1)

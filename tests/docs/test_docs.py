@@ -1,0 +1,123 @@
+"""The documentation says what there is: variables, commands, verbs, error codes, metrics, links."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from django.core.management import get_commands
+
+import controlplane
+from controlplane.operations import Operations
+from tests.docs.configuration import BEGIN, END, PAGE, table
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_configuration_table_is_that_of_the_code() -> None:
+    written = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert written == table().strip(), "run `python -m tests.docs.configuration`"
+
+
+def test_every_command_is_in_operations() -> None:
+    ours = {name for name, app in get_commands().items() if str(app).startswith("controlplane")}
+    section = read("docs/operations.md").partition("## Commands\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == ours
+
+
+def test_every_verb_of_the_makefile_is_in_its_help_and_the_readme() -> None:
+    makefile = read("Makefile")
+    verbs = set(re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[0].split()) - {"help", "tools"}
+    assert set(re.findall(r"echo 'make ([\w-]+)", makefile)) == verbs
+    readme = read("README.md")
+    assert {verb for verb in verbs if f"make {verb}" in readme} == verbs
+
+
+def test_the_readme_begins_with_exactly_two_commands() -> None:
+    block = re.findall(r"```sh\n(.*?)```", read("README.md"), re.DOTALL)[0]
+    assert [line.partition("#")[0].strip() for line in block.splitlines()] == ["make run", "make test"]
+
+
+def raised_codes() -> set[str]:
+    """Every `code` that the gateway gives an error, as a keyword, as `invalid`'s third argument, or by default."""
+    codes: set[object] = set()
+    for path in (ROOT / "controlplane/gateway").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                codes |= {word.value.value for word in node.keywords if word.arg == "code" and _is_text(word.value)}
+                if isinstance(node.func, ast.Name) and node.func.id == "invalid" and _is_text(*node.args[2:3]):
+                    codes.add(node.args[2].value)
+            elif isinstance(node, ast.FunctionDef) and node.name == "invalid":
+                codes.add(node.args.defaults[-1].value)
+    return {str(code) for code in codes}
+
+
+def _is_text(node: ast.AST | None = None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_every_error_code_of_the_gateway_is_in_the_api_page() -> None:
+    section = read("docs/api.md").partition("## Errors\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d{3} \|([^|]+)\|", section, re.MULTILINE)
+    assert {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)} == raised_codes()
+
+
+def test_the_metrics_named_in_operations_exist() -> None:
+    named = set(re.findall(r"`(pilothouse_\w+)`", read("docs/operations.md")))
+    source = read("controlplane/operations.py")
+    existing = set(re.findall(r'"(pilothouse_\w+)"', source))
+    assert named
+    assert {name for name in named if name.removesuffix("_total") not in existing} == set()
+    for path in Operations.paths:
+        assert f"`{path}`" in read("docs/operations.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = read("docs/adr/README.md")
+    for path in sorted(ROOT.glob("docs/adr/0*.md")):
+        number, title = path.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
+        assert path.name.startswith(f"{int(number):04d}-")
+        assert f"- [{number}. {title}]({path.name})" in index
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
+            assert part in path.read_text(), path.name
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    assert project["version"] == controlplane.__version__
+    assert project["license"] == "Apache-2.0"
+    assert "Apache License" in read("LICENSE")
+    versions = re.findall(r"^## \[([^\]]+)\]", read("CHANGELOG.md"), re.MULTILINE)
+    assert versions[0] == "Unreleased" or versions[0] == project["version"]
+
+
+def test_settings_and_docs_name_only_variables_that_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"`(PILOTHOUSE_[A-Z_]+)", text)) - {"PILOTHOUSE_"}
+    assert named <= {row.split("`")[1] for row in table().splitlines()[2:]}

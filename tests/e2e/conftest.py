@@ -1,0 +1,167 @@
+"""A signed-in page in real Chromium, in front of a house that a test may break. A skip fails where REQUIRE_E2E is set."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.e2e import seed
+from tests.e2e.house import ROOT, House, missing_tools
+
+# Playwright's synchronous interface keeps an event loop running, in which Django would refuse every query.
+os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+
+expect.set_options(timeout=20_000)  # machines that run tests are slow; nothing here measures time
+
+RESULTS = ROOT / "test-results" / "console"
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+# What Chromium itself writes when a test takes the server away.
+EXPECTED_WHEN_AWAY = (
+    "net::ERR_CONNECTION_REFUSED",
+    "WebSocket connection to",
+    "net::ERR_EMPTY_RESPONSE",
+    "net::ERR_FAILED",
+)
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tools():
+    missing = missing_tools()
+    if missing:
+        word = f"browser tests need {missing} on PATH"
+        if os.environ.get("REQUIRE_E2E"):
+            pytest.fail(word)
+        pytest.skip(word)
+
+
+@pytest.fixture(scope="session")
+def database(django_test_environment, django_db_blocker):
+    """The test database, open to every test here for the whole run: the server in its own process reads the same file."""
+    from django.conf import settings
+    from django.test.utils import setup_databases, teardown_databases
+
+    if "sqlite" not in settings.DATABASES["default"]["ENGINE"]:
+        pytest.skip("browser tests share an SQLite file with the server; run them without DATABASE_URL")
+    with django_db_blocker.unblock():
+        kept = setup_databases(verbosity=0, interactive=False)
+        yield Path(settings.DATABASES["default"]["NAME"])
+        teardown_databases(kept, verbosity=0)
+
+
+@pytest.fixture(scope="session")
+def empty_database(database, tmp_path_factory):
+    """A copy with people and nothing else, made before the fleet is written."""
+    from django.db import connection
+
+    seed.people()
+    copy = tmp_path_factory.mktemp("empty") / "empty.sqlite3"
+    with connection.cursor() as cursor:  # copying the file itself would drop this process's locks on it
+        cursor.execute("VACUUM INTO %s", [str(copy)])
+    return copy
+
+
+@pytest.fixture(scope="session")
+def house(tools, empty_database, database, tmp_path_factory):
+    """A fleet of 27 instances with traffic, requests, keys and events."""
+    rows = seed.fleet()
+    house = House(tmp_path_factory.mktemp("house"), database, rows)
+    house.start()
+    yield house
+    house.stop()
+
+
+@pytest.fixture(scope="session")
+def empty_house(tools, empty_database, tmp_path_factory):
+    """A console on its first day."""
+    house = House(tmp_path_factory.mktemp("empty-house"), empty_database, [])
+    house.start()
+    yield house
+    house.stop()
+
+
+@pytest.fixture(scope="session")
+def browser(tools):
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Complaints:
+    """Everything that the browser complained of. What a test expects it allows, in words."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+
+    def listen(self, page) -> None:
+        page.on(
+            "console", lambda message: self._hear(message.type, f"{message.text} {message.location.get('url', '')}")
+        )
+        page.on("pageerror", lambda error: self._hear("error", f"page error: {error}"))
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.heard.append(text)
+
+    def unexpected(self) -> list[str]:
+        return [text for text in self.heard if not any(word in text for word in self.allowed)]
+
+
+@pytest.fixture
+def complaints():
+    complaints = Complaints()
+    yield complaints
+    assert complaints.unexpected() == []
+
+
+@pytest.fixture
+def open_page(browser, complaints):
+    """`open_page(house, "/events/", …)`: a page in a fresh context, signed in as the operator unless told otherwise."""
+    contexts = []
+
+    def open_(house, path="/", *, user="operator", viewport=None, theme="dark", script=True, **options):
+        context = browser.new_context(
+            base_url=house.url,
+            viewport=viewport or DESKTOP,
+            color_scheme=theme,
+            java_script_enabled=script,
+            accept_downloads=True,
+            **options,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        complaints.listen(page)
+        if user:
+            sign_in(page, user)
+        page.goto(path)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+def sign_in(page, user: str) -> None:
+    page.goto("/sign-in/")
+    page.get_by_label("User name").fill(user)
+    page.get_by_label("Password").fill(seed.PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(lambda url: "/sign-in/" not in url)
+
+
+def keep(page, name: str) -> None:
+    """A screenshot among the artefacts of the run."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=RESULTS / f"{name}.png", full_page=True)

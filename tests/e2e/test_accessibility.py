@@ -1,0 +1,103 @@
+"""axe finds nothing against WCAG 2.2 A and AA on any page, in either theme, with data, without, and disconnected."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from controlplane.events.models import Event
+from controlplane.gateway.models import LedgerRow
+from tests.e2e import seed
+from tests.e2e.conftest import PHONE, keep
+
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "resultTypes": ["violations"]}
+THEMES = ("light", "dark")
+PAGES = {
+    "overview": "/",
+    "overview-table": "/?table=ttft&demand=prompt",
+    "instances": "/instances/?sort=-kv_ratio",
+    "instance": f"/instances/{seed.DRAINED}/",
+    "instance-failed": f"/instances/{seed.FAILED}/",
+    "requests": "/requests/",
+    "request": "/requests/{request}/",
+    "keys": "/keys/?show=all",
+    "events": "/events/",
+    "event": "/events/{event}/",
+    "about": "/about/",
+    "not-found": "/no/such/page/",
+}
+EMPTY = ("overview", "instances", "requests", "keys", "events", "about")
+LIVE = ("overview", "instances", "instance", "events")
+
+
+def address(name: str) -> str:
+    request = LedgerRow.objects.exclude(trace=[]).first()
+    event = Event.objects.filter(kind="instance.moved").first()
+    return PAGES[name].format(request=request.pk if request else 0, event=event.pk if event else 0)
+
+
+def settle(page) -> None:
+    """Until what is in view has been drawn and no transition runs."""
+    if page.locator("[data-plot]").count():
+        expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
+    page.wait_for_timeout(400)
+
+
+def violations(page) -> list[str]:
+    found = Axe().run(page, options=RULES).response["violations"]
+    return [
+        f"{rule['id']}: {node['html'][:160]} {node['failureSummary'][:300]}" for rule in found for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", PAGES)
+def test_with_data(house, open_page, complaints, name, theme):
+    complaints.allowed = ("status of 404",) if name == "not-found" else ()
+    page = open_page(house, address(name), theme=theme)
+    settle(page)
+    assert violations(page) == []
+    keep(page, f"{name}-{theme}-1440")
+    page.set_viewport_size(PHONE)
+    page.wait_for_timeout(300)
+    assert violations(page) == []
+    keep(page, f"{name}-{theme}-390")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", EMPTY)
+def test_without_data(empty_house, open_page, name, theme):
+    page = open_page(empty_house, PAGES[name], theme=theme)
+    settle(page)
+    assert violations(page) == []
+    keep(page, f"{name}-empty-{theme}-1440")
+
+
+@pytest.fixture
+def silent(house):
+    """The house while its gateway says nothing, long enough for pages to say so."""
+    house.speaker.stop()
+    yield house
+    house.speaker.start()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_disconnected(silent, open_page, theme):
+    page = open_page(silent, "/", theme=theme)
+    expect(page.locator("[data-live]")).to_have_attribute("data-word", "disconnected", timeout=40_000)
+    for name in LIVE:
+        page.goto(address(name))
+        expect(page.locator("[data-live]")).to_have_attribute("data-word", "disconnected")
+        settle(page)
+        assert violations(page) == [], name
+        keep(page, f"{name}-disconnected-{theme}-1440")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_signed_out_and_dialogs(house, open_page, theme):
+    page = open_page(house, "/sign-in/", user=None, theme=theme)
+    assert violations(page) == []
+    keep(page, f"sign-in-{theme}-1440")
+    page = open_page(house, f"/instances/{seed.DRAINED}/", theme=theme)
+    page.get_by_role("button", name="Stop…").click()
+    assert violations(page) == []
+    keep(page, f"stop-dialog-{theme}-1440")

@@ -1,0 +1,406 @@
+"""The console as people use it: signing in, watching, losing the connection and regaining it, acting, mouse and keyboard."""
+
+import csv
+import io
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.accounts.models import ApiKey, User
+from controlplane.accounts.services import create_sign_in_link
+from controlplane.events.models import Event
+from controlplane.fleet.models import Instance
+from tests.e2e import seed
+from tests.e2e.conftest import EXPECTED_WHEN_AWAY, PHONE, keep
+
+LIVE = re.compile(r"Live, updated \d s ago")
+
+
+def badge(page):
+    return page.locator("[data-live]")
+
+
+def expect_live(page, timeout=15_000):
+    expect(badge(page)).to_have_attribute("data-word", "live", timeout=timeout)
+    expect(page.locator("[data-freshness]")).to_have_text(LIVE)
+
+
+def expect_drawn(page, *charts):
+    """Plotly has drawn these charts."""
+    for chart in charts:
+        expect(page.locator(f"#chart-{chart} .main-svg").first).to_be_visible()
+
+
+def points(page, chart) -> int:
+    return page.evaluate(f"document.querySelector('#chart-{chart} [data-plot]').data[0].x.length")
+
+
+# Signing in
+
+
+def test_signing_in_and_out(house, open_page, complaints):
+    complaints.allowed = ("status of 401",)
+    page = open_page(house, "/events/", user=None)
+    expect(page).to_have_url(re.compile(r"/sign-in/\?next=/events/"))
+    page.get_by_label("User name").fill("operator")
+    page.get_by_label("Password").fill("not this")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("Wrong user name or password.")
+    page.get_by_label("Password").fill(seed.PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Events")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+
+
+def test_signing_in_by_link_once(house, open_page, complaints):
+    complaints.allowed = ("status of 410",)
+    link = f"/sign-in/{create_sign_in_link(User.objects.get(username='operator'))}/"
+    page = open_page(house, link, user=None)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Fleet overview")
+    again = open_page(house, link, user=None)
+    again.get_by_role("button", name="Sign in").click()
+    expect(again.get_by_role("heading", level=1)).to_have_text("This link has ended")
+
+
+def test_a_tenants_person_sees_keys_and_requests_only(house, open_page, complaints):
+    complaints.allowed = ("status of 403",)
+    page = open_page(house, "/", user="tenant")
+    expect(page.get_by_role("heading", level=1)).to_have_text("API keys")
+    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(["Requests", "API keys"])
+    page.goto("/instances/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
+
+
+# Watching
+
+
+def test_first_paint_needs_no_script(house, open_page):
+    page = open_page(house, "/", script=False)
+    expect(page.locator("[data-tile] b")).to_have_count(8)
+    for text in page.locator("[data-tile] b").all_text_contents():
+        assert re.search(r"\d", text), text
+    expect(page.locator(".preview")).to_have_count(3)
+    expect(page.locator("tr[data-instance]")).to_have_count(12)
+    expect(page.get_by_role("button", name="Apply")).to_be_visible()
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    page.get_by_role("link", name="Show as table").first.click()
+    expect(page.get_by_role("columnheader", name="p95 (ms)")).to_be_visible()
+    page.goto("/instances/?sort=-running")
+    expect(page.locator('th[aria-sort="descending"]')).to_have_text(re.compile("Running"))
+
+
+def test_numbers_move_and_charts_grow(house, open_page):
+    page = open_page(house, "/?range=60")
+    expect_live(page)
+    expect_drawn(page, "ttft", "demand", "kv")
+    figure, row = (
+        page.locator("[data-tile=output_tokens_per_s] b"),
+        page.locator("tr[data-instance] [data-field=running]").nth(6),
+    )
+    before = (figure.text_content(), row.text_content())
+    expect(figure).not_to_have_text(before[0])
+    expect(row).not_to_have_text(before[1])
+    drawn = page.locator("#chart-ttft").get_attribute("data-drawn")
+    expect(page.locator("#chart-ttft")).not_to_have_attribute("data-drawn", drawn, timeout=20_000)
+    assert points(page, "ttft") > 100
+    assert page.evaluate("document.querySelector('#chart-demand [data-plot]').data.length") == 3
+    expect(page.locator("#chart-ttft [data-plot]")).to_have_attribute("aria-label", re.compile("p95 is"))
+
+
+def test_a_stopped_server_is_said_and_its_return_noticed(house, open_page, complaints):
+    complaints.allowed = EXPECTED_WHEN_AWAY
+    page = open_page(house, "/")
+    expect_live(page)
+    tile = page.locator("[data-tile=requests_per_s] .figure")
+    colour = tile.evaluate("element => getComputedStyle(element).color")
+    house.web.kill()
+    try:
+        expect(badge(page)).to_have_attribute("data-word", "disconnected", timeout=20_000)
+        expect(page.locator("[data-freshness]")).to_have_text(
+            re.compile(r"Disconnected, showing \d\d:\d\d:\d\d, retrying")
+        )
+        expect(page.locator("[data-announce]")).to_have_text("Disconnected.")
+        assert tile.evaluate("element => getComputedStyle(element).color") != colour  # it stands still, and is grey
+        keep(page, "server-away")
+    finally:
+        house.web.start()
+    expect_live(page, timeout=40_000)
+    number = page.locator("[data-tile=output_tokens_per_s] b")
+    before = number.text_content()
+    expect(number).not_to_have_text(before)
+
+
+def test_a_silent_gateway_is_told_from_a_lost_server(house, open_page):
+    page = open_page(house, "/")
+    expect_live(page)
+    house.speaker.stop()
+    try:
+        expect(page.locator("[data-freshness]")).to_have_text(re.compile(r"Delayed, \d+ s"), timeout=20_000)
+        expect(badge(page)).to_have_attribute("data-word", "delayed")
+        expect(page.locator("[data-freshness]")).to_have_text(re.compile("the gateway is silent"), timeout=40_000)
+        expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_be_visible()
+    finally:
+        house.speaker.start()
+    expect_live(page)
+    expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_have_count(0)
+
+
+def test_without_websockets_it_polls(house, open_page, complaints):
+    complaints.allowed = EXPECTED_WHEN_AWAY
+    page = open_page(house, "/about/")
+    page.route_web_socket(re.compile("/ws/live/"), lambda socket: socket.close(code=1011))
+    page.goto("/")
+    number = page.locator("[data-tile=output_tokens_per_s] b")
+    before = number.text_content()
+    expect(number).not_to_have_text(before, timeout=30_000)
+    expect(badge(page)).to_have_attribute("data-connection", "closed")
+
+
+def test_pausing_holds_what_is_shown_and_resuming_catches_up(house, open_page):
+    page = open_page(house, "/")
+    expect_live(page)
+    page.get_by_role("button", name="Pause").click()
+    expect(badge(page)).to_have_attribute("data-word", "paused")
+    number = page.locator("[data-tile=output_tokens_per_s] b")
+    before = number.text_content()
+    button = page.locator("[data-pause]")
+    expect(button).to_have_text(re.compile(r"Resume, [4-9] s behind"), timeout=15_000)
+    assert number.text_content() == before
+    expect(page.locator("[data-freshness]")).to_have_text(re.compile(r"Paused, showing \d\d:\d\d:\d\d"))
+    page.keyboard.press("p")
+    expect(button).to_have_text("Pause")
+    expect(number).not_to_have_text(before)
+    expect_live(page)
+
+
+def test_a_new_event_and_a_lost_instance_appear(house, open_page):
+    page = open_page(house, "/")
+    expect_live(page)
+    row = Instance.objects.get(name="llama-3-2-3b-us-east-1")
+    said = next(said for said in house.speaker.feed.rows if said["id"] == row.pk)
+    said["reachable"] = False
+    try:
+        expect(page.locator("[data-attention]")).to_contain_text(f"{row.name} does not answer")
+        expect(page.locator("[data-alert]")).to_have_text(re.compile(f"{row.name} does not answer"))
+        expect(page.locator(f'tr[data-instance="{row.pk}"] .status')).to_have_text("Unreachable", timeout=20_000)
+        from controlplane.events.services import record
+
+        record(
+            "instance.moved",
+            row,
+            actor="gateway",
+            before={"state": "ready"},
+            after={"state": "failed"},
+            reason="it is silent",
+        )
+        expect(page.locator("[data-event-list] li").first).to_contain_text(f"{row.name}: ready to failed")
+        expect(page.locator("[data-event-list] li").first).to_contain_text("it is silent")
+        expect(page.locator("[data-event-list] li")).to_have_count(5)
+    finally:
+        said["reachable"] = True
+    expect(page.locator("[data-attention]")).not_to_contain_text(row.name)
+
+
+def test_filters_are_in_the_address(house, open_page):
+    page = open_page(house, "/?model=llama-3.1-8b&range=5&demand=requests&table=kv")
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("llama-3.1-8b")
+    expect(page.locator("#chart-demand .segments [aria-current]")).to_have_text("Requests/s")
+    names = page.locator("#chart-kv tbody th").all_text_contents()
+    assert names
+    assert all(name.startswith("llama-3-1-8b") for name in names)
+    page.get_by_role("combobox", name="Model").select_option("bloom-176b")
+    expect(page).to_have_url(re.compile("model=bloom-176b"))
+    expect(page.locator("tr[data-instance] td:nth-child(3)").first).to_have_text("bloom-176b")
+    page.locator("#chart-ttft").get_by_role("link", name="Show as table").click()
+    expect(page.locator("#chart-ttft table")).to_be_visible()
+    expect(page).to_have_url(re.compile("table=ttft"))
+    page.locator("#chart-ttft").get_by_role("link", name="Show as chart").click()
+    expect_drawn(page, "ttft")
+
+
+# Acting
+
+
+def test_draining_asks_and_is_an_event(house, open_page):
+    name = "llama-3-2-3b-us-west-1"
+    page = open_page(house, f"/instances/{name}/")
+    page.get_by_role("button", name="Drain…").click()
+    dialog = page.get_by_role("dialog", name=f"Drain {name}?")
+    expect(dialog).to_be_visible()
+    keep(page, "drain-dialog")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    assert Instance.objects.get(name=name).state == "ready"
+    page.get_by_role("button", name="Drain…").click()
+    dialog.get_by_role("button", name="Drain").click()  # without a reason the browser asks for one
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("Reason").fill("kernel update")
+    dialog.get_by_role("button", name="Drain").click()
+    expect(page.get_by_role("status").filter(has_text=f"{name} is draining")).to_be_visible()
+    expect(page.locator("#subject-state .status")).to_have_text("Draining")
+    expect(page.locator("#instance-events")).to_contain_text("kernel update")
+    event = Event.objects.filter(subject=name).latest("pk")
+    assert (event.kind, event.actor, event.reason, event.after["state"]) == (
+        "instance.moved",
+        "operator",
+        "kernel update",
+        "draining",
+    )
+    page.get_by_role("button", name="Resume…").click()
+    page.get_by_label("Reason").locator("visible=true").fill("done")
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(page.locator("#subject-state .status")).to_have_text("Ready")
+
+
+def test_a_key_is_made_copied_and_revoked(house, open_page):
+    page = open_page(house, "/keys/", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_label("Name").fill("nightly job")
+    page.get_by_label("Tenant").select_option("Acme Assistants")
+    page.get_by_role("button", name="Create key").click()
+    secret = page.get_by_role("status", name="Secret").text_content()
+    assert re.fullmatch(r"ph_[\w-]{43}", secret)
+    keep(page, "key-created")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == secret
+    page.get_by_role("link", name="Done").click()
+    expect(page.get_by_text(secret)).to_have_count(0)
+    page.get_by_role("button", name="Revoke… nightly job").click()
+    page.get_by_role("dialog").get_by_label("Reason").fill("the job moved")
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("row", name=re.compile("nightly job"))).to_have_count(0)
+    assert ApiKey.objects.get(name="nightly job").revoked_at
+
+
+@pytest.mark.parametrize(
+    ("path", "panel", "key"),
+    [
+        ("/instances/?state=ready&sort=-name", "#instances-panel", "Instance"),
+        ("/requests/?outcome=failed", "main", "Request"),
+        ("/events/?q=heartbeats", "#events-panel", "Event"),
+    ],
+)
+def test_the_file_is_the_table(house, open_page, path, panel, key):
+    page = open_page(house, path)
+    shown = page.locator(f"{panel} tbody tr").count()
+    with page.expect_download() as download:
+        page.locator(panel).get_by_role("link", name=re.compile("^CSV")).click()
+    assert download.value.suggested_filename.startswith("pilothouse-")
+    rows = list(csv.DictReader(io.StringIO(download.value.path().read_text())))
+    assert len(rows) == shown > 0
+    if key != "Event":
+        links = page.locator(f"{panel} tbody tr th a").all_text_contents()
+        assert [row[key][:15] for row in rows] == [text[:15] for text in links]
+
+
+# Themes and keys
+
+
+def test_the_theme_stays(house, open_page):
+    page = open_page(house, "/", theme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(14, 17, 22)"
+    button = page.locator("[data-theme-button]")
+    expect(button).to_have_text("Theme: system")
+    button.click()
+    expect(button).to_have_text("Theme: light")
+    assert page.evaluate(background) == "rgb(246, 247, 249)"
+    page.goto("/instances/")
+    expect(button).to_have_text("Theme: light")
+    assert page.evaluate(background) == "rgb(246, 247, 249)"
+    page.keyboard.press("t")
+    expect(button).to_have_text("Theme: dark")
+    page.reload()
+    expect(button).to_have_text("Theme: dark")
+
+
+def test_charts_follow_the_theme(house, open_page):
+    page = open_page(house, "/", theme="dark")
+    expect_drawn(page, "ttft", "kv")
+    colour = "document.querySelector('#chart-ttft [data-plot]').data[1].line.color"
+    reverse = "document.querySelector('#chart-kv [data-plot]').data[0].reversescale"
+    dark = page.evaluate(colour)
+    assert page.evaluate(reverse) is False
+    page.keyboard.press("t")
+    page.locator("html[data-theme=light]").wait_for()
+    page.wait_for_timeout(1000)
+    assert page.evaluate(colour) != dark
+    assert page.evaluate(reverse) is True
+
+
+def test_everything_by_keyboard(house, open_page):
+    page = open_page(house, "/about/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    for key, heading in (
+        ("o", "Fleet overview"),
+        ("e", "Events"),
+        ("k", "API keys"),
+        ("r", "Requests"),
+        ("i", "Instances"),
+    ):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+    page.keyboard.press("/")
+    expect(page.locator("[data-search]")).to_be_focused()
+    page.keyboard.type("us-east-3")
+    page.keyboard.press("Enter")
+    expect(page.locator("tr[data-instance]")).to_have_count(1)
+    # Sorting, opening and acting without a mouse.
+    link = page.get_by_role("link", name="llama-3-1-8b-us-east-3")
+    link.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("llama-3-1-8b-us-east-3")
+    page.get_by_role("button", name="Drain…").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_label("Reason")).to_be_focused()
+    page.keyboard.type("p t / are letters here")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Drain…")).to_be_focused()
+
+
+def test_shortcuts_are_listed_and_can_be_switched_off(house, open_page):
+    page = open_page(house, "/")
+    expect_live(page)
+    page.keyboard.press("?")
+    help_ = page.get_by_role("dialog", name="Keyboard")
+    expect(help_).to_be_visible()
+    keep(page, "help")
+    help_.get_by_label("Use single-key shortcuts").uncheck()
+    help_.get_by_role("button", name="Close").click()
+    page.keyboard.press("p")
+    page.wait_for_timeout(300)
+    expect(badge(page)).not_to_have_attribute("data-word", "paused")
+    page.reload()
+    page.keyboard.press("p")
+    page.wait_for_timeout(300)
+    expect(badge(page)).not_to_have_attribute("data-word", "paused")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(house, open_page):
+    page = open_page(house, "/", viewport=PHONE)
+    request = page.request.get("/requests/?format=csv")
+    assert request.ok
+    for path in ("/", "/instances/", f"/instances/{seed.DRAINED}/", "/requests/", "/keys/", "/events/", "/about/"):
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+# The first day
+
+
+def test_an_empty_house_says_what_to_do(empty_house, open_page):
+    page = open_page(empty_house, "/", user="admin")
+    expect(page.locator("#instances-panel")).to_contain_text("No instances yet")
+    expect(page.get_by_role("link", name="Add one in Admin")).to_be_visible()
+    page.goto("/requests/")
+    expect(page.locator("main")).to_contain_text("curl")
+    page.goto("/instances/")
+    expect(page.locator("main")).to_contain_text("seed_demo")

@@ -1,0 +1,111 @@
+"""The event record: append-only, filtered, paged, and seen by whom it concerns."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.accounts.services import create_api_key
+from controlplane.events import selectors
+from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+
+pytestmark = pytest.mark.django_db
+
+
+class TestAppendOnly:
+    def test_rows_are_neither_changed_nor_removed(self, acme):
+        event = record("test.happened", acme, actor="test")
+        for attempt in (
+            event.save,
+            event.delete,
+            Event.objects.all().delete,
+            lambda: Event.objects.update(reason="rewritten"),
+        ):
+            with pytest.raises(TypeError, match="append-only"):
+                attempt()
+        assert Event.objects.get().reason == ""
+
+    def test_a_user_may_go_and_the_name_stays(self, make_user):
+        user = make_user("ann")
+        record("test.happened", actor=user)
+        user.delete()
+        event = Event.objects.get()
+        assert (event.user, event.actor) == (None, "ann")
+
+
+class TestAudit:
+    def test_change_of_nothing_is_nothing(self, acme):
+        assert record_change(acme, snapshot(acme), "test") is None
+
+    def test_change_holds_what_differs(self, acme, slo_class):
+        before = snapshot(acme)
+        acme.tokens_per_minute = 5
+        acme.slo_classes.clear()
+        event = record_change(acme, before, "test", reason="abuse")
+        assert event.before == {"tokens_per_minute": 0, "slo_classes": ["Interactive"]}
+        assert event.after == {"tokens_per_minute": 5, "slo_classes": []}
+        assert (event.kind, event.reason) == ("tenant.changed", "abuse")
+
+    def test_secrets_stay_out(self, member, acme):
+        member.set_password("a password of mine")
+        key, _ = create_api_key(acme, "laptop", "test")
+        assert snapshot(member)["password"] == "set"
+        assert snapshot(key)["sha256"] == "set"
+
+    def test_values_are_json(self, gpu_type, deployment):
+        gpu_type.refresh_from_db()
+        assert record_creation(gpu_type, "test").after["on_demand_usd_per_hour"] == "1.35"
+        event = record_deletion(deployment, "test")
+        assert (event.kind, event.severity) == ("deployment.deleted", Severity.WARNING)
+        assert event.before["model"] == "llama-3.1-8b"
+
+
+class TestReading:
+    def test_pages(self):
+        for number in range(5):
+            record("test.happened", actor=f"a{number}")
+        page = selectors.page_of_events(Event.objects.all(), None, 2)
+        assert [event.actor for event in page.rows] == ["a4", "a3"]
+        page = selectors.page_of_events(Event.objects.all(), page.next_cursor, 3)
+        assert [event.actor for event in page.rows] == ["a2", "a1", "a0"]
+        assert page.next_cursor is None
+        assert selectors.page_of_events(Event.objects.none()).rows == []
+
+    def test_page_size_has_bounds(self):
+        record("test.happened", actor="a")
+        assert len(selectors.page_of_events(Event.objects.all(), None, 0).rows) == 1
+        assert len(selectors.page_of_events(Event.objects.all(), None, 10**9).rows) == 1
+
+    def test_time_is_a_half_open_range(self):
+        event = record("test.happened", actor="a")
+        assert selectors.filter_events(Event.objects.all(), since=event.at).exists()
+        assert not selectors.filter_events(Event.objects.all(), until=event.at).exists()
+        later = timezone.now() + timedelta(seconds=1)
+        assert selectors.filter_events(Event.objects.all(), until=later).exists()
+
+    def test_every_word_of_the_text_is_looked_for(self, acme):
+        record("tenant.changed", acme, actor="ann", reason="more load at noon")
+        for text, found in (("noon", 1), ("NOON ann", 1), ("acme tenant.", 1), ("noon bob", 0), ("", 1)):
+            assert selectors.filter_events(Event.objects.all(), text=text).count() == found, text
+
+    def test_kinds_and_families(self):
+        record("instance.moved", actor="a")
+        record("instance_type.changed", actor="a")
+        assert selectors.filter_events(Event.objects.all(), kind="instance.").count() == 1
+        assert selectors.filter_events(Event.objects.all(), kind="instance").count() == 0
+        assert selectors.event_kinds() == ["instance.moved", "instance_type.changed"]
+
+    def test_about_one_row(self, acme, globex):
+        record("test.one", acme, actor="a")
+        record("test.two", globex, actor="a")
+        assert [event.kind for event in selectors.events_about(acme)] == ["test.one"]
+
+    def test_who_sees_them(self, viewer, member, stranger, acme, make_user):
+        create_api_key(acme, "laptop", "test")
+        record("instance.moved", actor="a")
+        assert selectors.visible_events(viewer).count() == 2
+        assert selectors.visible_events(member).count() == 1
+        assert selectors.visible_events(stranger).count() == 0
+        assert selectors.visible_events(make_user("new")).count() == 0

@@ -1,0 +1,132 @@
+"""Admin of instances: no state by hand, actions with a reason, nothing alive is deleted."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.states import Action, InstanceState
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+LIST, ADD = "admin:fleet_instance_changelist", "admin:fleet_instance_add"
+
+
+@pytest.fixture
+def as_operator(client, operator):
+    client.force_login(operator)
+    return client
+
+
+@pytest.fixture
+def as_admin(client, fleet_admin):
+    client.force_login(fleet_admin)
+    return client
+
+
+def act(client, action, *instances, **values):
+    return client.post(
+        reverse(LIST), {"action": action, "_selected_action": [row.pk for row in instances], **values}, follow=True
+    )
+
+
+def said(response):
+    return [str(message) for message in response.context["messages"]]
+
+
+class TestActions:
+    def test_an_operator_acts_with_a_reason(self, as_operator, make_instance, operator):
+        one, two = make_instance(), make_instance()
+        page = act(as_operator, "drain", one, two)
+        assert page.templates[0].name == "admin/reason.html"
+        assert b"given nothing new" in page.content
+        response = act(as_operator, "drain", one, two, confirmed="yes", reason="new driver")
+        assert said(response) == ["instance-1 is draining", "instance-2 is draining"]
+        assert Event.objects.filter(kind="instance.moved", user=operator, reason="new driver").count() == 2
+
+    def test_refusals_are_said_and_the_others_still_act(self, as_operator, make_instance):
+        stopped, ready = make_instance(state=S.STOPPED), make_instance()
+        response = act(as_operator, "drain", stopped, ready, confirmed="yes", reason="x")
+        assert said(response) == [
+            "instance-1 is stopped: drain is for an instance that is ready",
+            "instance-2 is draining",
+        ]
+
+    @pytest.mark.parametrize("action", Action)
+    def test_every_action_is_there(self, action, as_operator, make_instance):
+        assert act(as_operator, str(action), make_instance()).templates[0].name == "admin/reason.html"
+
+    def test_viewers_have_no_actions(self, client, viewer, make_instance):
+        client.force_login(viewer)
+        instance = make_instance()
+        act(client, "drain", instance, confirmed="yes", reason="x")
+        instance.refresh_from_db()
+        assert instance.state == S.READY
+
+
+class TestRows:
+    def test_state_and_identity_are_not_edited_by_hand(self, as_admin, make_instance, deployment):
+        instance = make_instance()
+        page = as_admin.get(reverse("admin:fleet_instance_change", args=[instance.pk]))
+        assert list(page.context["adminform"].form.fields) == ["node"]
+
+    def test_the_address_of_a_server_started_elsewhere_is(self, as_admin, make_instance):
+        instance = make_instance(launcher=Launcher.EXTERNAL)
+        page = as_admin.get(reverse("admin:fleet_instance_change", args=[instance.pk]))
+        assert list(page.context["adminform"].form.fields) == ["node", "url"]
+
+    def test_a_new_one_is_started(self, as_admin, deployment, node):
+        values = {"name": "new", "deployment": deployment.pk, "node": node.pk, "launcher": "emulated", "url": ""}
+        response = as_admin.post(reverse(ADD), values)
+        assert response.status_code == 302
+        assert InstanceCommand.objects.get().verb == "start"
+        assert Instance.objects.get().state == S.PROVISIONING
+
+    def test_a_registered_one_is_looked_for(self, as_admin, deployment):
+        values = {"name": "new", "deployment": deployment.pk, "launcher": "external", "url": "http://vllm-0:8000"}
+        as_admin.post(reverse(ADD), values)
+        assert Instance.objects.get().state == S.LOADING
+        assert not InstanceCommand.objects.exists()
+
+    @pytest.mark.parametrize(
+        ("values", "field"),
+        [
+            ({"url": "ftp://x"}, "url"),
+            ({"url": ""}, "url"),
+            ({"url": "http://vllm-0:8000/v1"}, "url"),
+            ({"name": "no good"}, "name"),
+            ({"launcher": "process", "url": ""}, None),
+        ],
+    )
+    def test_mistakes_are_shown_at_their_field(self, values, field, as_admin, deployment):
+        good = {"name": "new", "deployment": deployment.pk, "launcher": "external", "url": "http://vllm-0:8000"}
+        response = as_admin.post(reverse(ADD), good | values)
+        if field is None:
+            assert response.status_code == 302
+        else:
+            assert set(response.context["adminform"].form.errors) == {field}
+            assert not Instance.objects.exists()
+
+    def test_only_stopped_ones_are_deleted(self, as_admin, make_instance):
+        alive, stopped = make_instance(), make_instance(state=S.STOPPED)
+        act(as_admin, "delete_selected", alive, stopped, post="yes")
+        assert Instance.objects.count() == 2
+        as_admin.post(reverse("admin:fleet_instance_delete", args=[alive.pk]), {"post": "yes"})
+        assert Instance.objects.count() == 2
+        InstanceCommand.objects.create(instance=stopped, verb="stop", actor="x", state="done")
+        as_admin.post(reverse("admin:fleet_instance_delete", args=[stopped.pk]), {"post": "yes"})
+        assert Instance.objects.get() == alive
+        assert Event.objects.get(kind="instance.deleted").subject == "instance-2"
+
+    def test_a_deployment_with_instances_is_kept(self, as_admin, make_instance, deployment):
+        make_instance(state=S.STOPPED)
+        as_admin.post(reverse("admin:fleet_deployment_delete", args=[deployment.pk]), {"post": "yes"})
+        assert Deployment.objects.exists()
+
+    def test_edits_reach_the_gateways(self, as_admin, region, messages, django_capture_on_commit_callbacks):
+        with django_capture_on_commit_callbacks(execute=True):
+            as_admin.post(
+                reverse("admin:fleet_region_change", args=[region.pk]),
+                {"name": "us-east", "title": "East", "active": "on"},
+            )
+        assert messages == ["nudge"]

@@ -1,0 +1,281 @@
+"""Instance commands carried out: each verb, each failure, and that nothing is done twice."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.events.models import Event, Severity
+from controlplane.fleet import services
+from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
+from controlplane.fleet.states import InstanceState
+from workers.tasks import fleet as tasks
+from workers.vllm.client import VllmError
+from workers.vllm.launcher import Launched, LaunchError
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+
+
+class FakeLauncher:
+    """Remembers what it was asked, fails on demand."""
+
+    def __init__(self):
+        self.calls, self.specs, self.error, self.is_alive = [], [], None, True
+
+    async def start(self, spec):
+        self.calls.append(("start", spec.name))
+        self.specs.append(spec)
+        if self.error:
+            raise self.error
+        return Launched(f"http://127.0.0.1:9000/{spec.name}", 4242)
+
+    async def stop(self, name, *, grace_s=10.0):
+        self.calls.append(("stop", name))
+        if self.error:
+            raise self.error
+
+    async def alive(self, name):
+        return self.is_alive
+
+
+class FakeClient:
+    calls: list
+    error: Exception | None = None
+
+    def __init__(self, url, *, timeout_s):
+        self.url = url
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+    async def sleep(self, level, mode):
+        self.calls.append(("sleep", self.url, level, mode))
+        if self.error:
+            raise self.error
+
+    async def wake_up(self):
+        self.calls.append(("wake_up", self.url))
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    fake = FakeLauncher()
+    monkeypatch.setattr(tasks, "launcher_for", lambda instance: fake)
+    monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
+    return fake
+
+
+@pytest.fixture
+def client(monkeypatch):
+    FakeClient.calls, FakeClient.error = [], None
+    monkeypatch.setattr(tasks, "VllmClient", FakeClient)
+    return FakeClient
+
+
+@pytest.fixture(autouse=True)
+def delivered(monkeypatch):
+    """The tasks' own view of `deliver` and `nudge`."""
+    sent = []
+    monkeypatch.setattr(tasks, "deliver", lambda command: sent.append(command.pk) or True)
+    monkeypatch.setattr(tasks, "nudge", lambda: True)
+    return sent
+
+
+def now(row):
+    row.refresh_from_db()
+    return row.state
+
+
+class TestStart:
+    def test_from_provisioning_to_loading_with_address_and_process(self, make_instance, launcher):
+        instance = make_instance(state=S.PROVISIONING)
+        command = services.start(instance, "test", "more load")
+        tasks.run_command(command.pk)
+        assert now(instance) == S.LOADING
+        assert (instance.url, instance.process_id) == ("http://127.0.0.1:9000/instance-1", 4242)
+        assert now(command) == CommandState.DONE
+        assert command.finished_at is not None
+        assert launcher.calls == [("stop", "instance-1"), ("start", "instance-1")]
+        event = Event.objects.get(kind="instance.moved")
+        assert (event.reason, event.inputs["command"]) == ("more load", command.pk)
+
+    def test_twice_does_it_once(self, make_instance, launcher):
+        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
+        tasks.run_command(command.pk)
+        tasks.run_command(command.pk)
+        assert len(launcher.calls) == 2
+
+    def test_a_failure_fails_the_instance_with_its_reason(self, make_instance, launcher):
+        launcher.error = LaunchError("there is no such folder")
+        instance = make_instance(state=S.PROVISIONING)
+        command = services.start(instance, "test", "x")
+        tasks.run_command(command.pk)
+        assert now(instance) == S.FAILED
+        assert instance.state_reason == "there is no such folder"
+        assert (now(command), command.error) == (CommandState.FAILED, "there is no such folder")
+        assert Event.objects.get(kind="instance.moved").severity == Severity.CRITICAL
+
+    def test_even_an_unexpected_one(self, make_instance, launcher, caplog):
+        launcher.error = RuntimeError("boom")
+        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
+        tasks.run_command(command.pk)
+        assert (now(command), command.error) == (CommandState.FAILED, "unexpected RuntimeError: boom")
+
+    def test_an_instance_whose_profile_is_gone(self, make_instance, launcher, profile):
+        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
+        profile.delete()
+        tasks.run_command(command.pk)
+        assert "no performance profile" in InstanceCommand.objects.get().error
+
+    def test_an_emulator_that_is_not_up_yet_is_waited_for(self, make_instance, launcher, monkeypatch):
+        monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 30.0)
+        launcher.error = LaunchError("cannot be reached")
+
+        async def meanwhile(seconds):
+            launcher.error = None
+
+        monkeypatch.setattr(tasks.asyncio, "sleep", meanwhile)
+        instance = make_instance(state=S.PROVISIONING)
+        tasks.run_command(services.start(instance, "test", "x").pk)
+        assert now(instance) == S.LOADING
+
+
+class TestStop:
+    def test_from_draining_to_stopped(self, make_instance, launcher):
+        instance = make_instance(process_id=7)
+        command = services.stop(instance, "test", "retired")
+        tasks.run_command(command.pk)
+        assert (now(instance), instance.process_id) == (S.STOPPED, None)
+        assert launcher.calls == [("stop", "instance-1")]
+
+    def test_a_failure_leaves_the_instance_and_says_so(self, make_instance, launcher):
+        launcher.error = LaunchError("the emulator cannot be reached")
+        instance = make_instance()
+        tasks.run_command(services.stop(instance, "test", "retired").pk)
+        assert now(instance) == S.DRAINING
+        event = Event.objects.get(kind="instance.stop_failed")
+        assert (event.reason, event.severity) == ("the emulator cannot be reached", Severity.WARNING)
+
+
+class TestSleepAndWake:
+    def test_sleep_waits_for_what_runs(self, make_instance, client):
+        instance = make_instance()
+        tasks.run_command(services.sleep(instance, "test", "night").pk)
+        assert now(instance) == S.SLEEPING
+        assert client.calls == [("sleep", instance.url, 1, "wait")]
+
+    def test_wake(self, make_instance, client):
+        instance = make_instance(state=S.SLEEPING)
+        tasks.run_command(services.wake(instance, "test", "morning").pk)
+        assert now(instance) == S.LOADING
+        assert client.calls == [("wake_up", instance.url)]
+
+    def test_a_failure_leaves_the_instance_where_it_is(self, make_instance, client):
+        client.error = VllmError("answered 404", 404)
+        instance = make_instance()
+        command = services.sleep(instance, "test", "night")
+        tasks.run_command(command.pk)
+        assert now(instance) == S.DRAINING
+        assert (now(command), command.error) == (CommandState.FAILED, "answered 404")
+        assert Event.objects.filter(kind="instance.sleep_failed").exists()
+        services.resume(instance, "test", "so be it")  # nothing is in the way any more
+
+    def test_an_instance_that_failed_meanwhile_is_not_put_to_sleep(self, make_instance, client):
+        instance = make_instance()
+        command = services.sleep(instance, "test", "night")
+        services.move(instance, S.FAILED, actor="gateway", reason="silent")
+        tasks.run_command(command.pk)
+        assert client.calls == []
+        assert "cannot become sleeping" in InstanceCommand.objects.get().error
+
+
+class TestOrder:
+    def test_commands_of_one_instance_wait_for_each_other(self, make_instance, launcher, delivered):
+        instance = make_instance(state=S.PROVISIONING)
+        start = services.start(instance, "test", "x")
+        InstanceCommand.objects.update(state=CommandState.RUNNING)
+        stop = services.stop(instance, "test", "y")
+        tasks.run_command(stop.pk)
+        assert now(stop) == CommandState.PENDING
+        InstanceCommand.objects.filter(pk=start.pk).update(state=CommandState.PENDING)
+        tasks.run_command(start.pk)
+        assert delivered == [stop.pk]  # the next in line is told at once
+        tasks.run_command(stop.pk)
+        assert now(instance) == S.STOPPED
+
+    def test_an_unknown_command_is_nothing(self):
+        tasks.run_command(12345)
+
+
+class TestHousekeeping:
+    def test_pending_commands_are_delivered_again(self, make_instance, delivered):
+        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
+        assert tasks.run_pending_commands() == 0  # just made: its own message is on the way
+        InstanceCommand.objects.update(created_at=timezone.now() - timedelta(minutes=1))
+        assert tasks.run_pending_commands() == 1
+        assert delivered == [command.pk]
+
+    def test_a_dead_workers_command_is_given_back(self, make_instance, delivered):
+        command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
+        long_ago = timezone.now() - timedelta(hours=1)
+        InstanceCommand.objects.update(state=CommandState.RUNNING, started_at=timezone.now(), created_at=long_ago)
+        assert tasks.run_pending_commands() == 0
+        InstanceCommand.objects.update(started_at=long_ago)
+        assert tasks.run_pending_commands() == 1
+        assert now(command) == CommandState.PENDING
+
+    def test_a_server_that_dies_while_loading_is_noticed(self, make_instance, launcher):
+        instance, other = make_instance(state=S.LOADING), make_instance(state=S.LOADING, launcher=Launcher.EXTERNAL)
+        assert tasks.watch_loading() == 0
+        launcher.is_alive = False
+        assert tasks.watch_loading() == 1
+        assert now(instance) == S.FAILED
+        assert now(other) == S.LOADING
+
+
+class TestSpec:
+    def test_an_emulated_instance_has_the_measured_profile_and_the_memory_of_its_gpus(self, make_instance, deployment):
+        spec = tasks.launch_spec(make_instance())
+        assert spec.kv_blocks == deployment.expected_kv_tokens // 16
+        assert spec.profile.decode_a_s == 0.00844396
+        assert (spec.model, spec.max_num_seqs, spec.max_model_len) == ("llama-3.1-8b", 256, 8192)
+        assert spec.scheduling_policy == "priority"
+
+    def test_a_process_has_its_source_flags_and_host(self, make_instance, deployment, node):
+        deployment.vllm_args = "--enforce-eager --kv-cache-dtype 'fp8'"
+        deployment.save()
+        node.address = "127.0.0.9"
+        node.save()
+        spec = tasks.launch_spec(make_instance(launcher=Launcher.PROCESS, node=node))
+        assert spec.extra_args == ("--enforce-eager", "--kv-cache-dtype", "fp8")
+        assert (spec.source, spec.host, spec.tensor_parallel) == ("meta-llama/Llama-3.1-8B", "127.0.0.9", 2)
+
+    def test_nobody_starts_what_is_started_elsewhere(self, make_instance):
+        with pytest.raises(LaunchError, match="started elsewhere"):
+            tasks.launcher_for(make_instance(launcher=Launcher.EXTERNAL))
+
+    def test_the_emulator_is_found_by_its_port(self, make_instance, settings, tmp_path):
+        settings.VLLM_PYTHON, settings.STATE_DIR = "/usr/bin/python", tmp_path
+        assert type(tasks.launcher_for(make_instance())).__name__ == "EmulatedLauncher"
+        assert type(tasks.launcher_for(make_instance(launcher=Launcher.PROCESS))).__name__ == "ProcessLauncher"
+
+
+def test_the_tasks_are_registered_under_the_names_by_which_they_are_sent():
+    from controlplane import celery_app
+
+    celery_app.loader.import_default_modules()
+    assert services.RUN_COMMAND_TASK in celery_app.tasks
+    assert {"workers.tasks.fleet.run_pending_commands", "workers.tasks.fleet.watch_loading"} <= set(celery_app.tasks)
+
+
+def test_every_verb_can_be_carried_out():
+    from controlplane.fleet.models import CommandVerb
+
+    assert set(tasks.VERBS) == set(CommandVerb)
+    assert Instance.objects.count() == 0

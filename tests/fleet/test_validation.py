@@ -1,0 +1,248 @@
+"""What the inventory does not accept, and that each refusal names its field."""
+
+import pytest
+from django.core.exceptions import ValidationError
+
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    Launcher,
+    Model,
+    Node,
+    PerformanceProfile,
+    Region,
+    SloClass,
+    SloKind,
+)
+from controlplane.fleet.states import InstanceState
+
+pytestmark = pytest.mark.django_db
+
+
+def errors(row):
+    """The fields at fault; empty when *row* is fine, "__all__" for a refusal that names no field."""
+    try:
+        row.full_clean()
+    except ValidationError as error:
+        return set(error.message_dict)
+    return set()
+
+
+class TestDeployment:
+    @pytest.mark.parametrize(
+        ("changes", "fields"),
+        [
+            ({}, set()),
+            ({"min_instances": 3, "max_instances": 3}, set()),
+            ({"min_instances": 4, "max_instances": 4}, set()),  # 4 x 2 GPUs are the node's 8
+            ({"min_instances": 5, "max_instances": 9}, {"min_instances"}),
+            ({"min_instances": 3, "max_instances": 2}, {"max_instances"}),
+            ({"tensor_parallel": 16}, {"tensor_parallel"}),
+            ({"tensor_parallel": 0}, {"tensor_parallel"}),
+            ({"gpu_memory_utilization": 1.2}, {"gpu_memory_utilization"}),
+            ({"tensor_parallel": 1, "gpu_memory_utilization": 0.15}, {"tensor_parallel"}),  # weights do not fit
+            ({"max_num_seqs": 0}, {"max_num_seqs"}),
+            ({"routing_policy": "best"}, {"routing_policy"}),
+            ({"vllm_args": "--enforce-eager"}, set()),
+            ({"vllm_args": "--port 1"}, {"vllm_args"}),
+            ({"vllm_args": "--port=1"}, {"vllm_args"}),
+            ({"vllm_args": "eager"}, {"vllm_args"}),
+            ({"vllm_args": "--name 'unclosed"}, {"vllm_args"}),
+        ],
+    )
+    def test_fields(self, changes, fields, deployment):
+        for name, value in changes.items():
+            setattr(deployment, name, value)
+        assert errors(deployment) == fields
+
+    def test_a_second_one_of_the_same_kind(self, deployment):
+        deployment.pk = None
+        deployment._state.adding = True
+        assert errors(deployment) == {"gpu_type"}
+
+    def test_the_kv_cache_holds_one_request_of_full_context(self, deployment):
+        deployment.model.context_tokens = deployment.expected_kv_tokens
+        assert errors(deployment) == set()
+        deployment.model.context_tokens += 1
+        assert errors(deployment) == {"tensor_parallel"}
+
+    def test_the_expected_kv_cache(self, deployment):
+        memory = 2 * 80 * 2**30 * 0.9
+        assert deployment.expected_kv_tokens == (memory - 16_060_000_000) // 131_072
+
+    def test_without_nodes_hardware_is_not_judged(self, deployment, node):
+        node.delete()
+        deployment.tensor_parallel = 16
+        assert errors(deployment) == set()
+
+
+class TestInstance:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://10.0.0.7:8000",
+            "https://vllm.example.com",
+            "http://vllm-0:8000",
+            "http://[fd00::7]:8000",
+            "http://127.0.0.1:8100/instance-1",
+        ],
+    )
+    def test_good_addresses(self, url, make_instance):
+        assert errors(make_instance(launcher=Launcher.EXTERNAL, url=url)) == set()
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "ftp://10.0.0.7",
+            "file:///etc/passwd",
+            "10.0.0.7:8000",
+            "http://",
+            "http://10.0.0.7:8000/",
+            "http://10.0.0.7:8000/v1",
+            "http://10.0.0.7:8000/v1/models",
+            "http://user:secret@10.0.0.7:8000",
+            "http://10.0.0.7:8000?x=1",
+            "http://10.0.0.7:8000#x",
+            "http://10.0.0.7:99999",
+            "http://10.0.0.7:0",
+            "http://a b",
+            "http://-x",
+            "http://x\\y",
+            "",
+        ],
+    )
+    def test_bad_addresses(self, url, make_instance):
+        assert errors(make_instance(launcher=Launcher.EXTERNAL, url=url)) == {"url"}
+
+    def test_one_living_instance_per_address(self, make_instance):
+        first = make_instance(launcher=Launcher.EXTERNAL, url="http://10.0.0.7:8000")
+        second = Instance(
+            name="second",
+            deployment=first.deployment,
+            launcher=Launcher.EXTERNAL,
+            url=first.url,
+            state=InstanceState.READY,
+        )
+        assert errors(second) == {"url"}
+        first.state = InstanceState.STOPPED
+        first.save()
+        assert errors(second) == set()
+
+    def test_the_node_is_of_the_deployments_region_and_gpu_type(self, make_instance, node):
+        instance = make_instance(node=node)
+        assert errors(instance) == set()
+        node.region = Region.objects.create(name="us-west", title="US West")
+        node.save()
+        assert errors(instance) == {"node"}
+        node.region = instance.deployment.region
+        node.gpu_type = GpuType.objects.create(
+            name="h100", title="H100", memory_bytes=80 * 2**30, on_demand_usd_per_hour=3
+        )
+        node.save()
+        assert errors(instance) == {"node"}
+
+    def test_the_node_has_gpus_left(self, make_instance, node):
+        for _ in range(4):
+            last = make_instance(node=node)  # 4 x 2 GPUs of 8
+        assert errors(last) == set()
+        assert node.free_gpus() == 0
+        assert errors(make_instance(node=node)) == {"node"}
+        Instance.objects.filter(pk=last.pk).update(state=InstanceState.STOPPED)
+        assert node.free_gpus() == 0  # the fifth has them now
+        assert Node.objects.with_gpus_used().get().gpus_used == 8
+
+    def test_emulated_instances_need_a_profile(self, make_instance, profile):
+        instance = make_instance()
+        profile.delete()
+        assert errors(instance) == {"launcher"}
+
+    def test_processes_need_something_to_load(self, make_instance):
+        instance = make_instance(launcher=Launcher.PROCESS)
+        instance.deployment.model.source = ""
+        assert errors(instance) == {"launcher"}
+
+
+class TestModel:
+    @pytest.mark.parametrize("name", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B", "org/model:v1", "a"])
+    def test_good_names(self, name, language_model):
+        language_model.name = name
+        assert errors(language_model) == set()
+
+    @pytest.mark.parametrize("name", ["", "-x", "/x", "a b", "a\nb", 'a"b', "a,b", "ä"])
+    def test_bad_names(self, name, language_model):
+        language_model.name = name
+        assert errors(language_model) == {"name"}
+
+    @pytest.mark.parametrize("source", ["--trust-remote-code", " x", "a\nb"])
+    def test_a_source_is_no_flag(self, source, language_model):
+        language_model.source = source
+        assert errors(language_model) == {"source"}
+
+    def test_sizes_are_positive(self, language_model):
+        language_model.weights_bytes = language_model.kv_bytes_per_token = language_model.context_tokens = 0
+        assert errors(language_model) == {"weights_bytes", "kv_bytes_per_token", "context_tokens"}
+
+
+class TestSloClass:
+    @pytest.mark.parametrize(
+        ("values", "fields"),
+        [
+            ({"kind": SloKind.INTERACTIVE, "ttft_target_ms": 500}, set()),
+            ({"kind": SloKind.INTERACTIVE}, {"ttft_target_ms"}),
+            ({"kind": SloKind.NON_INTERACTIVE}, {"deadline_s"}),
+            ({"kind": SloKind.NON_INTERACTIVE, "deadline_s": 3600}, set()),
+            ({"kind": SloKind.OPPORTUNISTIC}, set()),
+            ({"kind": SloKind.OPPORTUNISTIC, "percentile": 0.5}, {"percentile"}),
+            ({"kind": SloKind.OPPORTUNISTIC, "percentile": 101}, {"percentile"}),
+            ({"kind": SloKind.OPPORTUNISTIC, "weight": -1}, {"weight"}),
+            ({"kind": SloKind.OPPORTUNISTIC, "deadline_s": 0}, {"deadline_s"}),
+            ({"kind": SloKind.INTERACTIVE, "ttft_target_ms": 500, "e2e_target_ms": 400}, {"e2e_target_ms"}),
+            ({"kind": SloKind.INTERACTIVE, "ttft_target_ms": 500, "service_tier": "priority"}, {"service_tier"}),
+            ({"kind": "urgent", "ttft_target_ms": 500}, {"kind"}),
+        ],
+    )
+    def test_fields(self, values, fields, slo_class):
+        assert errors(SloClass(name="new", title="New", **values)) == fields
+
+
+class TestOthers:
+    def test_spot_is_not_dearer_than_on_demand(self, gpu_type):
+        gpu_type.refresh_from_db()
+        gpu_type.spot_usd_per_hour = gpu_type.on_demand_usd_per_hour * 2
+        assert errors(gpu_type) == {"spot_usd_per_hour"}
+
+    @pytest.mark.parametrize(
+        ("address", "good"), [("10.0.0.7", True), ("gpu-1", True), ("http://x", False), ("x:1", False)]
+    )
+    def test_a_nodes_address_is_a_host(self, address, good, node):
+        node.address = address
+        assert errors(node) == (set() if good else {"address"})
+
+    def test_a_node_keeps_room_for_what_runs_on_it(self, node, make_instance):
+        make_instance(node=node)
+        node.gpu_count = 1
+        assert errors(node) == {"gpu_count"}
+        node.gpu_count, node.region = 8, Region.objects.create(name="us-west", title="US West")
+        assert errors(node) == {"region"}
+
+    def test_profiles_are_unique_and_take_time(self, profile):
+        profile.decode_a_s = 0.0
+        assert errors(profile) == {"decode_a_s"}
+        profile.decode_a_s, profile.prefill_t0_s, profile.prefill_a_s = 0.01, 0.0, -0.1
+        assert errors(profile) == {"prefill_a_s"}
+        profile.prefill_a_s = 0.1
+        again = PerformanceProfile(
+            model=profile.model, gpu_type=profile.gpu_type, tensor_parallel=2, prefill_a_s=1, decode_a_s=1, source="x"
+        )
+        again.prefill_b_s_per_token = 0.0
+        assert errors(again) == {"tensor_parallel"}
+
+    def test_the_database_itself_keeps_the_bounds_in_order(self, deployment):
+        from django.db import IntegrityError, transaction
+
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Deployment.objects.update(min_instances=9)
+
+    def test_models_have_names_in_errors(self, deployment):
+        assert Model.objects.get(pk=deployment.model_id).name in str(deployment)

@@ -1,0 +1,171 @@
+"""Against a real Redis and a real emulator: messages arrive, and commands do what they say."""
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import redis
+
+from controlplane.events.models import Event
+from controlplane.fleet import services
+from controlplane.fleet.models import CommandState, InstanceCommand, Launcher
+from controlplane.fleet.states import InstanceState
+from workers.tasks import fleet as tasks
+from workers.vllm.client import VllmClient
+from workers.vllm.launcher import EmulatedLauncher
+
+pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True)]
+S = InstanceState
+PATIENCE_S = 30.0
+
+
+def until(condition):
+    """Wait for *condition*, and fail if it does not come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def messages():
+    """Nothing is replaced here, unlike in the other modules."""
+
+
+@pytest.fixture
+def redis_url(settings, monkeypatch, tmp_path):
+    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    if server is None:
+        pytest.skip("neither redis-server nor valkey-server is on PATH")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        with redis.Redis.from_url(url) as client:
+
+            def answers():
+                with contextlib.suppress(redis.ConnectionError):
+                    return client.ping()
+
+            until(answers)
+        settings.REDIS_URL = url
+        monkeypatch.setattr(services.celery_app.conf, "broker_url", url)
+        monkeypatch.setattr(services.celery_app.conf, "broker_write_url", url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.emulator", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = re.search(r"http://[\w.:]+", process.stdout.readline())[0]
+        monkeypatch.setattr(tasks, "launcher_for", lambda instance: EmulatedLauncher(url))
+        monkeypatch.setattr(tasks, "EMULATED_STARTUP_S", 0.0)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def test_a_command_is_told_to_the_workers(redis_url, make_instance):
+    command = services.stop(make_instance(), "test", "retired")
+    assert command.delivered is True
+    with redis.Redis.from_url(redis_url) as client:
+        message = json.loads(client.lpop("control"))
+    assert message["headers"]["task"] == "workers.tasks.fleet.run_command"
+    assert message["headers"]["argsrepr"] == f"[{command.pk}]"
+
+
+def test_a_nudge_is_heard(redis_url):
+    with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe("pilothouse:nudge")
+        heard.get_message(timeout=5)  # the subscription itself
+        assert services.nudge() is True
+        assert until(heard.get_message)["channel"] == b"pilothouse:nudge"
+
+
+def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):
+    instance = make_instance(state=S.PROVISIONING)
+
+    def ask(call):
+        async def once():
+            async with VllmClient(instance.url) as client:
+                return await call(client)
+
+        return asyncio.run(once())
+
+    def run(command):
+        tasks.run_command(command.pk)
+        instance.refresh_from_db()
+        command.refresh_from_db()
+        assert command.state == CommandState.DONE, command.error
+
+    run(services.start(instance, "test", "more load"))
+    assert (instance.state, instance.url) == (S.LOADING, f"{emulator}/instance-1")
+    until(lambda: ask(VllmClient.health))
+    metrics = ask(VllmClient.metrics)
+    assert metrics.kv_cache_size_tokens == instance.deployment.expected_kv_tokens // 16 * 16
+
+    services.move(instance, S.READY, actor="gateway", reason="answers")
+    run(services.sleep(instance, "test", "night"))
+    assert instance.state == S.SLEEPING
+    assert ask(VllmClient.is_sleeping)
+    run(services.wake(instance, "test", "morning"))
+    assert instance.state == S.LOADING
+    assert not ask(VllmClient.is_sleeping)
+
+    run(services.stop(instance, "test", "retired"))
+    assert instance.state == S.STOPPED
+    assert not ask(VllmClient.health)
+    run(services.start(instance, "test", "again"))
+    assert instance.state == S.LOADING
+    until(lambda: ask(VllmClient.health))
+
+
+def test_an_emulator_that_is_gone_fails_the_instance(redis_url, monkeypatch, make_instance):
+    monkeypatch.setattr(tasks, "launcher_for", lambda instance: EmulatedLauncher("http://127.0.0.1:1"))
+    monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
+    instance = make_instance(state=S.PROVISIONING)
+    tasks.run_command(services.start(instance, "test", "x").pk)
+    instance.refresh_from_db()
+    assert instance.state == S.FAILED
+    assert "cannot be reached" in instance.state_reason
+    assert InstanceCommand.objects.get().state == CommandState.FAILED
+    assert Event.objects.filter(kind="instance.moved", severity="critical").exists()
+
+
+def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_path, make_instance):
+    """A Python without vLLM: the server ends at once, which no heartbeat could tell from slow loading."""
+    settings.VLLM_PYTHON, settings.STATE_DIR = sys.executable, tmp_path
+    instance = make_instance(state=S.PROVISIONING, launcher=Launcher.PROCESS)
+    tasks.run_command(services.start(instance, "test", "x").pk)
+    instance.refresh_from_db()
+    assert instance.state == S.LOADING
+    assert instance.process_id
+    until(tasks.watch_loading)
+    instance.refresh_from_db()
+    assert instance.state == S.FAILED
+    log = tmp_path / "instances" / "instance-1.log"
+    assert instance.state_reason == f"the server ended while loading; its log is {log}"
+    assert "No module named" in log.read_text()
+    tasks.run_command(services.stop(instance, "test", "enough").pk)
+    instance.refresh_from_db()
+    assert (instance.state, instance.process_id) == (S.STOPPED, None)

@@ -1,0 +1,116 @@
+"""A scripted stand-in for one vLLM server: says what it is told to, and remembers what it was asked."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+
+@dataclass
+class Script:
+    """How the backend answers; tests change it as they go."""
+
+    tokens: int = 3
+    token_s: float = 0.0
+    first_token_s: float = 0.0
+    status: int = 200
+    die: str = ""  # "at_once": close without a byte; "midway": close after the first token
+    metrics: bool = True
+    kv_cache_tokens: int = 100_000
+    hold: asyncio.Event | None = None  # answers wait for it
+
+
+@dataclass
+class Backend:
+    name: str
+    script: Script = field(default_factory=Script)
+    bodies: list[dict] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    headers: list = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+    url: str = ""
+    _runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self.script.metrics:
+            request.transport.abort()
+        labels = 'engine="0",model_name="m"'
+        text = (
+            f"vllm:num_requests_running{{{labels}}} {self.running}.0\n"
+            f"vllm:num_requests_waiting{{{labels}}} 0.0\n"
+            f"vllm:kv_cache_usage_perc{{{labels}}} 0.25\n"
+            f'vllm:cache_config_info{{block_size="16",engine="0",kv_cache_size_tokens="{self.script.kv_cache_tokens}",'
+            f'num_gpu_blocks="{self.script.kv_cache_tokens // 16}"}} 1.0\n'
+        )
+        return web.Response(text=text)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = json.loads(raw)
+        self.raw.append(raw)
+        self.bodies.append(body)
+        self.headers.append(request.headers.copy())
+        self.running += 1
+        try:
+            return await self._answer(request, body)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def _answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+        script = self.script
+        if script.die == "at_once":
+            request.transport.abort()
+            return web.Response()
+        if script.hold:
+            await script.hold.wait()
+        if script.status != 200:
+            error = {"message": "scripted", "type": "BadRequestError", "param": None, "code": script.status}
+            return web.json_response({"error": error}, status=script.status)
+        chat = request.path.endswith("chat/completions")
+        tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
+        usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
+        if not body.get("stream"):
+            await asyncio.sleep(script.first_token_s + tokens * script.token_s)
+            return web.json_response({"id": "x", "object": "o", "model": body["model"], "choices": [], "usage": usage})
+
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await asyncio.sleep(script.first_token_s)
+
+        async def event(data: dict) -> None:
+            await response.write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+
+        base = {"id": "chatcmpl-" + request.headers["X-Request-Id"], "object": "chunk", "model": body["model"]}
+        if chat:
+            await event(base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        for index in range(tokens):
+            if script.die == "midway" and index == 1:
+                request.transport.abort()
+                return response
+            piece = {"delta": {"content": f"t{index} "}} if chat else {"text": f"t{index} "}
+            await event(base | {"choices": [{"index": 0, **piece, "finish_reason": None}]})
+            await asyncio.sleep(script.token_s)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await event(base | {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response

@@ -1,0 +1,104 @@
+"""A whole gateway in the test's own event loop: uvicorn, database, scripted backends; no Redis."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import uvicorn
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.fleet.models import Instance
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.models import LedgerRow
+from tests.gateway.backend import Backend
+from tests.gateway.rows import SECRET, make_rows
+
+
+@dataclass
+class House:
+    """What a test has to do with."""
+
+    gateway: Gateway
+    url: str
+    backends: list[Backend]
+    http: aiohttp.ClientSession
+    secret: str = SECRET
+    extra: dict = field(default_factory=dict)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.secret}"}
+
+    async def chat(self, headers: dict | None = None, **body) -> aiohttp.ClientResponse:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | body
+        return await self.http.post(
+            f"{self.url}/v1/chat/completions", json=body, headers=self.headers | (headers or {})
+        )
+
+    async def rows(self) -> list[LedgerRow]:
+        await self.gateway.ledger.flush()
+        return await database_sync_to_async(lambda: list(LedgerRow.objects.select_related("tenant").order_by("id")))()
+
+    async def instance(self, index: int = 0) -> Instance:
+        name = self.backends[index].name
+        return await database_sync_to_async(lambda: Instance.objects.get(name=name))()
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway):
+    """The ASGI application around *gateway* on a free port."""
+    from controlplane.asgi import create_application
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_application(gateway), log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        if task.done():
+            task.result()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@pytest.fixture
+def house_options() -> dict:
+    """Override in a test module or by parametrisation: regions, max_num_seqs, queue_bound."""
+    return {}
+
+
+@pytest_asyncio.fixture
+async def house(transactional_db, house_options, monkeypatch):
+    monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(settings, "KEY_CACHE_S", 0.2)
+    options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | house_options
+    async with AsyncExitStack() as stack:
+        backends = [Backend(f"m-{index}") for index in range(len(options["regions"]))]
+        for backend in backends:
+            await backend.start()
+            stack.push_async_callback(backend.stop)
+        await database_sync_to_async(make_rows)(backends, **options)
+        gateway = Gateway()
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = await stack.enter_async_context(serving(gateway))
+        await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
+        yield House(gateway, url, backends, http)
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    """Wait until *condition()* is true; fails after *timeout_s*."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,54 @@
+"""The smallest inventory that a gateway can serve from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from controlplane.accounts.models import ApiKey, Tenant, hash_secret
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Region, SloClass
+
+SECRET = "ph_test-secret"
+
+
+def make_rows(
+    backends: Sequence[Any],
+    *,
+    regions: list[str],
+    max_num_seqs: int,
+    queue_bound: int,
+    secret: str = SECRET,
+    max_concurrent_requests: int = 256,
+    model_name: str = "m",
+) -> None:
+    """One model on an instance for each of *backends* (which have a name and a url), one tenant, one key."""
+    interactive = SloClass.objects.create(
+        name="interactive",
+        title="Interactive",
+        kind="interactive",
+        service_tier="priority",
+        ttft_target_ms=1000,
+        priority=0,
+    )
+    flexible = SloClass.objects.create(
+        name="flexible", title="Flexible", kind="non_interactive", service_tier="flex", deadline_s=3600, priority=5
+    )
+    SloClass.objects.create(name="forbidden", title="Forbidden", kind="opportunistic", priority=9)
+    tenant = Tenant.objects.create(
+        name="acme", default_slo_class=interactive, max_concurrent_requests=max_concurrent_requests
+    )
+    tenant.slo_classes.set([interactive, flexible])
+    ApiKey.objects.create(tenant=tenant, name="test", prefix=secret[:11], sha256=hash_secret(secret))
+    gpu = GpuType.objects.create(name="h100", title="H100", memory_bytes=80 * 2**30, on_demand_usd_per_hour=2)
+    model = Model.objects.create(
+        name=model_name, title=model_name, weights_bytes=2**30, kv_bytes_per_token=2**17, context_tokens=8192
+    )
+    deployments = {}
+    for name in dict.fromkeys(regions):
+        deployments[name] = Deployment.objects.create(
+            model=model,
+            region=Region.objects.create(name=name, title=name),
+            gpu_type=gpu,
+            max_num_seqs=max_num_seqs,
+            queue_bound=queue_bound,
+        )
+    for backend, region in zip(backends, regions, strict=True):
+        Instance.objects.create(name=backend.name, deployment=deployments[region], url=backend.url, state="ready")

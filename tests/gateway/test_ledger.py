@@ -1,0 +1,105 @@
+"""What happens to ledger rows when the database does not do its part."""
+
+import pytest
+from channels.db import database_sync_to_async
+from django.db import OperationalError
+
+from controlplane.gateway import ledger as module
+from controlplane.gateway.ledger import Entry, Ledger
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from tests.gateway.rows import make_rows
+
+
+@pytest.fixture
+def entries(transactional_db) -> list[Entry]:
+    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
+    tenant = module.LedgerRow._meta.get_field("tenant").related_model.objects.get()
+    blank = dict.fromkeys(Entry._fields, "") | {
+        "tenant_id": tenant.pk,
+        "api_key_id": None,
+        "streamed": True,
+        "outcome": "done",
+        "status_code": 200,
+        "prompt_tokens": 10,
+        "output_tokens": 4,
+        "predicted_output_tokens": 5,
+        "queue_ms": 0.5,
+        "ttft_ms": None,
+        "itl_ms": None,
+        "e2e_ms": 9.0,
+        "slo_met": None,
+        "attempts": 1,
+        "trace": '[{"instance": "m-0"}]',
+        "model": "m",
+    }
+    return [
+        Entry(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40})) for index in range(4)
+    ]
+
+
+def rows() -> list[LedgerRow]:
+    return list(LedgerRow.objects.order_by("id"))
+
+
+async def test_rows_and_minutes_agree(entries, tmp_path):
+    ledger = Ledger(10, tmp_path / "spill")
+    for entry in entries:
+        ledger.add(entry)
+        await ledger.flush()  # one batch each: minute rows must add up over batches
+    found = await database_sync_to_async(rows)()
+    assert [row.request_id for row in found] == ["r0", "r1", "r2", "r3"]
+    assert found[0].trace == [{"instance": "m-0"}]
+    assert found[0].arrived_at.timestamp() == 1_700_000_000.0
+    minutes = await database_sync_to_async(lambda: list(MinuteRow.objects.order_by("minute")))()
+    assert [minute.requests for minute in minutes] == [1, 2, 1]
+    assert sum(minute.prompt_tokens for minute in minutes) == 40
+
+
+async def test_rows_wait_while_the_database_is_away(entries, tmp_path, monkeypatch):
+    ledger = Ledger(10, tmp_path / "spill")
+    for entry in entries:
+        ledger.add(entry)
+
+    def fail(batch):
+        raise OperationalError("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write", fail)
+        assert not await ledger.flush()
+        assert ledger.held == 4
+    assert await ledger.flush()
+    assert (ledger.held, ledger.written) == (0, 4)
+
+
+async def test_what_cannot_be_written_at_a_stop_is_there_at_the_next_start(entries, tmp_path, monkeypatch):
+    spill = tmp_path / "spill"
+    ledger = Ledger(10, spill)
+    for entry in entries:
+        ledger.add(entry)
+
+    def fail(batch):
+        raise OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write", fail)
+        await ledger.stop()
+    assert spill.exists()
+    following = Ledger(10, spill)
+    await following.start()
+    await following.stop()
+    assert not spill.exists()
+    assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0", "r1", "r2", "r3"]
+
+
+async def test_memory_is_bounded_and_says_what_it_gave_up(entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HELD_ROWS", 3)
+
+    def fail(batch):
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(module, "write", fail)
+    ledger = Ledger(10, tmp_path / "spill")
+    for entry in entries:
+        ledger.add(entry)
+    await ledger.flush()
+    assert (ledger.held, ledger.given_up) == (3, 1)

@@ -1,0 +1,192 @@
+"""The gateway's parts by themselves."""
+
+import asyncio
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger import Entry, minute_sums
+from controlplane.gateway.limits import Limits
+from controlplane.gateway.measures import Count, Latency, Windows
+from controlplane.gateway.pace import Pace
+from controlplane.gateway.ticket import MOVES, IllegalTicketMove, Ticket, TicketState
+from controlplane.gateway.upstream import Usage, split_events, upstream_priority, without_usage_event
+
+
+class TestLimits:
+    def enter(self, limits: Limits, now_s: float, tokens: int = 100, **changes) -> None:
+        terms = {"max_concurrent": 2, "tokens_per_minute": 600} | changes
+        limits.enter(1, now_s, tokens=tokens, **terms)
+
+    def test_concurrency(self):
+        limits = Limits()
+        self.enter(limits, 0)
+        self.enter(limits, 0)
+        with pytest.raises(ApiError) as refused:
+            self.enter(limits, 0)
+        assert (refused.value.status, refused.value.code) == (429, "concurrency_limit_exceeded")
+        limits.leave(1, tokens_per_minute=600, predicted=100, used=100)
+        self.enter(limits, 0)
+
+    def test_the_bucket_refills_evenly_and_says_when(self):
+        limits = Limits()
+        self.enter(limits, 0, tokens=600, max_concurrent=9)
+        with pytest.raises(ApiError) as refused:
+            self.enter(limits, 5, tokens=100, max_concurrent=9)
+        assert refused.value.retry_after_s == pytest.approx(5.0)  # 50 of 100 tokens are there; 10 come each second
+        self.enter(limits, 10, tokens=100, max_concurrent=9)
+
+    def test_what_was_predicted_too_high_is_given_back(self):
+        limits = Limits()
+        self.enter(limits, 0, tokens=600)
+        limits.leave(1, tokens_per_minute=600, predicted=600, used=100)
+        self.enter(limits, 0, tokens=500)
+
+    def test_a_refused_request_is_not_counted(self):
+        limits = Limits()
+        self.enter(limits, 0, tokens=600)
+        with pytest.raises(ApiError):
+            self.enter(limits, 0, tokens=1)
+        assert limits.concurrent(1) == 1
+
+
+class TestTicket:
+    @pytest.mark.parametrize("before", list(TicketState))
+    @pytest.mark.parametrize("after", list(TicketState))
+    def test_every_move(self, before, after):
+        ticket = Ticket.__new__(Ticket)
+        ticket.state = before
+        if after in MOVES[before]:
+            ticket.move(after)
+            assert ticket.state is after
+        else:
+            with pytest.raises(IllegalTicketMove, match=f"{before.name.lower()} cannot become {after.name.lower()}"):
+                ticket.move(after)
+            assert ticket.state is before
+
+
+class TestEvents:
+    def test_usage_of_the_last_event_wins(self):
+        usage = Usage()
+        usage.read_events(
+            b'data: {"choices":[{}],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+            b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\ndata: [DONE]\n\n'
+        )
+        assert (usage.prompt_tokens, usage.output_tokens) == (3, 9)
+
+    def test_broken_usage_is_ignored(self):
+        usage = Usage()
+        usage.read_events(b'data: {"usage":{"prompt_tok')
+        usage.read(b"not json")
+        usage.read(b"[1]")
+        assert usage.output_tokens is None
+
+    @given(st.lists(st.binary(max_size=5).filter(lambda part: b"\n" not in part), max_size=6), st.integers(0, 40))
+    def test_split_loses_nothing(self, parts, cut):
+        data = b"\n\n".join(parts)[:cut]
+        whole, rest = split_events(data)
+        assert whole + rest == data
+        assert whole == b"" or whole.endswith(b"\n\n")
+        assert b"\n\n" not in rest
+
+    def test_only_the_usage_event_is_withheld(self):
+        keep = b'data: {"choices":[{"delta":{"content":"\\"choices\\":[]"}}]}\n\n'
+        usage = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":1}}\n\n'
+        assert without_usage_event(keep + usage + b"data: [DONE]\n\n") == keep + b"data: [DONE]\n\n"
+        assert without_usage_event(keep) == keep
+
+
+def test_upstream_priority_stays_in_its_band():
+    assert upstream_priority(-1, None) == -1000
+    assert upstream_priority(2, 10**9) == 2499
+    assert upstream_priority(2, -5) == 2000
+    assert upstream_priority(0, "text") == 0
+
+
+class TestWindows:
+    def test_rates_and_totals_slide(self):
+        windows = Windows()
+        group = windows.group("fleet")
+        for second in range(20):
+            windows.turn(1000 + second)
+            windows.count((group,), Count.REQUESTS, 3)
+        windows.turn(1020)
+        assert windows.rate(group, Count.REQUESTS, 10) == 3.0
+        assert windows.total(group, Count.REQUESTS, 300) == 60
+        windows.turn(1400)
+        assert windows.total(group, Count.REQUESTS, 300) == 0
+
+    def test_percentiles_are_within_a_bucket(self):
+        windows, seeded = Windows(), random.Random(7)
+        group = windows.group("m")
+        windows.turn(5.0)
+        values = [math.exp(seeded.gauss(5, 1)) for _ in range(4000)]
+        for value in values:
+            windows.latency((group,), Latency.TTFT, value)
+        for percent, found in zip((50, 95, 99), windows.percentiles(group, Latency.TTFT, (50, 95, 99)), strict=True):
+            assert found == pytest.approx(np.percentile(values, percent), rel=0.05)
+        windows.turn(70.0)
+        assert windows.percentiles(group, Latency.TTFT, (50,)) == [None]
+
+    def test_more_groups_than_it_was_made_for(self):
+        windows = Windows(capacity=2)
+        groups = [windows.group(f"g{index}") for index in range(5)]
+        windows.turn(1.0)
+        windows.count(tuple(groups), Count.ERRORS)
+        windows.turn(2.0)
+        assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
+
+
+def entry(**changes) -> Entry:
+    values = dict.fromkeys(Entry._fields) | {
+        "arrived_at": 120.5,
+        "model": "m",
+        "region": "east",
+        "slo_class": "i",
+        "outcome": "done",
+        "prompt_tokens": 10,
+        "output_tokens": 5,
+        "slo_met": True,
+    }
+    return Entry(**(values | changes))
+
+
+def test_minute_sums():
+    sums = minute_sums(
+        [entry(), entry(outcome="failed", slo_met=False, output_tokens=0), entry(arrived_at=180.0, slo_met=None)]
+    )
+    assert sums[120.0, "m", "east", "i"] == {
+        "requests": 2,
+        "failed": 1,
+        "slo_met": 1,
+        "slo_judged": 2,
+        "prompt_tokens": 20,
+        "output_tokens": 5,
+    }
+    assert sums[180.0, "m", "east", "i"]["slo_judged"] == 0
+
+
+async def test_pace_lets_a_few_begin_each_turn_and_all_in_order():
+    pace, begun, turns = Pace(most=3), [], []
+
+    async def request(index: int) -> None:
+        turn = pace.enter()
+        if turn is not None:
+            await turn
+        begun.append(index)
+
+    tasks = [asyncio.create_task(request(index)) for index in range(20)]
+    tasks[7].cancel()  # before it has begun at all
+    while len(begun) < 19:
+        before = len(begun)
+        await asyncio.sleep(0)
+        turns.append(len(begun) - before)
+    assert begun == [index for index in range(20) if index != 7]
+    assert max(turns) <= 3
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert pace.enter() is None

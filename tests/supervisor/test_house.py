@@ -1,0 +1,64 @@
+"""What the house is made of; the whole of it, for real, is in test_up.py."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controlplane.supervisor.house import PATIENCE_S, STOP_ORDER, Plan, run
+from controlplane.supervisor.screen import Screen
+from controlplane.supervisor.state import hold
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000"), ("::1", "http://[::1]:8000")],
+)
+def test_the_address_for_a_browser_on_this_machine(tmp_path: Path, host: str, url: str) -> None:
+    assert Plan(tmp_path, host=host).url == url
+
+
+def test_the_longest_stop_takes_less_than_five_seconds() -> None:
+    assert sum(max(PATIENCE_S[name] for name in stage) for stage in STOP_ORDER) < 5
+    assert {name for stage in STOP_ORDER for name in stage} == set(PATIENCE_S)
+
+
+async def test_a_taken_port_is_said_in_one_line(
+    tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int
+) -> None:
+    assert await run(Plan(tmp_path, port=taken_port, demo=False), screen) == 1
+    assert said() == (
+        f"Port {taken_port} of 127.0.0.1 cannot be used (Address already in use); choose another with --port.\n"
+    )
+
+
+async def test_so_is_the_emulators(tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert await run(Plan(tmp_path, port=port, emulator_port=taken_port), screen) == 1
+    assert said().startswith(f"Port {taken_port} ")
+    assert said().endswith("choose another with PILOTHOUSE_EMULATOR_PORT.\n")
+
+
+async def test_a_second_house_is_refused(tmp_path: Path, screen: Screen, said: Callable[[], str]) -> None:
+    with hold(tmp_path, "http://127.0.0.1:8000"):
+        assert await run(Plan(tmp_path, port=0, emulator_port=0), screen) == 1
+    assert said().startswith(f"Pilothouse already runs in {tmp_path}: process ")
+    assert said().count("\n") == 1
+
+
+async def test_a_redis_that_does_not_answer(tmp_path: Path, screen: Screen, said: Callable[[], str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://:secret@127.0.0.1:{closed.getsockname()[1]}/0"
+    assert await run(Plan(tmp_path, port=0, redis_url=url, demo=False), screen) == 1
+    assert f"Redis does not answer at {url.replace(':secret@', '')} (REDIS_URL)." in said()
+    assert "secret" not in said()

@@ -1,0 +1,77 @@
+"""What housekeeping takes away, what it leaves, and that beat runs it."""
+
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.contrib.sessions.models import Session
+from django.utils import timezone
+
+from controlplane import celery_app
+from controlplane.accounts.models import SignInLink, Tenant, User
+from controlplane.accounts.services import create_sign_in_link
+from controlplane.fleet.models import SloClass, SloKind
+from controlplane.gateway.models import LedgerRow, Outcome
+from workers.tasks import housekeeping
+
+
+@pytest.fixture
+def tenant(db) -> Tenant:
+    slo_class = SloClass.objects.create(name="interactive", title="Interactive", kind=SloKind.INTERACTIVE)
+    return Tenant.objects.create(name="acme", default_slo_class=slo_class)
+
+
+def rows(tenant: Tenant, count: int, age: timedelta) -> None:
+    LedgerRow.objects.bulk_create(
+        LedgerRow(
+            request_id=f"{age.days}-{number}",
+            arrived_at=timezone.now() - age,
+            tenant=tenant,
+            model="m",
+            slo_class="interactive",
+            streamed=True,
+            outcome=Outcome.DONE,
+            status_code=200,
+        )
+        for number in range(count)
+    )
+
+
+def test_old_ledger_rows_go_in_batches(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "BATCH_ROWS", 2)
+    pauses: list[float] = []
+    monkeypatch.setattr(housekeeping.time, "sleep", pauses.append)
+    rows(tenant, 5, timedelta(days=settings.LEDGER_KEEP_DAYS, minutes=1))
+    rows(tenant, 3, timedelta(days=settings.LEDGER_KEEP_DAYS - 1))
+    assert housekeeping.prune_ledger() == 5
+    assert len(pauses) == 2
+    assert LedgerRow.objects.count() == 3
+    assert housekeeping.prune_ledger() == 0
+
+
+def test_one_run_is_bounded_and_takes_the_oldest(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "BATCH_ROWS", 1)
+    monkeypatch.setattr(housekeeping, "MOST_BATCHES", 2)
+    for days in (1, 3, 2):
+        rows(tenant, 1, timedelta(days=settings.LEDGER_KEEP_DAYS + days))
+    assert housekeeping.prune_ledger() == 2
+    assert LedgerRow.objects.get().request_id == f"{settings.LEDGER_KEEP_DAYS + 1}-0"
+
+
+def test_links_and_sessions_out_of_date_go(db) -> None:
+    user = User.objects.create(username="ada")
+    create_sign_in_link(user)
+    create_sign_in_link(user, lifetime=timedelta(hours=-2))
+    create_sign_in_link(user, lifetime=timedelta(days=-2))
+    for days in (-1, 1):
+        Session.objects.create(session_key=f"s{days}", expire_date=timezone.now() + timedelta(days=days))
+    assert housekeeping.prune_sign_ins() == 1
+    assert SignInLink.objects.count() == 2
+    assert Session.objects.get().session_key == "s1"
+
+
+def test_every_periodic_task_exists_and_expires() -> None:
+    celery_app.loader.import_default_modules()
+    for name, entry in settings.CELERY_BEAT_SCHEDULE.items():
+        assert entry["task"] in celery_app.tasks, name
+        assert entry["options"]["expires"] <= entry["schedule"], name

@@ -1,0 +1,205 @@
+"""Starting parts, waiting for them, starting them again, and stopping them in order with nothing left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controlplane.supervisor.keeper import Keeper, Part, PartError
+from tests.supervisor.conftest import alive, program, until
+
+SLEEP = "import time; time.sleep(600)"
+# Writes its name to the file when asked to end, after a moment.
+POLITE = """
+    import pathlib, signal, sys, time
+    name, path = sys.argv[1:]
+    def end(*_):
+        time.sleep(0.1)
+        with open(path, "a") as file:
+            file.write(name + " ")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, end)
+    pathlib.Path(path + "." + name).touch()
+    time.sleep(600)
+"""
+
+
+def exists(path: Path) -> Callable[[], object]:
+    async def probe() -> str | None:
+        return "it is there" if os.path.exists(path) else None  # noqa: ASYNC240 (a moment)
+
+    return probe
+
+
+async def test_a_part_is_ready_when_its_probe_says_so(keeper: Keeper, said: Callable[[], str], tmp_path: Path) -> None:
+    source = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+    await keeper.start(Part("web", program(source, str(tmp_path / "up")), exists(tmp_path / "up")))
+    assert said().startswith("  web         it is there")
+
+
+async def test_a_part_that_dies_before_it_is_ready_is_named_with_its_last_line(keeper: Keeper, tmp_path: Path) -> None:
+    part = Part("web", program("raise SystemExit('port is taken')"), exists(tmp_path / "never"))
+    with pytest.raises(PartError) as caught:
+        await keeper.start(part)
+    assert str(caught.value) == "web ended before it was ready (exit status 1; last line: port is taken)"
+
+
+async def test_a_part_that_is_never_ready_is_given_up(keeper: Keeper, tmp_path: Path) -> None:
+    part = Part("web", program(SLEEP), exists(tmp_path / "never"), ready_within_s=0.2)
+    with pytest.raises(PartError, match=r"web was not ready within 0\.2 s"):
+        await keeper.start(part)
+
+
+async def test_a_program_that_is_not_there_is_said_in_one_line(keeper: Keeper) -> None:
+    with pytest.raises(PartError, match=r"^redis cannot be started: /nowhere/redis: No such file or directory$"):
+        await keeper.start(Part("redis", ["/nowhere/redis"]))
+
+
+async def test_a_step_that_fails(keeper: Keeper) -> None:
+    lines: list[str] = []
+    await keeper.run(Part("prepare", program("print('done')")), lines.append)
+    assert lines == ["done"]
+    with pytest.raises(PartError, match=r"^prepare failed \(exit status 1; last line: no such table\)$"):
+        await keeper.run(Part("prepare", program("raise SystemExit('no such table')")))
+
+
+async def test_output_carries_the_parts_name_unless_it_is_quiet(keeper: Keeper, said: Callable[[], str]) -> None:
+    await keeper.run(Part("web", program("print('hello')")))
+    await keeper.run(Part("redis", program("print('chatter')"), quiet=True))
+    assert "web        | hello\n" in said()
+    assert "chatter" not in said()
+
+
+async def test_a_part_that_dies_is_started_again(keeper: Keeper, said: Callable[[], str], tmp_path: Path) -> None:
+    restarts: list[str] = []
+
+    async def on_restart() -> None:
+        restarts.append("told")
+
+    # Each life adds a byte; the first two end at once.
+    source = """
+        import sys, time
+        with open(sys.argv[1], "a") as file:
+            file.write(".")
+        if len(open(sys.argv[1]).read()) < 3:
+            sys.exit("life is short")
+        time.sleep(600)
+    """
+    lives = tmp_path / "lives"
+    await keeper.start(Part("celery", program(source, str(lives)), on_restart=on_restart))
+    await until(lambda: said().count("celery is back") == 2)
+    await until(lambda: lives.read_text() == "...")
+    assert "celery ended (exit status 1; last line: life is short); starting it again in 0.05 s" in said()
+    assert "starting it again in 0.1 s" in said()
+    await until(lambda: len(restarts) == 2)
+    assert not keeper.ended.done()
+
+
+async def test_a_failing_hook_after_a_restart_is_said_and_survived(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    async def on_restart() -> None:
+        raise PartError("prepare failed (exit status 1)")
+
+    source = (
+        "import os, sys, time; os.path.exists(sys.argv[1]) or (open(sys.argv[1], 'w'), sys.exit(1)); time.sleep(600)"
+    )
+    await keeper.start(Part("emulator", program(source, str(tmp_path / "died")), on_restart=on_restart))
+    await until(lambda: "prepare failed (exit status 1)" in said())
+    assert not keeper.ended.done()
+
+
+async def test_a_part_the_house_cannot_do_without_ends_it(keeper: Keeper, said: Callable[[], str]) -> None:
+    await keeper.start(Part("redis", program("raise SystemExit('bad file')"), fatal_after=2))
+    line = await keeper.ended
+    assert line == ("redis ended (exit status 1; last line: bad file), and the house cannot go on without it")
+    assert said().count("starting it again") == 2
+
+
+async def test_stopping_goes_stage_by_stage(keeper: Keeper, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for name in ("redis", "web", "traffic", "unnamed"):
+        ready = exists(tmp_path / f"log.{name}")
+        await keeper.start(Part(name, program(POLITE, name, str(log)), ready, stop_within_s=10))
+    assert await keeper.stop([["traffic"], ["web", "absent"], ["redis"]]) == []
+    assert log.read_text() == "unnamed traffic web redis "
+
+
+async def test_a_part_told_early_ends_while_others_are_waited_for(keeper: Keeper, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for name in ("web", "celery"):
+        ready = exists(tmp_path / f"log.{name}")
+        part = Part(name, program(POLITE, name, str(log)), ready, stop_within_s=10, told_early=name == "celery")
+        await keeper.start(part)
+    # Ends only when somebody else has: the one told early, since the other is not asked before this one is gone.
+    patient = """
+        import os, pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path(sys.argv[1] + ".traffic").touch()
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.02)
+    """
+    ready = exists(tmp_path / "log.traffic")
+    await keeper.start(Part("traffic", program(patient, str(log)), ready, stop_within_s=10))
+    await keeper.stop([["traffic"], ["web"], ["celery"]])
+    assert log.read_text() == "celery web "
+
+
+async def test_those_that_do_not_obey_are_killed_and_named(keeper: Keeper, tmp_path: Path) -> None:
+    source = """
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep(600)
+    """
+    ready = exists(tmp_path / "up")
+    await keeper.start(Part("web", program(source, str(tmp_path / "up")), ready, stop_within_s=0.1))
+    assert await keeper.stop([["web"]]) == ["web"]
+
+
+async def test_a_server_in_a_session_of_its_own_does_not_stay_behind(keeper: Keeper, tmp_path: Path) -> None:
+    """As a vLLM server that a Celery worker started: neither a child of ours nor in a group of ours."""
+    source = f"""
+        import subprocess, sys, pathlib, time
+        child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+        pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+        time.sleep(600)
+    """
+    path = tmp_path / "pid"
+    await keeper.start(Part("celery", program(source, str(path)), exists(path)))
+    await until(path.read_text)
+    assert alive(int(path.read_text()))
+    await keeper.stop([["celery"]])
+    await until(lambda: not alive(int(path.read_text())))
+
+
+async def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
+    """`kill -9`: the guard ends the children, those in sessions of their own too."""
+    source = f"""
+        import asyncio, os, sys
+        from controlplane.supervisor.keeper import Keeper, Part
+        from controlplane.supervisor.screen import Screen
+        async def main():
+            keeper = Keeper(Screen(), os.environ)
+            own = "import os, subprocess, sys, time; " \\
+                "p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); " \\
+                "print('pids', os.getpid(), p.pid, flush=True); time.sleep(600)"
+            await keeper.start(Part("web", [sys.executable, "-c", own]))
+            await asyncio.sleep(600)
+        asyncio.run(main())
+    """
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, *program(source)[2:], stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert supervisor.stdout is not None
+    while b"pids" not in (line := await supervisor.stdout.readline()):
+        assert line, "the supervisor ended"
+    children = [int(word) for word in line.split()[-2:]]
+    assert all(alive(child) for child in children)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    await supervisor.communicate()
+    await until(lambda: not any(alive(child) for child in children))

@@ -1,0 +1,149 @@
+"""The whole house by `make run`, for real: minutes of starting and stopping real processes."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.running import ROOT, RunningHouse, moving
+
+pytestmark = pytest.mark.services
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{number:02d}.000,{100 + 37 * number},{1 + number % 20}\n" for number in range(40)
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Address:
+    """Where one house runs, and how commands beside it find it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environment = {
+            "PILOTHOUSE_STATE_DIR": str(folder),
+            "PILOTHOUSE_EMULATOR_PORT": str(free_port()),
+            "DATABASE_URL": "",
+            "REDIS_URL": "",
+        }
+
+    def manage(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT,
+            env={**environment, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
+    return Address(tmp_path_factory.mktemp("var"))
+
+
+@pytest.fixture(scope="module")
+def house(address: Address) -> Iterator[RunningHouse]:
+    """One house for the tests below, in their order; the last one stops it."""
+    environment = {**address.environment, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
+    house = RunningHouse(f"--port {address.port}", **environment)
+    yield house
+    house.kill()
+
+
+def process_id(house: RunningHouse, words: str) -> int:
+    (line,) = [line for line in house.processes() if words in line]
+    return int(line.split()[0])
+
+
+def test_it_starts_and_every_part_has_its_line(house: RunningHouse, address: Address) -> None:
+    link = house.wait_until_up()
+    assert link.startswith(f"{address.url}/sign-in/")
+    for part in (
+        "redis",
+        "database",
+        "static",
+        "demo",
+        "emulated",
+        "emulator",
+        "web",
+        "celery",
+        "beat",
+        "instances",
+        "traffic",
+    ):
+        assert re.search(rf"^  {part} +\S.* s$", house.text, re.MULTILINE), part
+    assert re.search(r"instances +(\d+) of \1 ready", house.text)
+    assert "Traceback" not in house.text
+
+
+def test_the_link_signs_in_once_and_the_overview_moves(house: RunningHouse, address: Address) -> None:
+    link = house.wait_until_up()
+    house.sign_in(link)
+    overview = house.get(f"{address.url}/")
+    assert all(region in overview for region in ("us-east", "us-central", "us-west"))
+    house.wait_for("moving loads", moving(house, address.url))
+    assert "This link has ended" not in overview
+
+
+def test_a_second_one_says_who_runs(house: RunningHouse, address: Address) -> None:
+    said = address.manage("up", "--port", str(free_port()))
+    assert said.returncode == 1
+    assert re.fullmatch(rf"Pilothouse already runs in \S+: process \d+, {address.url}, since .*\n", said.stdout)
+
+
+def test_a_replay_beside_it_balances_with_the_ledger(house: RunningHouse, address: Address, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE)
+    said = address.manage(
+        "replay", str(trace), "--format", "azure", "--speed", "20", "--url", f"{address.url}/v1", "--json"
+    )
+    assert said.returncode == 0, said.stderr + said.stdout
+    report = json.loads(said.stdout)
+    assert (report["sent"], report["done"], report["failed"]) == (40, 40, 0)
+    assert report["balanced"] is report["ledger"]["equal"] is True
+    assert report["output_tokens"] == sum(1 + number % 20 for number in range(40))
+    assert report["prompt_tokens"] == sum(100 + 37 * number for number in range(40))
+
+
+def test_a_killed_web_process_comes_back(house: RunningHouse, address: Address) -> None:
+    os.kill(process_id(house, "uvicorn"), signal.SIGKILL)
+    house.wait_for("restart", lambda: re.search(r"web ended \(SIGKILL.*starting it again", house.text))
+    house.wait_for("web", lambda: "web is back after" in house.text)
+    assert "ok" in house.get(f"{address.url}/healthz").lower()
+
+
+def test_after_the_emulator_died_its_instances_are_started_anew(house: RunningHouse, address: Address) -> None:
+    os.kill(process_id(house, "workers.emulator"), signal.SIGKILL)
+    house.wait_for("restart", lambda: "emulator is back after" in house.text)
+    house.wait_for("revival", lambda: house.text.count("asked to start") == 2)
+
+    def all_ready() -> bool:
+        tiles = house.snapshot(address.url)["tables"]["tiles"]
+        return bool(tiles["instances"][0]) and tiles["instances_ready"][0] == tiles["instances"][0]
+
+    house.wait_for("ready instances", all_ready)
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(house: RunningHouse) -> None:
+    assert len(house.processes()) > 6
+    house.interrupt()
+    assert re.search(r"^Stopped in \d+\.\d s\.$", house.text, re.MULTILINE)
+    assert house.processes() == []
+    assert "may be lost" not in house.text

@@ -1,0 +1,248 @@
+"""Imports run only downward: libraries know nothing of Django, and a lower app nothing of a higher one.
+
+The source is read, not run: every `import` in it counts, whether it would be reached or not.
+"""
+
+import ast
+import graphlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("controlplane", "workers", "scheduling", "forecasting")
+
+# Lowest first. Apps of one row do not import each other either.
+APPS = (("accounts",), ("events",), ("fleet",), ("gateway",), ("simulation",), ("api", "console"))
+# Every write is an event, so the apps below `events` write events too.
+OPEN_TO_ALL = {"controlplane.events.services.record", "controlplane.events.models.Severity"}
+
+TOP = {f"controlplane.{app}" for app in APPS[-1]}
+
+FRAMEWORKS = ("django", "channels", "celery", "ninja", "uvicorn")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Modules under *importers* must not import anything under *forbidden*."""
+
+    importers: tuple[str, ...]
+    forbidden: tuple[str, ...]
+    everywhere: bool = True
+    """Also inside functions and for type checking; else only what runs when the module is imported."""
+    but: tuple[str, ...] = ()
+    """Importers to which this does not apply."""
+
+
+def app_rules() -> Iterator[Rule]:
+    for height, row in enumerate(APPS):
+        for app in row:
+            name = f"controlplane.{app}"
+            others = [f"controlplane.{other}" for higher in APPS[height:] for other in higher if other != app]
+            # Admin pages show what is around a row, as the console does, so they stand above all but the top row.
+            yield Rule((name,), tuple(others), everywhere=False, but=(f"{name}.admin",))
+            yield Rule((f"{name}.admin",), tuple(TOP & set(others)), everywhere=False)
+
+
+RULES = [
+    Rule(("scheduling",), (*FRAMEWORKS, "forecasting", "workers", "controlplane")),
+    Rule(("forecasting",), (*FRAMEWORKS, "scheduling", "workers", "controlplane")),
+    Rule(("workers.vllm", "workers.emulator"), (*FRAMEWORKS, "controlplane", "workers.tasks", "workers.celery")),
+    Rule(("workers.vllm",), ("workers.emulator",)),
+    # Tasks run services; what asks for a task names it or imports it late.
+    Rule(("controlplane",), ("workers.tasks", "workers.emulator"), everywhere=False),
+    *app_rules(),
+]
+
+# Beside the rules by package: rows never know who shows them.
+SHOWN_BY = ("views", "api", "consumers", "admin")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, tuple[str, bool]]:
+    """(source, whether it is a package) by module name."""
+    return {
+        module_name(path): (path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+def is_for_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def statements(tree: ast.Module, everywhere: bool) -> Iterator[ast.stmt]:
+    """All statements, or only those that run on import."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if not everywhere and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not everywhere and is_for_type_checking(node):
+            nodes.extend(node.orelse)
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+        nodes.extend(ast.iter_child_nodes(node))
+
+
+def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iterator[tuple[str, int]]:
+    """Dotted names that the module *name* imports, made absolute, and their lines.
+
+    `from a import b` gives `a.b`, which stands for both: b may be a module or a thing in a.
+    """
+    for node in statements(ast.parse(source), everywhere):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+
+
+def is_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def is_under_any(name: str, prefixes: Iterable[str]) -> bool:
+    return any(is_under(name, prefix) for prefix in prefixes)
+
+
+def is_models(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "controlplane" and "models" in parts
+
+
+def violations(modules: dict[str, tuple[str, bool]]) -> list[str]:
+    """Every wrong import, as `module:line imports name`."""
+    found = []
+    for name, (source, is_package) in modules.items():
+        for rule in RULES:
+            if not is_under_any(name, rule.importers) or is_under_any(name, rule.but):
+                continue
+            found += [
+                f"{name}:{line} imports {target}"
+                for target, line in imported(name, source, is_package, rule.everywhere)
+                if is_under_any(target, rule.forbidden) and target not in OPEN_TO_ALL
+            ]
+        if is_models(name):
+            found += [
+                f"{name}:{line} imports {target}"
+                for target, line in imported(name, source, is_package, everywhere=True)
+                if target.startswith("controlplane.") and any(part in SHOWN_BY for part in target.split(".")[2:])
+            ]
+    return found
+
+
+def circle(modules: dict[str, tuple[str, bool]]) -> list[str]:
+    """Modules that import each other, each the one after it, when they are imported; none if there is no circle."""
+    graph = {}
+    for name, (source, is_package) in modules.items():
+        targets = {target for target, _ in imported(name, source, is_package, everywhere=False)}
+        named = {target if target in modules else target.rpartition(".")[0] for target in targets}
+        graph[name] = (named & set(modules)) - {name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_imports_run_only_downward():
+    assert violations(sources()) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = sources()
+    assert circle(modules) == []
+
+
+def test_every_package_and_app_is_walked():
+    names = set(sources())
+    assert set(PACKAGES) <= names
+    assert {f"controlplane.{app}.models" for app in ("accounts", "events", "fleet", "gateway")} <= names
+    apps = {path.parent.name for path in (ROOT / "controlplane").glob("*/apps.py")}
+    assert apps <= {app for row in APPS for app in row}, "give the new app its place in APPS"
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("scheduling.routing", "import django"),
+        ("scheduling.routing", "from django.db import models"),
+        ("scheduling.simulation.engine", "def late():\n    import forecasting.prior"),
+        ("scheduling.routing", "from workers.vllm import client"),
+        ("forecasting.prior", "from scheduling import fleet"),
+        ("forecasting.prior", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
+        ("workers.vllm.client", "from controlplane.fleet.models import Instance"),
+        ("workers.emulator.server", "try:\n    import celery\nexcept ImportError:\n    pass"),
+        ("workers.vllm.client", "from ..tasks import fleet"),
+        ("workers.vllm.client", "from workers import emulator"),
+        ("controlplane.fleet.services", "from workers.tasks.fleet import run_command"),
+        ("controlplane.accounts.services", "from controlplane.events.selectors import events_of"),
+        ("controlplane.accounts.services", "from controlplane.events import services"),
+        ("controlplane.fleet.admin", "from controlplane.console import formats"),
+        ("controlplane.fleet.models.instances", "import controlplane.gateway.models"),
+        ("controlplane.fleet.services", "from ..console import hub"),
+        ("controlplane.gateway.app", "from controlplane import api"),
+        ("controlplane.api.urls", "class Inner:\n    from controlplane.console import hub"),
+        ("controlplane.console.hub", "from controlplane.api.urls import api"),
+        ("controlplane.fleet.models", "def late():\n    from controlplane.fleet.views import page"),
+        ("controlplane.gateway.models", "from controlplane.gateway import consumers"),
+        ("controlplane.accounts.models", "from .api import router"),
+    ],
+)
+def test_a_wrong_import_is_caught(module, line):
+    assert len(violations({module: (f"'''A module.'''\n{line}\n", False)})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("scheduling.routing", "import numpy as np\nfrom scheduling.fleet import FleetArrays"),
+        ("scheduling.routing", "import django_like_name"),
+        ("workers.emulator.instance", "from scheduling.simulation.engine import ReferenceEngine"),
+        ("workers.tasks.fleet", "from controlplane.fleet import services"),
+        ("controlplane.gateway.app", "from controlplane.fleet.models import Instance\nimport scheduling.routing"),
+        ("controlplane.console.hub", "from controlplane.gateway import summary"),
+        ("controlplane.accounts.services", "from controlplane.events.services import record"),
+        ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import nudge"),
+        ("controlplane.accounts.admin", "from controlplane.fleet.services import nudge"),
+        ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
+        ("controlplane.fleet.services", "def late():\n    from workers.tasks.fleet import run_command"),
+        ("controlplane.fleet.admin", "from controlplane.fleet import views"),
+    ],
+)
+def test_a_right_import_is_left_alone(module, line):
+    assert violations({module: (f"{line}\n", False)}) == []
+
+
+def test_a_circle_is_found():
+    modules = {
+        "one": ("from two import thing", False),
+        "two": ("import three.four", True),
+        "three.four": ("from one import other", False),
+        "five": ("import one", False),
+    }
+    assert set(circle(modules)) == {"one", "two", "three.four"}
+    modules["three.four"] = ("def late():\n    from one import other", False)
+    assert circle(modules) == []
+
+
+def test_relative_imports_are_made_absolute():
+    source = "from . import a\nfrom .b import c\nfrom ..d import e\n"
+    found = [name for name, _ in imported("one.two.three", source, False, True)]
+    assert sorted(found) == ["one.d.e", "one.two.a", "one.two.b.c"]
+    found = [name for name, _ in imported("one.two", source, True, True)]
+    assert sorted(found) == ["one.d.e", "one.two.a", "one.two.b.c"]

@@ -1,0 +1,230 @@
+"""Real vLLM on CPU for tests: a tiny model, servers started by our own launcher, and the emulated twin of one of them.
+
+vLLM lives in its own environment (`make vllm`): `VLLM_PYTHON`, or `.venv-vllm` beside the project. Without it the tests
+are skipped, or fail when `REQUIRE_VLLM=1`. A server takes about a minute to start, so all tests of a session share it.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from workers.vllm.launcher import LaunchSpec, ProcessLauncher
+
+ROOT = Path(__file__).parents[2]
+START_LIMIT_S = 400.0
+STOP_GRACE_S = 20.0
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 4096
+MAX_NUM_SEQS = 4
+MAX_NUM_QUEUED_REQS = 24
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server under test: its base address without `/v1`, and a LoRA adapter that it can load."""
+
+    kind: str
+    url: str
+    adapter: str
+
+
+def finish(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end from a fixture, in a thread of its own: the tests' event loop is not ours to use."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(work)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The Python of the vLLM environment."""
+    python = os.environ.get("VLLM_PYTHON") or str(ROOT / ".venv-vllm/bin/python")
+    if os.access(python, os.X_OK):
+        return python
+    missing = f"no vLLM at {python}: run `make vllm`, or set VLLM_PYTHON"
+    if os.environ.get("REQUIRE_VLLM") == "1":
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    command = [vllm_python, "-m", "workers.vllm.tiny_model", str(folder)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter for the tiny Llama, all zeros."""
+    folder = tmp_path_factory.mktemp("adapter")
+    rank, hidden, queries = 4, 128, 128
+    configuration = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 8,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": MODEL,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(configuration))
+    # The safetensors format: the length of a JSON header, the header, the numbers.
+    header: dict[str, object] = {}
+    size = 0
+    for layer in range(2):
+        for part, shape in (("lora_A", (rank, hidden)), ("lora_B", (queries, rank))):
+            end = size + 4 * shape[0] * shape[1]
+            header[f"base_model.model.model.layers.{layer}.self_attn.q_proj.{part}.weight"] = {
+                "dtype": "F32",
+                "shape": shape,
+                "data_offsets": [size, end],
+            }
+            size = end
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
+    return folder
+
+
+@dataclass
+class VllmFleet:
+    """Real servers by name, all of the tiny model."""
+
+    launcher: ProcessLauncher
+    model: Path
+    started: list[str]
+
+    def start(self, name: str, **changes: Any) -> str:
+        """Start a server without waiting for it; its address."""
+        spec = {
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "max_num_batched_tokens": MAX_MODEL_LEN,
+            "extra_args": ("--enforce-eager",),
+            **changes,
+        }
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        wanted = LaunchSpec(name=name, model=MODEL, source=str(self.model), environment=environment, **spec)
+        launched = finish(self.launcher.start(wanted))
+        self.started.append(name)
+        return str(launched.url)
+
+    def wait(self, name: str, url: str) -> None:
+        """Wait until it answers; fail with the end of its log when it ends or takes too long."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline and finish(self.launcher.alive(name)):
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+                    assert response.status == 200
+                    return
+            except OSError:
+                time.sleep(0.5)
+        log = self.launcher.log_file(name).read_text()[-3000:]
+        pytest.fail(f"vLLM {name} did not start; the end of its log:\n{log}")
+
+    def stop(self) -> None:
+        for name in self.started:
+            finish(self.launcher.stop(name, grace_s=STOP_GRACE_S))
+
+
+@pytest.fixture(scope="session")
+def vllm_fleet(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmFleet]:
+    """Starts servers on demand and stops them at the end, also when the run is ended by SIGTERM: they outlive us."""
+    fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("vllm")), tiny_model, [])
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield fleet
+    fleet.stop()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def vllm_pair(vllm_fleet: VllmFleet) -> tuple[str, str]:
+    """The addresses of two real servers that run two requests at a time, by priority."""
+    names = ("pair-a", "pair-b")
+    urls = [vllm_fleet.start(name, max_num_seqs=2) for name in names]  # both load at the same time
+    for name, url in zip(names, urls, strict=True):
+        vllm_fleet.wait(name, url)
+    return urls[0], urls[1]
+
+
+def emulated() -> "tuple[subprocess.Popen[str], str]":
+    """An emulator process with one server like the real one, and that server's address."""
+    command = [sys.executable, "-m", "workers.emulator", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    match = re.search(r"http://\S+", line)
+    assert match, line
+    body = {
+        "model": MODEL,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_queued_reqs": MAX_NUM_QUEUED_REQS,
+        "enable_prefix_caching": True,
+        "output_median_tokens": 300,
+        "profile": {
+            "prefill_t0_s": 0.002,
+            "prefill_a_s": 0.001,
+            "prefill_b_s_per_token": 1e-5,
+            "prefill_c_s_per_token2": 0.0,
+            "decode_a_s": 0.001,
+            "decode_b_s_per_sequence": 1e-5,
+            "decode_c_s_per_token": 0.0,
+        },
+    }
+    request = urllib.request.Request(
+        f"{match[0]}/emulator/instances/contract", data=json.dumps(body).encode(), method="PUT"
+    )
+    with urllib.request.urlopen(request) as response:
+        return process, str(json.load(response)["url"])
+
+
+@pytest.fixture(scope="session", params=["emulator", pytest.param("vllm", marks=pytest.mark.vllm)])
+def server(request: pytest.FixtureRequest, adapter: Path) -> Iterator[Server]:
+    """A server that should behave as vLLM does: the emulated one, and vLLM itself."""
+    if request.param == "vllm":
+        fleet: VllmFleet = request.getfixturevalue("vllm_fleet")
+        flags = ("--enforce-eager", "--enable-lora", "--max-lora-rank", "8")
+        url = fleet.start("contract", max_num_queued_reqs=MAX_NUM_QUEUED_REQS, extra_args=flags)
+        fleet.wait("contract", url)
+        yield Server("vllm", url, str(adapter))
+        return
+    process, url = emulated()
+    with process:
+        yield Server("emulator", url, str(adapter))
+        process.terminate()
+
+
+@pytest.fixture
+async def http(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session

@@ -1,0 +1,153 @@
+"""What an emulated server answers: text, lengths, several choices, stop strings, streams."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.workers.conftest import Emulator
+from workers.emulator.text import PROSE, WORDS
+
+
+def texts(events: list[dict[str, Any]], index: int = 0) -> str:
+    return "".join(c["text"] for event in events for c in event["choices"] if c["index"] == index)
+
+
+async def test_plain_answer(emulator: Emulator) -> None:
+    await emulator.ready()
+    status, answer = await emulator.complete(prompt=[1] * 11, max_tokens=5)
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] == 11
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["usage"]["total_tokens"] == 16
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["text"].split()) == 5
+    assert set(choice["text"].split()) <= set(WORDS)
+
+
+async def test_streamed_answer_is_the_plain_answer(emulator: Emulator) -> None:
+    await emulator.ready()
+    plain = (await emulator.complete(max_tokens=40, seed=5))[1]
+    events = await emulator.stream(max_tokens=40, seed=5, stream_options={"include_usage": True})
+    assert texts(events) == plain["choices"][0]["text"]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 40
+    assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [None] * 39 + ["length"]
+    assert len(events) == 41  # a token an event
+
+
+async def test_chat_stream_opens_with_the_role(emulator: Emulator) -> None:
+    await emulator.ready()
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
+    plain = (await emulator.call("POST", "/one/v1/chat/completions", {**asked, "seed": 1}))[1]
+    streamed = {**asked, "stream": True, "seed": 1}
+    async with emulator.session.post(f"{emulator.url}/one/v1/chat/completions", json=streamed) as response:
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        lines = [line for line in (await response.text()).split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta["content"] for delta in deltas) == plain["choices"][0]["message"]["content"]
+
+
+async def test_without_ignore_eos_lengths_vary_and_the_last_token_is_silent(emulator: Emulator) -> None:
+    await emulator.ready(output_median_tokens=10, output_sigma=0.5, max_num_seqs=64)
+    answers = await asyncio.gather(*(emulator.complete(ignore_eos=False, max_tokens=500) for _ in range(40)))
+    lengths = {answer["usage"]["completion_tokens"] for _, answer in answers}
+    assert len(lengths) > 5
+    for _, answer in answers:
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert choice["stop_reason"] is None
+        assert len(choice["text"].split()) == answer["usage"]["completion_tokens"] - 1
+
+
+async def test_min_tokens_is_a_floor(emulator: Emulator) -> None:
+    await emulator.ready(output_median_tokens=2, output_sigma=0.1)
+    _, answer = await emulator.complete(ignore_eos=False, min_tokens=30, max_tokens=60)
+    assert answer["usage"]["completion_tokens"] == 30
+    _, answer = await emulator.complete(ignore_eos=False, min_tokens=60, max_tokens=60)
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (60, "length")
+
+
+async def test_same_seed_same_answer(emulator: Emulator) -> None:
+    await emulator.ready()
+    ask = {"ignore_eos": False, "max_tokens": 300}
+    first, second, other = [(await emulator.complete(seed=s, **ask))[1] for s in (1, 1, 2)]
+    assert first["choices"] == second["choices"]
+    assert first["choices"] != other["choices"]
+    greedy = [(await emulator.complete(temperature=0, **ask))[1]["choices"] for _ in range(2)]
+    assert greedy[0] == greedy[1]
+    free = [(await emulator.complete(**ask))[1]["choices"][0]["text"] for _ in range(4)]
+    assert len(set(free)) > 1
+
+
+async def test_two_servers_of_one_seed_and_name_answer_alike(emulator: Emulator) -> None:
+    async def series() -> list[str]:
+        await emulator.ready(seed=3)
+        said = [(await emulator.complete(ignore_eos=False, max_tokens=100))[1]["choices"][0]["text"] for _ in range(3)]
+        await emulator.call("DELETE", "/emulator/instances/one")
+        return said
+
+    assert await series() == await series()
+
+
+async def test_several_prompts_and_choices(emulator: Emulator) -> None:
+    await emulator.ready()
+    _, answer = await emulator.complete(prompt=[[1, 2], [3, 4, 5]], n=2, max_tokens=6)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"] | {"prompt_tokens": 5, "completion_tokens": 24} == answer["usage"]
+    events = await emulator.stream(prompt=[[1, 2], [3, 4, 5]], n=2, max_tokens=6, seed=1)
+    for index in range(4):
+        assert len(texts(events, index).split()) == 6
+    m = await emulator.metrics()
+    assert m.success_total["length"] == 8
+
+
+async def test_echo(emulator: Emulator) -> None:
+    await emulator.ready()
+    _, plain = await emulator.complete(prompt="Hello engine", echo=True, max_tokens=2)
+    assert plain["choices"][0]["text"].startswith("Hello engine")
+    events = await emulator.stream(prompt="Hello engine", echo=True, max_tokens=2)
+    assert texts(events).startswith("Hello engine")
+    assert texts(events).count("Hello") == 1
+
+
+async def test_stop_string(emulator: Emulator) -> None:
+    await emulator.ready()
+    _, whole = await emulator.complete(seed=9, max_tokens=60)
+    said = whole["choices"][0]["text"]
+    stop = said.split()[20]
+    _, cut = await emulator.complete(seed=9, max_tokens=60, stop=[stop])
+    choice = cut["choices"][0]
+    assert choice["text"] == said[: said.index(stop)]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert cut["usage"]["completion_tokens"] <= 21
+    events = await emulator.stream(seed=9, max_tokens=60, stop=[stop])
+    assert texts(events) == choice["text"]
+    assert events[-1]["choices"][0]["stop_reason"] == stop
+
+
+async def test_odd_names_and_ids_do_not_break_a_stream(emulator: Emulator) -> None:
+    model = 'a "model" \\u0000 of ümläuts'
+    await emulator.ready(model=model)
+    asked = {"model": model, "prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    headers = {"X-Request-Id": 'id"\\u0000'}
+    async with emulator.session.post(f"{emulator.url}/one/v1/completions", json=asked, headers=headers) as response:
+        events = [line for line in (await response.text()).splitlines() if line.startswith("data: {")]
+    assert len(events) == 5
+    for event in events:
+        chunk = json.loads(event[6:])
+        assert (chunk["id"], chunk["model"]) == ('cmpl-id"\\u0000', model)
+        assert chunk["choices"][0]["text"].strip() in PROSE
+
+
+async def test_request_id_header_only_on_request(emulator: Emulator) -> None:
+    await emulator.ready("plain")
+    await emulator.ready("echoing", enable_request_id_headers=True)
+    asked = {"model": "m", "prompt": "x", "max_tokens": 1}
+    for name, expected in (("plain", None), ("echoing", "abc")):
+        url = f"{emulator.url}/{name}/v1/completions"
+        async with emulator.session.post(url, json=asked, headers={"X-Request-Id": "abc"}) as response:
+            assert (await response.json())["id"] == "cmpl-abc"
+            assert response.headers.get("X-Request-Id") == expected

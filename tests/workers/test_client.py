@@ -1,0 +1,85 @@
+"""The control client against an emulated server, and against servers that are not there or not vLLM."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from tests.workers.conftest import Emulator, eventually
+from workers.vllm.client import VllmClient, VllmError
+
+
+async def test_reads(emulator: Emulator) -> None:
+    await emulator.ready(max_model_len=777)
+    async with VllmClient(f"{emulator.url}/one/") as client:
+        assert await client.health()
+        assert await client.version() == "0.32.0"
+        assert await client.server_load() == 0
+        assert (await client.metrics()).model_name == "m"
+        assert "vllm:num_requests_running" in await client.metrics_text()
+        (card,) = await client.models()
+        assert (card.id, card.max_model_len, card.parent) == ("m", 777, None)
+
+
+async def test_sleep_and_wake(emulator: Emulator) -> None:
+    await emulator.ready()
+    client = VllmClient(f"{emulator.url}/one", emulator.session)
+    assert not await client.is_sleeping()
+    await client.sleep(level=2, mode="wait")
+    assert await client.is_sleeping()
+    assert (await client.metrics()).sleeping
+    await client.wake_up(["weights"])
+    assert await client.is_sleeping()
+    await client.wake_up(["kv_cache"])
+    assert not await client.is_sleeping()
+
+
+async def test_adapters(emulator: Emulator) -> None:
+    await emulator.ready()
+    client = VllmClient(f"{emulator.url}/one", emulator.session)
+    await client.load_lora_adapter("poet", "team/poet")
+    assert [(card.id, card.parent) for card in await client.models()] == [("m", None), ("poet", "m")]
+    await client.unload_lora_adapter("poet")
+    with pytest.raises(VllmError, match="cannot be found") as caught:
+        await client.unload_lora_adapter("poet")
+    assert caught.value.status == 404
+
+
+async def test_nobody_there(unused_tcp_port: int) -> None:
+    async with VllmClient(f"http://127.0.0.1:{unused_tcp_port}") as client:
+        assert not await client.health()
+        with pytest.raises(VllmError, match="cannot be reached") as caught:
+            await client.metrics()
+    assert caught.value.status is None
+
+
+async def test_a_server_that_hangs(emulator: Emulator) -> None:
+    await emulator.ready()
+    await emulator.call("POST", "/emulator/instances/one/fault", {"kind": "hang"})
+    client = VllmClient(f"{emulator.url}/one", emulator.session, timeout_s=0.1)
+    assert not await client.health()
+    with pytest.raises(VllmError, match=r"within 0\.1 s") as caught:
+        await client.metrics()
+    assert caught.value.status is None
+    await emulator.call("POST", "/emulator/instances/one/fault", {"kind": "none"})
+    await eventually(client.health)
+
+
+async def test_something_else_answers() -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with VllmClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+        with pytest.raises(VllmError, match="JSON"):
+            await client.version()
+        assert (await client.metrics()).model_name == ""
+        with pytest.raises(VllmError) as caught:
+            await client.sleep()
+        assert caught.value.status == 405
+    await runner.cleanup()
+    await asyncio.sleep(0)

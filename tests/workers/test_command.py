@@ -1,0 +1,83 @@
+"""`python -m workers.emulator` as a process."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.workers.conftest import body
+from workers.emulator.__main__ import main
+
+
+def start(*arguments: str) -> tuple["subprocess.Popen[str]", str]:
+    """The process and the address that it told."""
+    command = [sys.executable, "-m", "workers.emulator", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    match = re.search(r"http://\S+", process.stdout.readline())
+    assert match
+    return process, match[0]
+
+
+def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> int:
+    process.send_signal(number)
+    with process:
+        return process.wait(timeout=20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
+    config = tmp_path / "fleet.json"
+    config.write_text(json.dumps({"instances": {"a": body(), "b": body(model="other")}}))
+    process, url = start("--config", str(config))
+    with urllib.request.urlopen(f"{url}/emulator/instances") as response:
+        listed = json.load(response)["instances"]
+    assert [(instance["name"], instance["model"]) for instance in listed] == [("a", "m"), ("b", "other")]
+    assert stop(process, number) == 0
+
+
+def test_single_serves_at_the_root() -> None:
+    process, url = start("--single", "m")
+    with urllib.request.urlopen(f"{url}/v1/models") as response:
+        assert json.load(response)["data"][0]["id"] == "m"
+    with urllib.request.urlopen(f"{url}/emulator/instances") as response:
+        assert json.load(response)["instances"][0]["url"] == url
+    assert stop(process, signal.SIGTERM) == 0
+
+
+def test_a_taken_port_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "workers.emulator", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "cannot listen on 127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected"),
+        ('{"instances": {"a b": {}}}', "not an instance name"),
+        ('{"instances": {"a": {"model": "m", "colour": 1}}}', "a: colour"),
+    ],
+)
+def test_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    config = tmp_path / "fleet.json"
+    config.write_text(text)
+    assert main(["--config", str(config)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_missing_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err

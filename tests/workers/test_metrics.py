@@ -1,0 +1,120 @@
+"""The parser against a page recorded from vLLM 0.32 on CPU, and against pages that are wrong."""
+
+import math
+
+import pytest
+
+from tests.workers.conftest import DATA
+from workers.vllm.metrics import Histogram, VllmMetrics, parse
+
+PAGE = (DATA / "vllm-0.32.0-metrics.txt").read_text()
+
+
+def test_recorded_page() -> None:
+    m = parse(PAGE)
+    assert m.model_name == "tiny"
+    assert (m.running, m.waiting, m.sleeping) == (4, 2, False)
+    assert m.kv_usage_ratio == pytest.approx(0.0010987, rel=1e-4)
+    assert (m.prompt_tokens_total, m.generation_tokens_total, m.preemptions_total) == (5491, 45100, 2)
+    assert (m.prefix_queries_total, m.prefix_hits_total) == (5491, 1664)
+    assert m.success_total == {"stop": 1, "length": 114, "abort": 6, "error": 0, "repetition": 0}
+    assert (m.kv_cache_size_tokens, m.num_gpu_blocks, m.block_size) == (2_097_152, 16_384, 128)
+    assert (m.ttft_s.count, m.itl_s.count, m.e2e_s.count) == (126, 44_980, 121)
+    assert m.ttft_s.counts[2] == 64
+    assert m.ttft_s.bounds[2] == 0.01
+    assert m.e2e_s.sum == pytest.approx(110.270, abs=1e-3)
+    assert m.ttft_s.quantile(0.5) == pytest.approx(0.00985714, rel=1e-5)
+    assert m.itl_s.quantile(0.99) == pytest.approx(0.00993135, rel=1e-5)
+
+
+def test_bytes_and_text_are_alike() -> None:
+    assert parse(PAGE.encode()) == parse(PAGE)
+
+
+def test_engines_are_summed() -> None:
+    second = PAGE.replace('engine="0"', 'engine="1"')
+    one, two = parse(PAGE), parse(PAGE + second)
+    assert two.running == 2 * one.running
+    assert two.waiting == 2 * one.waiting
+    assert two.generation_tokens_total == 2 * one.generation_tokens_total
+    assert two.kv_cache_size_tokens == 2 * one.kv_cache_size_tokens
+    assert two.block_size == one.block_size
+    assert two.kv_usage_ratio == pytest.approx(one.kv_usage_ratio)
+    assert two.ttft_s.count == 2 * one.ttft_s.count
+    assert two.ttft_s.counts == tuple(2 * count for count in one.ttft_s.counts)
+    assert two.ttft_s.bounds == one.ttft_s.bounds
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:num_requests_running",
+        "vllm:num_requests_running{",
+        'vllm:num_requests_running{engine="0"} many',
+        'vllm:num_requests_running{engine="0"} NaN',
+        'vllm:num_requests_running{engine="0"}',
+        'vllm:time_to_first_token_seconds_bucket{engine="0"} 3',
+        'vllm:time_to_first_token_seconds_bucket{le="x"} 3',
+        'vllm:a_name_of_next_year{engine="0"} 3',
+        "vllm:",
+        "}{",
+        "\x00\xff",
+    ],
+)
+def test_broken_lines_are_skipped(line: str) -> None:
+    assert parse(line) == VllmMetrics()
+    assert parse(f"{line}\n{PAGE}\n{line}") == parse(PAGE)
+
+
+def test_values_may_carry_a_time_stamp_and_blanks_in_labels() -> None:
+    text = 'vllm:num_requests_running{engine="0",model_name="a model"} 3 1795176392000\nvllm:num_requests_waiting 2\n'
+    m = parse(text)
+    assert (m.running, m.waiting, m.model_name) == (3, 2, "a model")
+
+
+def test_sleep_state() -> None:
+    awake = 'vllm:engine_sleep_state{engine="0",sleep_state="awake"}'
+    assert parse(f"{awake} 0.0").sleeping
+    assert not parse(f"{awake} 1.0").sleeping
+
+
+def test_kv_capacity_from_blocks_when_tokens_are_not_told() -> None:
+    m = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="100",user_specified_block_size="7"} 1.0')
+    assert (m.kv_cache_size_tokens, m.block_size, m.num_gpu_blocks) == (1600, 16, 100)
+    unknown = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0')
+    assert unknown.kv_cache_size_tokens == 0
+
+
+def histogram(*counts: float, total_s: float = 1.0) -> Histogram:
+    return Histogram((0.1, 0.5, 1.0, math.inf), counts, total_s, counts[-1])
+
+
+def test_quantiles_are_linear_inside_a_bucket() -> None:
+    h = histogram(0, 10, 20, 20)
+    assert h.quantile(0.25) == pytest.approx(0.3)
+    assert h.quantile(0.5) == pytest.approx(0.5)
+    assert h.quantile(0.75) == pytest.approx(0.75)
+    assert h.quantile(1.0) == pytest.approx(1.0)
+
+
+def test_quantile_in_the_open_bucket_is_the_last_bound() -> None:
+    assert histogram(0, 0, 1, 10).quantile(0.99) == 1.0
+
+
+def test_quantile_of_nothing() -> None:
+    assert Histogram().quantile(0.5) is None
+    assert histogram(0, 0, 0, 0).quantile(0.5) is None
+    assert histogram(0, 0, 0, 0).mean is None
+
+
+def test_window_between_two_readings() -> None:
+    window = histogram(1, 5, 8, 9, total_s=4.0).minus(histogram(1, 2, 4, 4, total_s=1.0))
+    assert window.counts == (0, 3, 4, 5)
+    assert (window.sum, window.count, window.mean) == (3.0, 5, 0.6)
+
+
+def test_window_over_a_restart_is_the_new_reading() -> None:
+    after = histogram(1, 1, 1, 1)
+    assert after.minus(histogram(1, 5, 8, 9)) is after
+    assert after.minus(None) is after
+    assert after.minus(Histogram()) is after

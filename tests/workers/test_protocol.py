@@ -1,0 +1,293 @@
+"""Bad requests and vLLM's answers to them. Statuses, kinds and texts were taken from vLLM 0.32 on CPU."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.workers.conftest import spec
+from workers.emulator.protocol import ApiError, Generation, Kind, read_body, resolve
+
+SPEC = spec(max_model_len=1024)
+MESSAGES = [{"role": "user", "content": "Hello engine"}]
+
+
+def ask(kind: Kind, **fields: object) -> Generation:
+    given = {"prompt": "Hello engine", **fields} if kind == "completion" else {"messages": MESSAGES, **fields}
+    given = {name: value for name, value in given.items() if value is not ...}
+    return resolve(read_body(kind, "application/json", json.dumps(given).encode()), SPEC)
+
+
+def refused(kind: Kind, **fields: object) -> tuple[int, str, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        ask(kind, **fields)
+    error = json.loads(caught.value.body())["error"]
+    assert error["code"] == caught.value.status
+    return error["code"], error["type"], error["message"], error["param"]
+
+
+def entry(**fields: object) -> str:
+    return f"1 validation error:\n  {fields}"
+
+
+UNPARSABLE = "Input should be a valid integer, unable to parse string as an integer"
+
+BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens must be at least 1, got -1. (parameter=max_tokens, value=-1)", "max_tokens"),
+    (
+        {"max_tokens": 5000},
+        "max_tokens=5000 cannot be greater than max_model_len=1024. Please request fewer output tokens. "
+        "(parameter=max_tokens, value=5000)",
+        "max_tokens",
+    ),
+    (
+        {"max_tokens": 2, "min_tokens": 5},
+        "min_tokens must be less than or equal to max_tokens=2, got 5.",
+        None,
+    ),
+    ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1.", None),
+    (
+        {"temperature": -1},
+        "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
+        "temperature",
+    ),
+    (
+        {"temperature": 3},
+        "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)",
+        "temperature",
+    ),
+    ({"top_p": 2}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)", "top_p"),
+    ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2.", None),
+    ({"min_p": 2}, "min_p must be in [0, 1], got 2.0.", None),
+    ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0.", None),
+    ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0.", None),
+    ({"n": 0}, "n must be at least 1, got 0.", None),
+    ({"stop": ""}, "stop cannot contain an empty string.", None),
+    (
+        {"stream_options": {"include_usage": True}},
+        "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+        "stream_options",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message", "param"), BAD_VALUES)
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_bad_values(kind: Kind, fields: dict[str, Any], message: str, param: str | None) -> None:
+    assert refused(kind, **fields) == (400, "BadRequestError", message, param)
+
+
+BAD_TYPES: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"max_tokens": "many"},
+        entry(type="int_parsing", loc="body.max_tokens", msg=UNPARSABLE, input="many"),
+        "body.max_tokens",
+    ),
+    (
+        {"max_tokens": 3.5},
+        entry(
+            type="int_from_float",
+            loc="body.max_tokens",
+            msg="Input should be a valid integer, got a number with a fractional part",
+            input="3.5",
+        ),
+        "body.max_tokens",
+    ),
+    (
+        {"priority": "high"},
+        entry(type="int_parsing", loc="body.priority", msg=UNPARSABLE, input="high"),
+        "body.priority",
+    ),
+    (
+        {"stop": 5},
+        "2 validation errors:\n"
+        "  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string', 'input': '5'}\n"
+        "  {'type': 'list_type', 'loc': 'body.stop', 'msg': 'Input should be a valid list', 'input': '5'}",
+        "body.stop",
+    ),
+    (
+        {"stop": ["a"] * 5},
+        "2 validation errors:\n"
+        "  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string', "
+        "'input': '<list of 5 items>'}\n"
+        "  {'type': 'too_long', 'loc': 'body.stop', 'msg': 'List should have at most 4 items after validation, not 5', "
+        "'input': '<list of 5 items>', 'ctx': {'field_type': 'List', 'max_length': 4, 'actual_length': 5}}",
+        "body.stop",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message", "param"), BAD_TYPES)
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_bad_types(kind: Kind, fields: dict[str, Any], message: str, param: str) -> None:
+    assert refused(kind, **fields) == (400, "Bad Request", message, param)
+
+
+def test_numbers_in_strings_and_booleans_are_taken_as_vllm_takes_them() -> None:
+    assert ask("completion", max_tokens="3").max_tokens == (3,)
+    assert ask("completion", max_tokens=3.0).max_tokens == (3,)
+    assert ask("completion", max_tokens=True).max_tokens == (1,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message", "param"),
+    [
+        (..., "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
+        ("", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
+        ([], "You must pass at least one prompt", None),
+        ([[]], "The decoder prompt cannot be empty", None),
+        (["a", ""], "The decoder prompt cannot be empty", None),
+        (
+            [5] * 2000,
+            "This model's maximum context length is 1024 tokens. However, your prompt contains 2000 input tokens, which "
+            "exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+            "(parameter=input_tokens, value=2000)",
+            "input_tokens",
+        ),
+        (
+            "x" * 4097,
+            "This model's maximum context length is 1024 tokens. However, your prompt contains 4097 characters (more "
+            "than 4096 characters, which is the upper bound for 1024 input tokens). Please reduce the length of the "
+            "input prompt. (parameter=input_text, value=4097)",
+            "input_text",
+        ),
+        ([5] * 1024, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
+        ([2**40], f"Token id {2**40} is out of vocabulary", None),
+    ],
+)
+def test_prompts(prompt: object, message: str, param: str | None) -> None:
+    assert refused("completion", prompt=prompt) == (400, "BadRequestError", message, param)
+
+
+@pytest.mark.parametrize("prompt", [5, [-1], {"a": 1}, [None]])
+def test_prompts_of_a_wrong_type(prompt: object) -> None:
+    code, kind, message, param = refused("completion", prompt=prompt)
+    assert (code, kind) == (400, "Bad Request")
+    assert "validation errors" in message
+    assert param is not None
+    assert param.startswith("body.prompt")
+
+
+@pytest.mark.parametrize("messages", [..., "hi", ["hi"], [{"content": "a"}], [{"role": "user", "content": 5}]])
+def test_messages_of_a_wrong_form(messages: object) -> None:
+    code, kind, _, param = refused("chat", messages=messages)
+    assert (code, kind) == (400, "Bad Request")
+    assert param is not None
+    assert param.startswith("body.messages")
+
+
+def test_empty_conversation() -> None:
+    message = "Cannot apply chat template to an empty conversation. Provide at least one message."
+    assert refused("chat", messages=[]) == (400, "BadRequestError", message, None)
+
+
+def test_tools_without_a_parser() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    assert refused("chat", tools=tools) == (400, "BadRequestError", message, None)
+    assert ask("chat", tools=tools, tool_choice="none").n == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 1},
+        {"use_beam_search": True},
+        {"return_token_ids": True},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"suffix": "x"},
+    ],
+)
+def test_what_cannot_be_emulated_is_said(fields: dict[str, Any]) -> None:
+    code, kind, message, param = refused("completion", **fields)
+    assert (code, kind) == (501, "NotImplementedError")
+    assert param == next(iter(fields))
+    assert "not supported by the emulated server" in message
+
+
+@pytest.mark.parametrize(
+    ("content_type", "raw", "message", "param"),
+    [
+        (
+            "text/plain",
+            b"{}",
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            None,
+        ),
+        (
+            "application/json",
+            b"{not json",
+            "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error', "
+            "'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting property name enclosed in double quotes'}}",
+            "body.1",
+        ),
+        (
+            "application/json",
+            b"",
+            entry(type="missing", loc="body", msg="Field required", input="None"),
+            "body",
+        ),
+        (
+            "application/json",
+            b"[1, 2]",
+            "1 validation error:\n  {'type': 'model_attributes_type', 'loc': 'body', 'msg': 'Input should be a valid "
+            "dictionary or object to extract fields from', 'input': '<list of 2 items>'}",
+            "body",
+        ),
+    ],
+)
+def test_bodies_that_cannot_be_read(content_type: str, raw: bytes, message: str, param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_body("completion", content_type, raw)
+    error = json.loads(caught.value.body())["error"]
+    assert error == {"message": message, "type": "Bad Request", "param": param, "code": 400}
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xfe", b"{" * 100_000, b"[" * 100_000, b'{"prompt":' + b"9" * 5000 + b"}", b"NaN"]
+)
+def test_hostile_bodies_get_an_answer(raw: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        resolve(read_body("completion", "application/json", raw), SPEC)
+    assert caught.value.status == 400
+    assert len(caught.value.body()) < 10_000
+
+
+def test_many_errors_are_cut() -> None:
+    _, _, message, _ = refused("chat", messages=["hi"] * 50)
+    assert message.startswith("50 validation errors:")
+    assert message.endswith("...and 40 more errors")
+    long_value = refused("completion", max_tokens="x" * 5000)[2]
+    assert len(long_value) < 500
+
+
+def test_lengths_are_cut_to_the_context() -> None:
+    assert ask("completion", prompt=[5] * 1022, max_tokens=5).max_tokens == (2,)
+    assert ask("completion", prompt=[[5] * 1022, [5] * 10], max_tokens=5).max_tokens == (2, 5)
+    assert ask("completion").max_tokens == (16,)
+    assert ask("completion", max_tokens=None).max_tokens == (16,)
+    chat = ask("chat")
+    assert chat.max_tokens == (1024 - chat.prompts[0].tokens,)
+    assert ask("chat", max_tokens=7, max_completion_tokens=5).max_tokens == (5,)
+
+
+def test_prompt_tokens() -> None:
+    assert [p.tokens for p in ask("completion", prompt=[[1, 2], [3, 4, 5]]).prompts] == [2, 3]
+    assert [p.tokens for p in ask("completion", prompt=["abcd", "abcde"]).prompts] == [1, 2]
+    short = ask("chat").prompts[0].tokens
+    longer = ask("chat", messages=[{"role": "user", "content": "Hello engine" + "x" * 400}]).prompts[0].tokens
+    assert longer - short == 100
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "engine"}]
+    assert ask("chat", messages=[{"role": "user", "content": parts}]).prompts[0].tokens == short
+    assert ask("chat", messages=[{"role": "user"}]).prompts[0].tokens < short
+
+
+def test_prefix_hashes_agree_as_far_as_the_content_does() -> None:
+    one = ask("completion", prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9]).prompts[0].prefix_hashes(2)
+    two = ask("completion", prompt=[1, 2, 3, 4, 0, 6, 7, 8]).prompts[0].prefix_hashes(2)
+    assert len(one) == len(two) == 4
+    assert [a == b for a, b in zip(one, two, strict=True)] == [True, True, False, False]
+    text = ask("completion", prompt="a" * 80 + "b" * 80).prompts[0]
+    assert len(text.prefix_hashes(16)) == text.tokens // 16

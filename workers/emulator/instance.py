@@ -1,0 +1,434 @@
+"""One emulated server: the reference engine stepped in wall time, and what vLLM does around its engine.
+
+A step's tokens are handed out when the step has taken its time: the loop sleeps until then, by the step's planned end and
+not by its length, so that late timers do not add up. A server that falls more than a second behind (the machine is too
+slow for this fleet) gives the lost time up instead of catching up in a burst.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+from workers.emulator import text
+from workers.emulator.answers import Answer, Sequence, StreamAnswer
+from workers.emulator.exposition import Metrics
+from workers.emulator.protocol import ApiError, Generation, Prompt
+from workers.emulator.spec import InstanceSpec
+
+log = logging.getLogger(__name__)
+
+_clock = time.monotonic
+GIVE_UP_S = 1.0
+SHORTEST_SLEEP_S = 0.0005
+
+State = Literal["starting", "ready", "sleeping", "crashed", "hung"]
+FaultKind = Literal["crash", "hang", "slow", "errors", "none"]
+SleepMode = Literal["abort", "wait", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a server: `factor` stretches its steps, `ratio` of its requests get a 500."""
+
+    kind: FaultKind = "none"
+    factor: float = 1.0
+    ratio: float = 0.0
+
+
+class EmulatedInstance:
+    """One server. Call `start` in a running event loop, `close` at the end."""
+
+    def __init__(self, name: str, spec: InstanceSpec, seed: int = 0) -> None:
+        self.name = name
+        self.spec = spec
+        self.fault = Fault()
+        self.adapters: dict[str, str] = {}  # name -> path
+        self.server_load = 0
+        self.created_s = int(time.time())
+        self._seed = text.mixed(seed if spec.seed is None else spec.seed, *name.encode())
+        self._drawn = 0
+        self._task: asyncio.Task[None] | None = None
+        self._recovery: asyncio.TimerHandle | None = None
+        self._awake = asyncio.Event()  # the engine may step
+        self._responsive = asyncio.Event()  # not hung
+        self._work = asyncio.Event()
+        self._between_steps = asyncio.Event()
+        self._ready = False
+        self._crashed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """A new process: nothing is left of the one before."""
+        spec = self.spec
+        self.metrics = Metrics(spec)
+        self._engine = ReferenceEngine(
+            EngineConfig(
+                max_num_seqs=spec.max_num_seqs,
+                max_num_batched_tokens=spec.max_num_batched_tokens,
+                block_size_tokens=spec.block_size_tokens,
+                kv_blocks=spec.kv_blocks,
+                policy=spec.scheduling_policy,
+                max_model_len=spec.max_model_len,
+                profile=spec.profile,
+                prefix_caching=spec.enable_prefix_caching,
+            )
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._held: list[Sequence] = []  # arrived while the server drains for, or is in, its sleep
+        self._holding = False
+        self._asleep_tags: set[str] = set()
+        self._recomputed = 0  # preemptions by a sleep, which the engine does not know of
+        self._last_step_end_s = -1.0
+        self.adapters.clear()
+        self.server_load = 0
+        self._awake.set()
+        self._responsive.set()
+        self._work.clear()
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to load; the server answers after its start-up time."""
+        self._ready = self._crashed = False
+        self.created_s = int(time.time())
+        self._task = asyncio.create_task(self._run(), name=f"emulated {self.name}")
+
+    async def close(self) -> None:
+        """End as a killed process does: connections are cut."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+        self._crash()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def state(self) -> State:
+        if self._crashed:
+            return "crashed"
+        if not self._ready:
+            return "starting"
+        if self.fault.kind == "hang":
+            return "hung"
+        return "sleeping" if self.asleep else "ready"
+
+    @property
+    def listening(self) -> bool:
+        """False while a connection to a real server would be refused."""
+        return self._ready and not self._crashed
+
+    async def responsive(self) -> None:
+        """Wait while the server hangs: it takes connections and answers nothing."""
+        await self._responsive.wait()
+
+    def set_fault(self, fault: Fault, for_s: float | None = None) -> None:
+        """Break the server, or mend it ("none"). After a crash mending is a start from the beginning."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+            self._recovery = None
+        self.fault = fault
+        if fault.kind == "crash":
+            self._crash()
+        elif self._crashed:
+            self._reset()
+            self.start()
+        if fault.kind == "hang":
+            self._responsive.clear()
+        else:
+            self._responsive.set()
+        if for_s is not None and fault.kind != "none":
+            self._recovery = asyncio.get_running_loop().call_later(for_s, self.set_fault, Fault())
+
+    def _crash(self) -> None:
+        self._crashed = True
+        self._between_steps.set()
+        if self._task is not None:
+            self._task.cancel()
+        for answer in {sequence.answer for sequence in (*self._sequences.values(), *self._held)}:
+            answer.cut()
+        self._sequences.clear()
+        self._held.clear()
+
+    # Requests
+
+    def admit(self, sequences: int) -> None:
+        """vLLM's `--max-num-queued-reqs`: refuse what exceeds it, running requests included. Raises ApiError."""
+        limit = self.spec.max_num_queued_reqs
+        if limit is not None and self.unfinished + sequences > limit:
+            self.metrics.rejected += 1
+            raise ApiError(
+                503,
+                "Service Unavailable",
+                "The engine is currently busy and cannot accept new requests. Please try again later or on a different "
+                "instance.",
+            )
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._sequences) + len(self._held)
+
+    def submit(self, answer: Answer) -> None:
+        """Hand a request to the engine; *answer* gets its tokens."""
+        generation = answer.generation
+        arrival_s = _clock()
+        sequences = [
+            self._sequence(answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s)
+            for number, prompt in enumerate(generation.prompts)
+            for choice in range(generation.n)
+        ]
+        answer.begin(sequences)
+        for sequence in sequences:
+            if self._holding:
+                self._held.append(sequence)
+            else:
+                self._enqueue(sequence)
+
+    def withdraw(self, answer: Answer) -> None:
+        """The caller has gone: free what the request holds. No error when it is complete."""
+        for sequence in answer.sequences:
+            if self._sequences.pop(sequence.engine_id, None) is not None:
+                self._engine.abort(sequence.engine_id)
+        if self._held:
+            self._held = [sequence for sequence in self._held if sequence.answer is not answer]
+        answer.sequences.clear()  # cuts the ring of references: prompts must not wait for the garbage collector
+        if not self.asleep:
+            self._note_gauges()
+
+    def _sequence(self, answer: Answer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float) -> Sequence:
+        """Decide what one sequence will say, and how much of it."""
+        generation = answer.generation
+        offset, wanted = self._draw(generation, prompt, index)
+        count, finish_reason = max_tokens, "length"
+        if not generation.ignore_eos and max(wanted, generation.min_tokens) < max_tokens:
+            count, finish_reason = max(wanted, generation.min_tokens, 1), "stop"
+        stopped = None
+        if generation.stop:
+            said = count - (finish_reason == "stop")  # the end-of-sequence token has no text
+            stopped = text.cut_at_stop(offset, said, generation.stop, generation.min_tokens, generation.include_stop)
+        return Sequence(
+            engine_id=uuid.uuid4().hex,
+            answer=answer,
+            index=index,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            output_tokens=len(stopped[0]) if stopped else count,
+            offset=offset,
+            finish_reason="stop" if stopped else finish_reason,
+            stop_reason=stopped[1] if stopped else None,
+            pieces=stopped[0] if stopped else None,
+            arrival_s=arrival_s,
+        )
+
+    def _draw(self, generation: Generation, prompt: Prompt, index: int) -> tuple[int, int]:
+        """Where in the prose an answer begins and how long it would like to be.
+
+        With a seed or temperature 0 the same prompt gives the same answer; otherwise the next number of this server's
+        own series decides, so that a run can be repeated.
+        """
+        if generation.greedy or generation.seed is not None:
+            number = text.mixed(self._seed, prompt.digest, generation.seed or 0, index)
+        else:
+            self._drawn += 1
+            number = text.mixed(self._seed, prompt.digest, self._drawn, index)
+        length = text.output_tokens(number, self.spec.output_median_tokens, self.spec.output_sigma)
+        return number % len(text.WORDS), length
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._sequences[sequence.engine_id] = sequence
+        self._engine.add(
+            EngineRequest(
+                request_id=sequence.engine_id,
+                prompt_tokens=sequence.prompt.tokens + sequence.produced,
+                output_tokens=sequence.output_tokens - sequence.produced,
+                priority=sequence.answer.generation.priority,
+                arrival_s=sequence.arrival_s,
+                prefix_hashes=sequence.prompt.prefix_hashes(self.spec.block_size_tokens)
+                if self.spec.enable_prefix_caching
+                else (),
+            )
+        )
+        self._work.set()
+
+    # Sleep
+
+    @property
+    def asleep(self) -> bool:
+        return bool(self._asleep_tags)
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        """vLLM's `/sleep`. *mode* is what happens to running requests: abort them, wait for their end, keep them.
+
+        Requests that arrive later wait until the server is woken, and do not show in its gauges.
+        """
+        started = time.perf_counter()
+        self._holding = True
+        if mode == "abort":
+            self._abort_all()
+        elif mode == "wait":
+            await self._drained()
+        self._asleep_tags = {"scheduling"} if level == 0 else {"weights", "kv_cache"}
+        self._awake.clear()
+        await self._between_steps.wait()  # the step that runs now hands out its tokens first
+        if level > 0:
+            self._recompute_all()
+        self.metrics.gauges.sleep_level = level
+        self.metrics.sleep_operation("sleep", time.perf_counter() - started)
+
+    async def _drained(self) -> None:
+        """Wait until nothing runs. When the caller gives up, the server stays awake."""
+        try:
+            while self._sequences:
+                await asyncio.wait({sequence.answer.done for sequence in self._sequences.values()})
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._release()
+            raise
+
+    def wake_up(self, tags: list[str] | None) -> bool:
+        """vLLM's `/wake_up`: wake all, or only *tags*; True when nothing sleeps any more."""
+        started = time.perf_counter()
+        self._asleep_tags -= set(tags) if tags is not None else set(self._asleep_tags)
+        if not self._asleep_tags:
+            self.metrics.gauges.sleep_level = None
+            self._awake.set()
+            self._release()
+        self.metrics.sleep_operation("wake", time.perf_counter() - started)
+        return not self._asleep_tags
+
+    def _release(self) -> None:
+        """Let the requests in that arrived meanwhile."""
+        self._holding = False
+        held, self._held = self._held, []
+        for sequence in held:
+            self._enqueue(sequence)
+
+    def _abort_all(self) -> None:
+        """End every request with what it has so far and the reason "abort"."""
+        for sequence in list(self._sequences.values()):
+            self._engine.abort(sequence.engine_id)
+            sequence.finish_reason, sequence.stop_reason = "abort", None
+            if isinstance(sequence.answer, StreamAnswer):
+                sequence.answer.aborted(sequence)
+            self._end(sequence, _clock())
+        self._note_gauges()
+
+    def _recompute_all(self) -> None:
+        """Sleep took the KV cache: what runs starts again from its prompt and the tokens it has, as after preemption."""
+        for sequence in self._sequences.values():
+            if sequence.produced:
+                sequence.preemptions += 1
+                self._recomputed += 1
+            self._engine.abort(sequence.engine_id)
+            self._enqueue(sequence)
+
+    # The loop
+
+    async def _run(self) -> None:
+        await asyncio.sleep(self.spec.startup_s)
+        self._ready = True
+        now_s = _clock()
+        try:
+            while True:
+                self._between_steps.set()
+                await self._awake.wait()
+                await self._responsive.wait()
+                step = self._engine.step(now_s)
+                if step is None:
+                    self._note_gauges()
+                    self._work.clear()
+                    await self._work.wait()
+                    now_s = max(now_s, _clock())
+                    continue
+                self._between_steps.clear()
+                self._note_step(step, now_s)
+                now_s = await self._until(now_s + step.duration_s * self.fault.factor)
+                self._hand_out(step)
+        except Exception:
+            # A defect of the engine looks from outside like a crashed server, and is told in the log.
+            log.exception("emulated instance %s stopped", self.name)
+            self._crash()
+
+    async def _until(self, end_s: float) -> float:
+        """Sleep until *end_s*; the time at which the next step begins."""
+        left_s = end_s - _clock()
+        await asyncio.sleep(left_s if left_s > SHORTEST_SLEEP_S else 0)
+        await self._responsive.wait()
+        late_s = _clock() - end_s
+        return end_s if late_s < GIVE_UP_S else end_s + late_s
+
+    def _note_step(self, step: StepResult, now_s: float) -> None:
+        """What a step's beginning shows: who was admitted and preempted, and the gauges."""
+        for request_id in step.admitted:
+            sequence = self._sequences[request_id]
+            if sequence.admitted_s is None:
+                sequence.admitted_s = max(now_s, sequence.arrival_s)
+        for request_id in step.preempted:
+            self._sequences[request_id].preemptions += 1
+        self._note_gauges(len(step.finished))
+
+    def _hand_out(self, step: StepResult) -> None:
+        """Give each request its token and close those that are complete."""
+        metrics = self.metrics
+        sequences = self._sequences
+        now_s = _clock()
+        previous_s, self._last_step_end_s = self._last_step_end_s, now_s
+        same = 0  # sequences that also had a token in the step before: their gap is the same
+        for request_id in step.emitted:
+            sequence = sequences.get(request_id)
+            if sequence is None:
+                continue  # left while the step ran
+            if sequence.last_token_s == previous_s:
+                same += 1
+            elif sequence.produced:
+                metrics.itl_s.observe(now_s - sequence.last_token_s)
+            else:
+                sequence.first_token_s = now_s
+                metrics.ttft_s.observe(now_s - sequence.arrival_s)
+                metrics.prompt_tokens += sequence.prompt.tokens
+            sequence.last_token_s = now_s
+            sequence.answer.token(sequence)
+        if same:
+            metrics.itl_s.observe(now_s - previous_s, same)
+        for request_id in step.finished:
+            if request_id in sequences:
+                self._end(sequences[request_id], now_s)
+        metrics.generation_tokens += len(step.emitted)
+        metrics.step_tokens.observe(step.prefill_tokens + step.decode_sequences)
+        self._note_gauges()
+
+    def _end(self, sequence: Sequence, now_s: float) -> None:
+        """Count a sequence that is complete (or aborted) and tell its answer."""
+        self._sequences.pop(sequence.engine_id, None)
+        metrics, generation = self.metrics, sequence.answer.generation
+        metrics.finished[sequence.finish_reason] += 1
+        metrics.e2e_s.observe(now_s - sequence.arrival_s)
+        metrics.queue_s.observe((now_s if sequence.admitted_s is None else sequence.admitted_s) - sequence.arrival_s)
+        metrics.request_preemptions.observe(sequence.preemptions)
+        metrics.request_prompt_tokens.observe(sequence.prompt.tokens)
+        metrics.request_prefill_tokens.observe(sequence.prompt.tokens)
+        metrics.request_generation_tokens.observe(sequence.produced)
+        metrics.request_max_tokens.observe(sequence.max_tokens)
+        if sequence.produced and sequence.admitted_s is not None:
+            decode_s = sequence.last_token_s - sequence.first_token_s
+            metrics.decode_s.observe(decode_s)
+            metrics.prefill_s.observe(sequence.first_token_s - sequence.admitted_s)
+            metrics.inference_s.observe(sequence.last_token_s - sequence.admitted_s)
+            metrics.time_per_token_s.observe(decode_s / max(sequence.produced - 1, 1))
+        siblings = sequence.answer.sequences[sequence.index - sequence.index % generation.n :][: generation.n]
+        if all(s.engine_id not in self._sequences for s in siblings):
+            metrics.request_n.observe(generation.n)
+            metrics.request_max_generation_tokens.observe(max(s.produced for s in siblings))
+        sequence.answer.ended(sequence)
+
+    def _note_gauges(self, finishing: int = 0) -> None:
+        """vLLM sets its gauges once a step; *finishing* requests end with the step that runs now."""
+        gauges = self.metrics.gauges
+        gauges.running = self._engine.running + finishing
+        gauges.waiting = self._engine.waiting
+        gauges.kv_usage = self._engine.kv_usage
+        self.metrics.preemptions = self._engine.preemptions_total + self._recomputed
+        self.metrics.prefix_queries = self._engine.prefix_queried_tokens_total
+        self.metrics.prefix_hits = self._engine.prefix_hit_tokens_total

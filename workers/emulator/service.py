@@ -1,0 +1,234 @@
+"""What one emulated server answers: vLLM's HTTP surface on top of `EmulatedInstance`."""
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Mapping
+from typing import cast
+
+import orjson
+from aiohttp import web
+
+from workers.emulator.answers import CutError, PlainAnswer, StreamAnswer
+from workers.emulator.instance import EmulatedInstance, SleepMode
+from workers.emulator.protocol import ApiError, Kind, entry, malformed, read_body, resolve
+
+VERSION = "0.32.0"
+JSON = "application/json"
+EXPOSITION = "text/plain; version=1.0.0; charset=utf-8"
+SLEEP_MODES = ("abort", "wait", "keep")
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type=JSON, headers=headers)
+
+
+def error_response(error: ApiError) -> web.Response:
+    return web.Response(body=error.body(), status=error.status, content_type=JSON)
+
+
+async def health(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def version(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return json_response({"version": VERSION})
+
+
+async def server_load(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return json_response({"server_load": instance.server_load})
+
+
+async def metrics(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return web.Response(body=instance.metrics.render(), headers={"Content-Type": EXPOSITION})
+
+
+async def models(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    spec = instance.spec
+    cards = [_card(instance, spec.model, spec.model, None, spec.max_model_len)]
+    cards += [_card(instance, name, path, spec.model, None) for name, path in instance.adapters.items()]
+    return json_response({"object": "list", "data": cards})
+
+
+def _card(
+    instance: EmulatedInstance, name: str, root: str, parent: str | None, max_model_len: int | None
+) -> dict[str, object]:
+    permission = {
+        "id": f"modelperm-{_random_id()}",
+        "object": "model_permission",
+        "created": instance.created_s,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": instance.created_s,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [permission],
+    }
+
+
+async def completions(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    return await _generate(instance, request, "completion")
+
+
+async def chat_completions(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    return await _generate(instance, request, "chat")
+
+
+async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+    if not instance.spec.enable_server_load_tracking:
+        return await _answer(instance, request, kind)
+    instance.server_load += 1
+    try:
+        return await _answer(instance, request, kind)
+    finally:
+        instance.server_load -= 1
+
+
+async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+    """Check a request in vLLM's order, hand it to the engine, and send what comes out.
+
+    When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
+    """
+    body = read_body(kind, request.content_type, await request.read())
+    if instance.fault.kind == "errors" and random.random() < instance.fault.ratio:
+        raise ApiError(500, "InternalServerError", "Injected fault.")
+    model = body.model or instance.spec.model
+    if model != instance.spec.model and model not in instance.adapters:
+        raise ApiError(
+            404,
+            "NotFoundError",
+            f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}.",
+            "model",
+        )
+    instance.admit(body.n or 1)
+    generation = resolve(body, instance.spec)
+    given_id = request.headers.get("X-Request-Id")
+    request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{given_id or _random_id()}"
+    headers = {}
+    if instance.spec.enable_request_id_headers:
+        headers["X-Request-Id"] = given_id or uuid.uuid4().hex
+
+    if not generation.stream:
+        plain = PlainAnswer(generation, request_id, model, int(time.time()))
+        instance.submit(plain)
+        try:
+            await plain.done
+            said = plain.body()
+        finally:
+            instance.withdraw(plain)
+        return web.Response(body=said, content_type=JSON, headers=headers)
+
+    # vLLM sends the head of a stream at once, even while the request waits.
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    if request.transport is None:
+        raise CutError
+    stream = StreamAnswer(generation, request_id, model, int(time.time()), request.transport)
+    instance.submit(stream)
+    try:
+        await stream.done
+    finally:
+        instance.withdraw(stream)
+    await response.write_eof()
+    return response
+
+
+async def sleep(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
+    if not level.isdigit():
+        raise _bad_query("int_parsing", "level", _NOT_INTEGER, level)
+    if int(level) > 2:
+        raise _bad_query("less_than_equal", "level", "Input should be less than or equal to 2", level, {"le": 2})
+    if mode not in SLEEP_MODES:
+        expected = "'abort', 'wait' or 'keep'"
+        raise _bad_query("literal_error", "mode", f"Input should be {expected}", mode, {"expected": expected})
+    await instance.sleep(int(level), cast(SleepMode, mode))
+    return json_response({"status": "sleeping", "level": int(level)})
+
+
+_NOT_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+
+
+def _bad_query(kind: str, name: str, message: str, value: str, context: dict[str, object] | None = None) -> ApiError:
+    return malformed([entry(kind, f"query.{name}", message, value, context)], f"query.{name}")
+
+
+async def wake_up(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    tags = request.query.getall("tags", []) or None
+    awake = instance.wake_up(tags)
+    return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
+
+
+async def is_sleeping(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return json_response({"is_sleeping": instance.asleep})
+
+
+async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """As vLLM; the adapter's content is of no interest, but an absolute path must exist."""
+    data = await _fields(request, "lora_name", "lora_path")
+    name, path = data["lora_name"], data["lora_path"]
+    if not name or not path:
+        raise ApiError(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
+    if name == instance.spec.model:
+        raise ApiError(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
+    if name in instance.adapters and not data.get("load_inplace"):
+        raise ApiError(
+            400,
+            "InvalidUserInput",
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+            "'load_inplace' to True.",
+        )
+    if path.startswith("/") and not os.access(path, os.R_OK):
+        raise ApiError(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
+    instance.adapters[name] = path
+    return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.", content_type=None)
+
+
+async def unload_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    name = (await _fields(request, "lora_name"))["lora_name"]
+    if not name:
+        raise ApiError(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
+    if instance.adapters.pop(name, None) is None:
+        raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+    return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.", content_type=None)
+
+
+async def _fields(request: web.Request, *names: str) -> dict[str, str]:
+    """The body's string fields. Raises ApiError for what is missing or of a wrong type."""
+    try:
+        data = json.loads(await request.read() or b"{}")
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise malformed([entry("model_attributes_type", "body", message, data)], "body")
+    wrong = [entry("missing", f"body.{name}", "Field required", data) for name in names if name not in data]
+    wrong += [
+        entry("string_type", f"body.{name}", "Input should be a valid string", data[name])
+        for name in names
+        if name in data and not isinstance(data[name], str)
+    ]
+    if wrong:
+        first = next(name for name in names if not isinstance(data.get(name), str))
+        raise malformed(wrong, f"body.{first}")
+    return data
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex[:16]

@@ -1,0 +1,103 @@
+"""What an emulated instance is: the body of `PUT /emulator/instances/<name>` and an entry of the configuration file."""
+
+import re
+from typing import Annotated, Literal, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from scheduling.profile import Profile
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
+RESERVED_NAMES = frozenset({"emulator"})
+
+# Llama-3.1-8B on one H100, roughly: an instance of `--single` and of tests that do not care.
+DEFAULT_PROFILE = Profile(
+    prefill_t0_s=0.012,
+    prefill_a_s=0.008,
+    prefill_b_s_per_token=4.5e-5,
+    prefill_c_s_per_token2=2.0e-10,
+    decode_a_s=0.0085,
+    decode_b_s_per_sequence=2.5e-5,
+    decode_c_s_per_token=4.0e-8,
+)
+
+
+class SpecError(Exception):
+    """A specification is wrong; the text names each wrong field."""
+
+
+class InstanceSpec(BaseModel):
+    """One emulated server. Names are those of vLLM's flags where there is one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    profile: Profile = DEFAULT_PROFILE
+    max_num_seqs: Annotated[int, Field(ge=1)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
+    block_size_tokens: Annotated[int, Field(ge=1)] = 16
+    kv_blocks: Annotated[int, Field(ge=1)] = 4096
+    max_model_len: Annotated[int, Field(ge=2)] = 8192
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    startup_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
+    enable_request_id_headers: bool = False
+    enable_server_load_tracking: bool = False
+    dev_mode: bool = True
+    enable_lora: bool = True
+    # On in vLLM. Here it costs up to half a kilobyte of memory a KV block, which a large fleet feels.
+    enable_prefix_caching: bool = False
+    output_median_tokens: Annotated[float, Field(ge=1.0)] = 180.0
+    output_sigma: Annotated[float, Field(ge=0.0, le=4.0)] = 0.9
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        """What vLLM refuses to start with."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+        if self.kv_tokens < self.max_model_len:
+            raise ValueError(
+                f"the KV cache holds {self.kv_tokens} tokens (kv_blocks x block_size_tokens), fewer than max_model_len, "
+                f"{self.max_model_len}"
+            )
+        return self
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size_tokens
+
+
+def read_spec(body: object) -> InstanceSpec:
+    """The specification in a decoded JSON *body*. Raises SpecError."""
+    try:
+        return InstanceSpec.model_validate(body)
+    except ValidationError as error:
+        parts = [f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()]
+        raise SpecError("; ".join(parts)) from error
+
+
+def read_config(text: bytes) -> dict[str, InstanceSpec]:
+    """The instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise SpecError(f"not JSON: {error}") from error
+    entries = document.get("instances") if isinstance(document, dict) else None
+    if not isinstance(entries, dict):
+        raise SpecError('expected {"instances": {"<name>": {...}}}')
+    specs = {}
+    for name, body in entries.items():
+        check_name(name)
+        try:
+            specs[name] = read_spec(body)
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from error
+    return specs
+
+
+def check_name(name: str) -> None:
+    """Raise SpecError unless *name* can stand in a path."""
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise SpecError(f"{name!r} is not an instance name: use letters, digits, - and _")

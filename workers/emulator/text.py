@@ -1,0 +1,102 @@
+"""A toy tokenizer, the words of the answers, and how long answers are. All of it is deterministic.
+
+One token of an answer is one word. A prompt given as text counts four characters a token, which is near what real
+tokenizers do with English; a prompt given as token ids counts exactly.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from statistics import NormalDist
+
+CHARACTERS_PER_TOKEN = 4
+
+PROSE = """
+The watch begins quietly. The instruments agree with the chart, the engines turn evenly and the weather report promises
+little wind until the evening. A good officer reads the gauges twice, writes the position in the log and compares it
+with the plan made in port. Nothing has to be done at once, and that is the best time to think about what comes next.
+Toward noon the traffic grows. Ships from the south ask for the same channel, and each of them has a reason to go first.
+The answer is seldom to hurry. Slow the one that can wait, let the one with perishable cargo pass, keep enough water
+under every keel, and say plainly how long the others will have to stay. People accept a delay that was announced much
+more easily than a promise that was broken. In the afternoon one engine runs hot, so its share of the work is moved to
+the others before it stops by itself. The log records when that happened, why it was decided, and what the load was
+before and after. Somebody will ask next week, and a short honest line is worth more than a long excuse. When the night
+watch arrives the queue is short again. The officer explains what was seen, what was done and what is still uncertain,
+then hands over the wheel. Tomorrow will look like today until it does not, and the difference is usually visible in the
+numbers a little earlier than on the horizon.
+"""
+WORDS = tuple(PROSE.split())
+# Every word with the blank before it, as it stands inside a JSON string.
+PIECES = tuple(b" " + word.encode("ascii") for word in WORDS)
+LENGTHS = tuple(len(piece) for piece in PIECES)
+
+_MASK = (1 << 64) - 1
+_NORMAL = NormalDist()
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of *text*: one for every four characters begun."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def words(offset: int, count: int) -> list[str]:
+    """*count* words of the prose from word *offset* on, going round at its end."""
+    return [WORDS[(offset + i) % len(WORDS)] for i in range(count)]
+
+
+def detokenize(token_ids: Sequence[int]) -> str:
+    """A text for a prompt given as token ids, for `echo`."""
+    return " ".join(WORDS[token % len(WORDS)] for token in token_ids)
+
+
+def mixed(seed: int, *parts: int) -> int:
+    """A 64-bit number that looks random and depends on all arguments (SplitMix64's finaliser after each part)."""
+    state = seed & _MASK
+    for part in (*parts, 0):
+        state = (state + part + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def output_tokens(number: int, median_tokens: float, sigma: float) -> int:
+    """An answer's length, at least 1: log-normal with the given median and shape, drawn with *number* (64 bits).
+
+    Lengths of real answers have that shape, roughly, in the public traces.
+    """
+    uniform = ((number >> 11) + 0.5) / (1 << 53)
+    return max(1, round(median_tokens * math.exp(sigma * _NORMAL.inv_cdf(uniform))))
+
+
+def cut_at_stop(
+    offset: int, count: int, stop: tuple[str, ...], min_tokens: int, include: bool
+) -> tuple[list[str], str] | None:
+    """Where a stop string ends *count* words from *offset* on: the text token by token, and that string.
+
+    As vLLM does: of the strings that are complete after more than *min_tokens* tokens the one that ends first wins, its
+    own text is left out unless *include*, and nothing of it is sent before. None when no string occurs.
+    """
+    pieces = words(offset, count)
+    pieces = [piece if number == 0 else " " + piece for number, piece in enumerate(pieces)]
+    whole, ends = "", []
+    for piece in pieces:
+        whole += piece
+        ends.append(len(whole))
+    free = ends[min_tokens - 1] if 0 < min_tokens <= count else 0  # a string must end beyond
+    best: tuple[int, int] | None = None  # (its end, its place in the list)
+    for place, word in enumerate(stop):
+        start = whole.find(word, max(0, free - len(word) + 1))
+        if start >= 0 and (best is None or start + len(word) < best[0]):
+            best = start + len(word), place
+    if best is None or min_tokens >= count:
+        return None
+    word = stop[best[1]]
+    start = best[0] - len(word)
+    token = bisect_left(ends, best[0])
+    limit = start + len(word) if include else start
+    kept = []
+    for number in range(token + 1):
+        begin = ends[number - 1] if number else 0
+        kept.append(whole[begin : min(ends[number], limit)] if begin < limit else "")
+    return kept, word

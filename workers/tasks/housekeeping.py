@@ -1,0 +1,45 @@
+"""Taking away what has had its time: old ledger rows, sign-in links, sessions. Celery beat runs these every hour."""
+
+import time
+from datetime import timedelta
+from importlib import import_module
+
+from celery import shared_task
+from django.conf import settings
+from django.utils import timezone
+
+from controlplane.accounts.models import SignInLink
+from controlplane.gateway.models import LedgerRow
+
+BATCH_ROWS = 1_000
+# Between two batches the gateway writes its own: on SQLite there is one writer at a time.
+PAUSE_S = 0.05
+MOST_BATCHES = 2_000
+LINKS_KEPT = timedelta(days=1)
+
+
+@shared_task
+def prune_ledger() -> int:
+    """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Returns how many.
+
+    One run deletes at most `BATCH_ROWS` x `MOST_BATCHES`; the next goes on from there.
+    """
+    oldest_kept = timezone.now() - timedelta(days=settings.LEDGER_KEEP_DAYS)
+    old = LedgerRow.objects.filter(arrived_at__lt=oldest_kept).order_by("arrived_at")
+    deleted = 0
+    for _ in range(MOST_BATCHES):
+        batch = list(old.values_list("pk", flat=True)[:BATCH_ROWS])
+        if batch:
+            deleted += LedgerRow.objects.filter(pk__in=batch).delete()[0]
+        if len(batch) < BATCH_ROWS:
+            break
+        time.sleep(PAUSE_S)
+    return deleted
+
+
+@shared_task
+def prune_sign_ins() -> int:
+    """Delete sign-in links a day after they went out of date, and sessions that have. Returns how many links."""
+    links, _ = SignInLink.objects.filter(expires_at__lt=timezone.now() - LINKS_KEPT).delete()
+    import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
+    return links

@@ -1,0 +1,141 @@
+"""The control side of one vLLM server: health, load, sleep, wake, adapters. Tenants' requests go by the gateway."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import orjson
+
+from workers.vllm.metrics import VllmMetrics, parse
+
+
+class VllmError(Exception):
+    """The server did not answer (`status` is None) or answered something else than was asked for."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One entry of `/v1/models`: the base model, or an adapter whose `parent` is the base model."""
+
+    id: str
+    max_model_len: int | None
+    root: str | None
+    parent: str | None
+
+
+class VllmClient:
+    """Calls one server at *url* (without `/v1`).
+
+    With a *session* the caller owns it (one for many servers); without, use `async with VllmClient(url) as client`.
+    Every call but `health` raises VllmError. Sleep, wake-up and the like exist when the server runs with
+    `VLLM_SERVER_DEV_MODE=1`; adapters need `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+    """
+
+    def __init__(self, url: str, session: aiohttp.ClientSession | None = None, *, timeout_s: float = 3.0) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._owned: aiohttp.ClientSession | None = None
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the session if this client opened it."""
+        if self._owned is not None:
+            await self._owned.close()
+            self._owned = None
+
+    async def health(self) -> bool:
+        """True when `/health` says 200. False for anything else; never raises."""
+        try:
+            await self._call("GET", "/health")
+        except VllmError:
+            return False
+        return True
+
+    async def metrics(self) -> VllmMetrics:
+        return parse(await self._call("GET", "/metrics"))
+
+    async def metrics_text(self) -> str:
+        return (await self._call("GET", "/metrics")).decode("utf-8", "replace")
+
+    async def models(self) -> list[ModelCard]:
+        cards = (await self._json("GET", "/v1/models")).get("data", [])
+        return [
+            ModelCard(card["id"], card.get("max_model_len"), card.get("root"), card.get("parent")) for card in cards
+        ]
+
+    async def version(self) -> str:
+        return str((await self._json("GET", "/version")).get("version", ""))
+
+    async def server_load(self) -> int:
+        """Requests in work; always 0 unless the server runs with `--enable-server-load-tracking`."""
+        return int((await self._json("GET", "/load")).get("server_load", 0))
+
+    async def sleep(self, level: int = 1, mode: Literal["abort", "wait", "keep"] = "abort") -> None:
+        """Put the server to sleep: level 0 stops scheduling, 1 moves weights to host memory, 2 drops them.
+
+        *mode* says what happens to running requests. With "wait" the answer comes when they are done, so the time-out
+        of this client must be long enough.
+        """
+        await self._call("POST", "/sleep", params={"level": str(level), "mode": mode})
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Wake all of it, or only *tags* out of "weights", "kv_cache", "scheduling"."""
+        await self._call("POST", "/wake_up", params=[("tags", tag) for tag in tags])
+
+    async def is_sleeping(self) -> bool:
+        return bool((await self._json("GET", "/is_sleeping")).get("is_sleeping"))
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        await self._call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": path})
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        await self._call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
+
+    async def _json(self, method: str, path: str) -> dict[str, Any]:
+        try:
+            value = orjson.loads(await self._call(method, path))
+        except orjson.JSONDecodeError as error:
+            raise VllmError(f"{self.url}{path} did not answer with JSON", 200) from error
+        if not isinstance(value, dict):
+            raise VllmError(f"{self.url}{path} did not answer with a JSON object", 200)
+        return value
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | list[tuple[str, str]] | None = None,
+        body: dict[str, object] | None = None,
+    ) -> bytes:
+        session = self._session
+        if session is None:
+            session = self._owned = self._owned or aiohttp.ClientSession()
+        try:
+            async with session.request(
+                method, self.url + path, params=params, json=body, timeout=self._timeout, allow_redirects=False
+            ) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise VllmError(f"{self.url}{path} did not answer within {self._timeout.total:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise VllmError(f"{self.url}{path} cannot be reached: {error}") from error
+        if status != 200:
+            text = answer[:300].decode("utf-8", "replace")
+            raise VllmError(f"{self.url}{path} answered {status}: {text}", status)
+        return answer

@@ -1,0 +1,327 @@
+"""Starting and stopping vLLM servers: as processes on this machine, or as emulated instances.
+
+A launcher keeps nothing in memory between calls, so that a Celery task may run one call in `asyncio.run` and the next
+call may come from another process. The instance's name is its identity: starting a name that runs already returns what
+runs.
+"""
+
+import asyncio
+import fcntl
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import aiohttp
+import orjson
+
+if TYPE_CHECKING:
+    from scheduling.profile import Profile
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
+POLL_S = 0.05
+KILL_WAIT_S = 5.0
+LOCK_WAIT_S = 60.0
+
+
+class LaunchError(Exception):
+    """A server could not be started or stopped; the text says why in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What to start. Names are vLLM's flags; sizes are in tokens, times in seconds."""
+
+    name: str
+    model: str  # the name in requests: vLLM's --served-model-name
+    source: str = ""  # folder or repository that vLLM loads
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: the process launcher takes a free one
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 8192
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float = 0.9
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    max_num_queued_reqs: int | None = None
+    extra_args: tuple[str, ...] = ()  # further vLLM flags, for a process
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables, for a process
+    # For an emulated instance:
+    profile: "Profile | None" = None
+    block_size_tokens: int = 16
+    kv_blocks: int = 4096
+    prefix_caching: bool = False
+    startup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What runs now: its base address without `/v1`, and the leader of its process group if it is a process."""
+
+    url: str
+    process_id: int | None
+
+
+class Launcher(Protocol):
+    """The three things that the control plane asks for. All of them may be repeated safely."""
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        """Start *spec* and return at once; `/health` tells, minutes later, that it has loaded. Raises LaunchError."""
+
+    async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
+        """Stop it, by force after *grace_s*. No error if there is nothing of that name."""
+
+    async def alive(self, name: str) -> bool:
+        """True while there is such a process (ready or not)."""
+
+
+class EmulatedLauncher:
+    """Instances inside an emulator (`python -m workers.emulator`) at *base_url*."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 5.0) -> None:
+        self._admin = base_url.rstrip("/") + "/emulator/instances/"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        if spec.profile is None:
+            raise LaunchError(f"{spec.name}: an emulated instance needs a performance profile.")
+        body = {
+            "model": spec.model,
+            "profile": asdict(spec.profile),
+            "max_num_seqs": spec.max_num_seqs,
+            "max_num_batched_tokens": spec.max_num_batched_tokens,
+            "max_model_len": spec.max_model_len,
+            "scheduling_policy": spec.scheduling_policy,
+            "max_num_queued_reqs": spec.max_num_queued_reqs,
+            "block_size_tokens": spec.block_size_tokens,
+            "kv_blocks": spec.kv_blocks,
+            "enable_prefix_caching": spec.prefix_caching,
+            "startup_s": spec.startup_s,
+        }
+        status, answer = await self._call("PUT", spec.name, body)
+        if status != 200:
+            raise LaunchError(f"{spec.name}: the emulator answered {status}: {answer.get('error', '')}")
+        return Launched(str(answer["url"]), None)
+
+    async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
+        status, answer = await self._call("DELETE", name)
+        if status not in {204, 404}:
+            raise LaunchError(f"{name}: the emulator answered {status}: {answer.get('error', '')}")
+
+    async def alive(self, name: str) -> bool:
+        try:
+            status, answer = await self._call("GET", name)
+        except LaunchError:
+            return False
+        return status == 200 and answer.get("state") != "crashed"
+
+    async def _call(self, method: str, name: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.request(method, self._admin + _checked(name), json=body) as response,
+            ):
+                text = await response.read()
+                return response.status, orjson.loads(text) if text else {}
+        except (aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
+            raise LaunchError(f"The emulator at {self._admin} cannot be reached: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The pid file. Start time and boot tell the process from another one that got its number later."""
+
+    process_id: int
+    started_ticks: int
+    boot_id: str
+    url: str
+
+
+class ProcessLauncher:
+    """vLLM servers as processes of this machine, started with *vllm_python*.
+
+    Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and is the leader of its own session:
+    it outlives whoever started it, and its engine processes are stopped with it. Linux only, as vLLM is.
+    """
+
+    def __init__(self, vllm_python: str, run_dir: Path) -> None:
+        self._python = vllm_python
+        self._run_dir = run_dir
+
+    def log_file(self, name: str) -> Path:
+        return self._run_dir / f"{_checked(name)}.log"
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        name = _checked(spec.name)
+        if not spec.source:
+            raise LaunchError(f"{name}: the model {spec.model} names no folder or repository to load.")
+        if not os.access(self._python, os.X_OK):
+            raise LaunchError(f"{name}: there is no Python at {self._python!r} (VLLM_PYTHON). Run `make vllm` first.")
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        async with self._lock(name):
+            record = self._read(name)
+            if record is not None and _runs(record):
+                return Launched(record.url, record.process_id)
+            if record is not None:
+                await _stop_group(record, 0.0)  # engine processes of a server that died
+            port = spec.port or _free_port(spec.host)
+            process_id = self._spawn(spec, port)
+            record = _Record(process_id, _started_ticks(process_id), _boot_id(), f"http://{spec.host}:{port}")
+            self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
+        return Launched(record.url, record.process_id)
+
+    async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
+        name = _checked(name)
+        if not self._run_dir.is_dir():
+            return
+        async with self._lock(name):
+            record = self._read(name)
+            if record is not None:
+                await _stop_group(record, grace_s)
+                self._pid_file(name).unlink(missing_ok=True)
+
+    async def alive(self, name: str) -> bool:
+        record = self._read(_checked(name))
+        return record is not None and _runs(record)
+
+    def _spawn(self, spec: LaunchSpec, port: int) -> int:
+        """Start the server in its own session and return its process id."""
+        environment = {
+            **os.environ,
+            "PYTHONSAFEPATH": "1",  # our own folders must not hide vLLM's packages
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # sleep and wake-up; keep the port inside your own network
+            **spec.environment,
+        }
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        log = os.open(self.log_file(spec.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            # Not subprocess.Popen: nobody in this process will wait for it, and Popen objects insist on that.
+            return os.posix_spawn(
+                self._python,
+                arguments(self._python, spec, port),
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log, 1),
+                    (os.POSIX_SPAWN_DUP2, log, 2),
+                ],
+                setsid=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"{spec.name}: {self._python} cannot be started: {error.strerror}") from error
+        finally:
+            os.close(log)
+
+    def _pid_file(self, name: str) -> Path:
+        return self._run_dir / f"{name}.json"
+
+    def _read(self, name: str) -> _Record | None:
+        try:
+            return _Record(**orjson.loads(self._pid_file(name).read_bytes()))
+        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):
+            return None
+
+    @asynccontextmanager
+    async def _lock(self, name: str) -> AsyncIterator[None]:
+        """One start or stop of a name at a time, over all processes of this machine."""
+        with (self._run_dir / f"{name}.lock").open("w") as file:
+            deadline = time.monotonic() + LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise LaunchError(f"{name}: another start or stop of it does not end.") from None
+                    await asyncio.sleep(POLL_S)
+            yield
+
+
+def arguments(vllm_python: str, spec: LaunchSpec, port: int) -> list[str]:
+    """The command line. The console script `vllm` does not work with the CPU build, the module does with all builds."""
+    command = [vllm_python, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", spec.source, "--served-model-name", spec.model, "--host", spec.host, "--port", str(port)]
+    command += ["--max-num-seqs", str(spec.max_num_seqs), "--max-model-len", str(spec.max_model_len)]
+    command += ["--max-num-batched-tokens", str(spec.max_num_batched_tokens)]
+    command += ["--gpu-memory-utilization", f"{spec.gpu_memory_utilization:g}"]
+    command += ["--scheduling-policy", spec.scheduling_policy]
+    if spec.tensor_parallel > 1:
+        command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    if spec.max_num_queued_reqs is not None:
+        command += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
+    return [*command, *spec.extra_args]
+
+
+def _checked(name: str) -> str:
+    """*name*, which becomes a file name and a part of a URL. Raises LaunchError when it is not a plain word."""
+    if not NAME.fullmatch(name):
+        raise LaunchError(f"{name!r} is not an instance name: use letters, digits, - and _.")
+    return name
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _process_state(process_id: int) -> tuple[str, int] | None:
+    """The process' state letter and start time in clock ticks since boot (proc(5)); None if there is none."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
+    return fields[0], int(fields[19])
+
+
+def _started_ticks(process_id: int) -> int:
+    state = _process_state(process_id)
+    return state[1] if state else 0
+
+
+def _boot_id() -> str:
+    with suppress(FileNotFoundError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _runs(record: _Record) -> bool:
+    """True while the process lives. Takes the exit status of our own dead child, so that no zombie stays."""
+    state = _process_state(record.process_id)
+    if state is None or state[1] != record.started_ticks or record.boot_id != _boot_id():
+        return False
+    if state[0] not in "ZX":
+        return True
+    with suppress(ChildProcessError):  # somebody else's child
+        os.waitpid(record.process_id, os.WNOHANG)
+    return False
+
+
+async def _stop_group(record: _Record, grace_s: float) -> None:
+    """Ask the server to end, wait *grace_s*, then end what is left of its process group by force."""
+    state = _process_state(record.process_id)
+    if record.boot_id != _boot_id() or (state is not None and state[1] != record.started_ticks):
+        return  # the number belongs to another process now: ours and its group are long gone
+    if _runs(record):
+        os.kill(record.process_id, signal.SIGTERM)
+        await _wait_for_end(record, grace_s)
+    # Even after a clean end: engine processes must not outlive their server. As long as one of them lives, the kernel
+    # gives the group's number to nobody else.
+    with suppress(ProcessLookupError):
+        os.killpg(record.process_id, signal.SIGKILL)
+        await _wait_for_end(record, KILL_WAIT_S)
+
+
+async def _wait_for_end(record: _Record, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while _runs(record) and time.monotonic() < deadline:  # noqa: ASYNC110 (not our child: there is no event to wait for)
+        await asyncio.sleep(POLL_S)
