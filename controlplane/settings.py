@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "controlplane.events",
     "controlplane.fleet",
     "controlplane.gateway",
+    "controlplane.planning",
     "controlplane.simulation",
     "controlplane.api",
     "controlplane.console",

@@ -1,0 +1,188 @@
+"""What the slow planners read and write: forecasts, scaling policies, plans, moves, and how strategies compare."""
+
+import uuid
+
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils import timezone
+
+from controlplane.fleet.models import Model
+
+
+class Quantity(models.TextChoices):
+    """Which tokens a series counts."""
+
+    PROMPT = "prompt", "Prompt tokens"
+    OUTPUT = "output", "Output tokens"
+
+
+class Forecast(models.Model):
+    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    model = models.CharField(max_length=160)
+    region = models.CharField(max_length=40)
+    slo_class = models.CharField(max_length=40, blank=True, help_text="Empty: all classes together.")
+    quantity = models.CharField(max_length=8, choices=Quantity.choices)
+    forecaster = models.CharField(max_length=40)
+    window_s = models.PositiveIntegerField(validators=[MinValueValidator(1)])
+    start_at = models.DateTimeField(help_text="Begin of the first window.")
+    mean = models.JSONField(default=list)
+    lower_80 = models.JSONField(default=list)
+    upper_80 = models.JSONField(default=list)
+    lower_95 = models.JSONField(default=list)
+    upper_95 = models.JSONField(default=list)
+    note = models.CharField(max_length=255, blank=True, help_text="Why a simpler forecaster stood in, if one did.")
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["model", "region", "quantity", "-made_at"], name="forecast_series")]
+
+    def __str__(self) -> str:
+        return f"{self.forecaster}: {self.quantity} tokens of {self.model} in {self.region}, {self.made_at:%F %H:%M}"
+
+
+class Backtest(models.Model):
+    """How well each forecaster would have done on one source of data, from a rolling origin."""
+
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    source = models.CharField(max_length=160, help_text="The ledger, or the name of a trace.")
+    window_s = models.PositiveIntegerField(validators=[MinValueValidator(1)])
+    horizon_windows = models.PositiveIntegerField(default=1)
+    rows = models.JSONField(
+        default=list,
+        help_text="One a forecaster, series and quantity: mean_ape, max_ape, pinball, coverage_80, coverage_95, fit_s,"
+        " and mean_ape_by_horizon.",
+    )
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.made_at:%F %H:%M}"
+
+
+class PolicyMode(models.TextChoices):
+    """What happens with the advice of a model's strategy."""
+
+    OFF = "off", "Off: only the reactive floor"
+    SHADOW = "shadow", "Shadow: plans are made and compared, never applied"
+    ASK = "ask", "Ask: an operator approves each plan"
+    AUTO = "auto", "Auto: plans are applied at once"
+
+
+class ScalingPolicy(models.Model):
+    """How one model is scaled. A model without a row has the reactive floor alone."""
+
+    model = models.OneToOneField(Model, on_delete=models.CASCADE, related_name="scaling_policy")
+    strategy = models.CharField(max_length=40, default="reactive", help_text="A name in `scheduling.scaling`.")
+    mode = models.CharField(max_length=8, choices=PolicyMode.choices, default=PolicyMode.SHADOW)
+    parameters = models.JSONField(default=dict, blank=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["model__name"]
+        verbose_name_plural = "scaling policies"
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.strategy}, {self.mode}"
+
+
+class PlanStatus(models.TextChoices):
+    """A plan's life: advice (waits for approval) or shadow, then approved and applied, or rejected or superseded."""
+
+    ADVICE = "advice", "Advice"
+    SHADOW = "shadow", "Shadow"
+    APPROVED = "approved", "Approved"
+    APPLIED = "applied", "Applied"
+    REJECTED = "rejected", "Rejected"
+    SUPERSEDED = "superseded", "Superseded"
+    FAILED = "failed", "Failed"
+
+
+class ScalingPlan(models.Model):
+    """What a planner would have one model's instances be until *valid_until*, with all that it was made from.
+
+    Models that share GPUs are planned together: their plans have the same *round*.
+    """
+
+    round = models.UUIDField(default=uuid.uuid4, db_index=True)
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    valid_until = models.DateTimeField()
+    model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="scaling_plans")
+    strategy = models.CharField(max_length=40)
+    status = models.CharField(max_length=12, choices=PlanStatus.choices, default=PlanStatus.ADVICE, db_index=True)
+    inputs = models.JSONField(default=dict, help_text="Demand, capability, prices, bounds and present instances.")
+    targets = models.JSONField(
+        default=list,
+        help_text="By region and GPU type: region, gpu_type, present, target, demand_tokens_per_s, reason.",
+    )
+    binding = models.JSONField(default=list, help_text="The rows that bind, in words.")
+    cost_usd_per_hour_before = models.FloatField(default=0.0)
+    cost_usd_per_hour_after = models.FloatField(default=0.0)
+    solver = models.CharField(max_length=40, blank=True)
+    gap = models.FloatField(null=True, blank=True, help_text="Relative gap to the solver's bound.")
+    solve_ms = models.FloatField(null=True, blank=True)
+    note = models.CharField(max_length=255, blank=True, help_text="Such as: demand that no capacity could meet.")
+    decided_by = models.CharField(max_length=120, blank=True)
+    decided_at = models.DateTimeField(null=True, blank=True)
+    applied_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["model", "status", "-made_at"], name="plan_by_model")]
+
+    def __str__(self) -> str:
+        return f"{self.strategy} for {self.model}, {self.made_at:%F %H:%M}: {self.status}"
+
+
+class MoveSource(models.TextChoices):
+    """Who asked for a move."""
+
+    FLOOR = "floor", "Reactive floor"
+    PLAN = "plan", "Plan"
+    STRATEGY = "strategy", "Strategy between plans"
+    OPERATOR = "operator", "Operator"
+
+
+class ScalingMove(models.Model):
+    """One instance added or taken away by scaling, and why."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    plan = models.ForeignKey(ScalingPlan, on_delete=models.SET_NULL, null=True, blank=True, related_name="moves")
+    source = models.CharField(max_length=10, choices=MoveSource.choices)
+    strategy = models.CharField(max_length=40)
+    model = models.CharField(max_length=160)
+    region = models.CharField(max_length=40)
+    gpu_type = models.CharField(max_length=40)
+    instance = models.CharField(max_length=80, blank=True)
+    delta = models.SmallIntegerField(help_text="1: one more; -1: one less.")
+    reason = models.CharField(max_length=255)
+    inputs = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["model", "region", "-at"], name="move_by_endpoint")]
+
+    def __str__(self) -> str:
+        return f"{self.delta:+d} {self.model} in {self.region}: {self.reason}"
+
+
+class StrategyComparison(models.Model):
+    """The last hours of the ledger simulated under each strategy: what each would have cost and achieved."""
+
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    from_at = models.DateTimeField()
+    to_at = models.DateTimeField()
+    requests = models.PositiveIntegerField(default=0)
+    rows = models.JSONField(
+        default=list,
+        help_text="One a strategy: strategy, instance_hours, usd, p95_ttft_ms, p95_e2e_ms, slo_met, waste_hours, moves.",
+    )
+    note = models.CharField(max_length=255, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.from_at:%F %H:%M} to {self.to_at:%F %H:%M}"
