@@ -1,0 +1,292 @@
+"""Reads of demand, forecasts, backtests, plans, moves and comparisons, as pages show them. Writing is in `services.py`."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import Max, Q, QuerySet, Sum
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Instance, Model
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning.models import (
+    Backtest,
+    Forecast,
+    PlanStatus,
+    Quantity,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
+
+MINUTE_S = 60
+LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.APPROVED, PlanStatus.APPLIED)
+TOKENS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
+COMING = (InstanceState.PROVISIONING, InstanceState.LOADING)
+FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still says something within it
+
+Series = list[float | None]
+
+
+# Demand
+
+
+def endpoints() -> list[tuple[str, str]]:
+    """(model, region) of every active deployment, by name."""
+    rows = Deployment.objects.filter(active=True, model__active=True).values_list("model__name", "region__name")
+    return sorted(set(rows))
+
+
+def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
+    """Begins of the windows from *since* up to *until*, at whole multiples of the window since the epoch."""
+    first = int(since.timestamp()) // window_s
+    past = -(-int(until.timestamp()) // window_s)
+    return [datetime.fromtimestamp(number * window_s, UTC) for number in range(first, past)]
+
+
+def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int) -> Series:
+    """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
+
+    None is a gap: in no minute of the window was there a request of any series, and nothing tells a quiet minute from
+    one in which the gateway did not run. A minute with requests of other series only is a measured zero.
+    """
+    if not starts:
+        return []
+    end = starts[-1] + timedelta(seconds=window_s)
+    of_series = Q(model=model, region=region)
+    rows = (
+        MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
+        .order_by()
+        .values_list("minute")
+        .annotate(tokens=Sum(TOKENS[Quantity(quantity)], filter=of_series))
+    )
+    begin_s = starts[0].timestamp()
+    tokens, minutes = [0] * len(starts), [0] * len(starts)
+    for minute, value in rows:
+        at = int((minute.timestamp() - begin_s) // window_s)
+        tokens[at] += value or 0
+        minutes[at] += 1
+    return [total / (MINUTE_S * known) if known else None for total, known in zip(tokens, minutes, strict=True)]
+
+
+def demand_now(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], float]:
+    """Tokens a second by (model, region) over the last whole *minutes*; a series without requests is left out."""
+    until = now.replace(second=0, microsecond=0)
+    rows = (
+        MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until)
+        .order_by()
+        .values_list("model", "region")
+        .annotate(tokens=Sum(TOKENS[Quantity(quantity)]))
+    )
+    return {(model, region): tokens / (MINUTE_S * minutes) for model, region, tokens in rows}
+
+
+def minutes_of(model: str, region: str) -> tuple[int, datetime | None]:
+    """How many minutes a series has rows for, and the newest of them."""
+    rows = MinuteRow.objects.filter(model=model, region=region).order_by()
+    return rows.values("minute").distinct().count(), rows.aggregate(newest=Max("minute"))["newest"]
+
+
+# Forecasts
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was expected of one window, in tokens a second, by the last forecast that was made before its end."""
+
+    start: datetime
+    mean: float
+    lower_80: float
+    upper_80: float
+    lower_95: float
+    upper_95: float
+    forecast_id: int
+
+
+def windows_of(forecast: Forecast) -> list[Window]:
+    """The windows of one forecast, oldest first; a list that is shorter than the mean ends them."""
+    columns = zip(
+        forecast.mean, forecast.lower_80, forecast.upper_80, forecast.lower_95, forecast.upper_95, strict=False
+    )
+    # A begin between two whole windows is counted to the one it lies in, so that forecasts of one series line up.
+    first = int(forecast.start_at.timestamp()) // forecast.window_s
+    return [
+        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values, forecast_id=forecast.pk)
+        for at, values in enumerate(columns)
+    ]
+
+
+def forecasts_of(model: str, region: str, quantity: str) -> QuerySet[Forecast]:
+    """Forecasts of one series, all SLO classes together, newest first."""
+    return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class="")
+
+
+def latest_forecast(model: str, region: str, quantity: str) -> Forecast | None:
+    return forecasts_of(model, region, quantity).order_by("-pk").first()
+
+
+def track(newest: Forecast, since: datetime) -> list[Window]:
+    """What was expected of each window since *since* and is expected of those to come, oldest first.
+
+    A past window has what was said last before it: that is what plans were made from. Forecasts with windows of
+    another length than *newest* are left out.
+    """
+    rows = (
+        forecasts_of(newest.model, newest.region, newest.quantity)
+        .filter(made_at__gte=since - FORECASTS_READ_BEFORE, window_s=newest.window_s, pk__lte=newest.pk)
+        .order_by("pk")
+    )
+    found: dict[datetime, Window] = {}
+    for row in rows:
+        found.update((window.start, window) for window in windows_of(row))
+    return [found[start] for start in sorted(found) if start >= since]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How one series' forecasts did on windows that are over. Ratios; None without any window to judge."""
+
+    windows: int
+    mean_ape: float | None
+    coverage_80: float | None
+    coverage_95: float | None
+
+
+def accuracy(expected: Iterable[Window], actual: dict[datetime, float | None]) -> Accuracy:
+    """Judge *expected* by what came (tokens a second by begin of the window); windows without demand have no APE."""
+    errors, within_80, within_95 = [], [], []
+    for window in expected:
+        value = actual.get(window.start)
+        if value is None:
+            continue
+        within_80.append(window.lower_80 <= value <= window.upper_80)
+        within_95.append(window.lower_95 <= value <= window.upper_95)
+        if value > 0:
+            errors.append(abs(window.mean - value) / value)
+    return Accuracy(len(within_80), _mean(errors), _mean(within_80), _mean(within_95))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
+    """The newest forecast of each (model, region) that was made after *since*."""
+    newest = (
+        Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
+        .order_by()
+        .values("model", "region")
+        .annotate(newest=Max("pk"))
+        .values_list("newest", flat=True)
+    )
+    return {(row.model, row.region): row for row in Forecast.objects.filter(pk__in=list(newest))}
+
+
+# Backtests
+
+
+def backtests() -> list[Backtest]:
+    """The newest backtest of each source, newest first."""
+    newest = Backtest.objects.order_by().values("source").annotate(newest=Max("pk")).values_list("newest", flat=True)
+    return list(Backtest.objects.filter(pk__in=list(newest)).order_by("-pk"))
+
+
+# Instances
+
+
+def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[datetime, Counter[str]]]:
+    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then.
+
+    Read backwards from the present states through the events of moves, so that it ends at what there is.
+    """
+    rows = Instance.objects.filter(deployment__model__name=model, deployment__region__name=region)
+    gpu_types = {str(pk): name for pk, name in rows.values_list("pk", "deployment__gpu_type__name")}
+    present = Counter(rows.filter(state=InstanceState.READY).values_list("deployment__gpu_type__name", flat=True))
+    moves = Event.objects.filter(
+        subject_type="instance", subject_id__in=list(gpu_types), kind="instance.moved", at__gte=since
+    ).order_by("-pk")
+    steps = []
+    for at, subject_id, before, after in moves.values_list("at", "subject_id", "before", "after"):
+        was = before.get("state") == InstanceState.READY
+        became = after.get("state") == InstanceState.READY
+        if was == became:
+            continue
+        steps.append((at, present.copy()))
+        present[gpu_types[subject_id]] += was - became
+    steps.append((since, present))
+    return steps[::-1]
+
+
+def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
+    """Instances of active deployments by (model, region, GPU type) and by state; stopped and failed ones too."""
+    counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    rows = Instance.objects.filter(deployment__active=True).values_list(
+        "deployment__model__name", "deployment__region__name", "deployment__gpu_type__name", "state"
+    )
+    for model, region, gpu_type, state in rows:
+        counts[model, region, gpu_type][state] += 1
+    return counts
+
+
+# Plans
+
+
+def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[ScalingPlan]:
+    """Plans that fit, newest first; an empty value does not narrow."""
+    exact = {"model__name": model, "status": status, "strategy": strategy}
+    rows = ScalingPlan.objects.select_related("model")
+    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+
+
+def current_plans() -> dict[str, ScalingPlan]:
+    """The newest plan of each model that is neither rejected nor replaced nor failed, by the model's name."""
+    newest = (
+        ScalingPlan.objects.filter(status__in=LIVING_PLANS, model__active=True)
+        .order_by()
+        .values("model")
+        .annotate(newest=Max("pk"))
+        .values_list("newest", flat=True)
+    )
+    rows = ScalingPlan.objects.select_related("model").filter(pk__in=list(newest))
+    return {row.model.name: row for row in rows.order_by("model__name")}
+
+
+def waiting_plans() -> list[ScalingPlan]:
+    """Plans that wait for an operator, by model."""
+    return list(
+        ScalingPlan.objects.select_related("model").filter(status=PlanStatus.ADVICE).order_by("model__name", "-pk")
+    )
+
+
+def plan_strategies() -> list[str]:
+    """Every strategy that has made a plan, for a filter's choices."""
+    return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
+
+
+def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[ScalingMove]:
+    """Moves that fit, newest first; an empty value does not narrow."""
+    exact = {"model": model, "source": source, "region": region}
+    rows = ScalingMove.objects.select_related("plan")
+    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+
+
+def moves_since(since: datetime) -> int:
+    return ScalingMove.objects.filter(at__gte=since).count()
+
+
+def policies() -> list[tuple[Model, ScalingPolicy | None]]:
+    """Every active model with its policy, by name; None where it has the reactive floor alone."""
+    rows = Model.objects.filter(active=True).select_related("scaling_policy").order_by("name")
+    return [(row, getattr(row, "scaling_policy", None)) for row in rows]
+
+
+def latest_comparison() -> StrategyComparison | None:
+    return StrategyComparison.objects.order_by("-pk").first()
+
+
+def hours_ago(hours: float) -> datetime:
+    return timezone.now() - timedelta(hours=hours)
