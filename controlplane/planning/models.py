@@ -2,6 +2,7 @@
 
 import uuid
 
+from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
@@ -86,6 +87,17 @@ class ScalingPolicy(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model}: {self.strategy}, {self.mode}"
+
+    def clean(self) -> None:
+        from controlplane.planning import strategies
+
+        if not isinstance(self.parameters, dict):
+            raise ValidationError({"parameters": "Parameters are a JSON object: name and value."})
+        try:
+            strategies.make(self.strategy, self.parameters)
+        except ValueError as error:
+            known = self.strategy in strategies.names()
+            raise ValidationError({"parameters" if known else "strategy": str(error)}) from error
 
 
 class PlanStatus(models.TextChoices):

@@ -1,0 +1,144 @@
+"""What operators decide: plans approved and rejected, policies set, backtests kept; each decision is an event."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet.states import ActionError
+from controlplane.planning import services
+from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """What would be sent to the workers."""
+    sent = []
+    monkeypatch.setattr(services, "hurry", lambda: sent.append("apply") or True)
+    return sent
+
+
+@pytest.fixture
+def make_plan(language_model):
+    def make(status=PlanStatus.ADVICE, minutes=60, **values):
+        valid_until = timezone.now() + timedelta(minutes=minutes)
+        return ScalingPlan.objects.create(
+            model=language_model, strategy="lt_ua", status=status, valid_until=valid_until, **values
+        )
+
+    return make
+
+
+class TestPlans:
+    def test_an_approved_plan_is_for_the_workers(
+        self, make_plan, operator, hurried, django_capture_on_commit_callbacks
+    ):
+        plan = make_plan(targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 2}])
+        with django_capture_on_commit_callbacks(execute=True):
+            services.approve(plan, operator, "the evening peak")
+        assert (plan.status, plan.decided_by) == (PlanStatus.APPROVED, "operator")
+        plan.refresh_from_db()
+        assert plan.status == PlanStatus.APPROVED
+        assert plan.decided_at is not None
+        assert hurried == ["apply"]
+        event = Event.objects.get(kind="plan.approved")
+        assert (event.user, event.reason, event.before) == (operator, "the evening peak", {"status": "advice"})
+        assert event.after["targets"] == plan.targets
+
+    def test_a_rejected_one_is_not(self, make_plan, operator, hurried, django_capture_on_commit_callbacks):
+        plan = make_plan()
+        with django_capture_on_commit_callbacks(execute=True):
+            services.reject(plan, operator, "we know better")
+        assert plan.status == PlanStatus.REJECTED
+        assert hurried == []
+        assert Event.objects.get(kind="plan.rejected").reason == "we know better"
+
+    @pytest.mark.parametrize("status", set(PlanStatus) - {PlanStatus.ADVICE})
+    @pytest.mark.parametrize("decide", [services.approve, services.reject])
+    def test_only_advice_is_decided_about(self, make_plan, operator, status, decide):
+        plan = make_plan(status)
+        with pytest.raises(ActionError, match=f"is {status}; only advice can be"):
+            decide(plan, operator)
+        plan.refresh_from_db()
+        assert plan.status == status
+        assert not Event.objects.exists()
+
+    def test_a_second_operator_is_told_that_the_first_was_faster(self, make_plan, operator):
+        plan = make_plan()
+        same = ScalingPlan.objects.get(pk=plan.pk)
+        services.reject(plan, operator)
+        with pytest.raises(ActionError, match="is rejected"):
+            services.approve(same, operator)
+
+    def test_a_plan_for_a_time_that_is_over_is_not_approved(self, make_plan, operator):
+        plan = make_plan(minutes=-1)
+        with pytest.raises(ActionError, match="approve a newer one"):
+            services.approve(plan, operator)
+
+
+class TestPolicies:
+    def test_a_policy_is_made_and_changed_with_an_event_each(self, language_model, operator):
+        services.set_policy(language_model, "reactive", PolicyMode.SHADOW, {}, operator)
+        assert Event.objects.get(kind="scaling_policy.created").user == operator
+        services.set_policy(language_model, "lt_ua", PolicyMode.AUTO, {}, operator, "it did well in shadow")
+        event = Event.objects.get(kind="scaling_policy.changed")
+        assert event.before == {"strategy": "reactive", "mode": "shadow"}
+        assert event.after == {"strategy": "lt_ua", "mode": "auto"}
+        row = ScalingPolicy.objects.get()
+        assert (row.model, row.strategy, row.mode) == (language_model, "lt_ua", "auto")
+
+    def test_setting_what_is_set_is_no_event_and_leaves_plans_alone(self, language_model, operator, make_plan):
+        services.set_policy(language_model, "lt_u", PolicyMode.ASK, {}, operator)
+        plan = make_plan()
+        services.set_policy(language_model, "lt_u", PolicyMode.ASK, {}, operator)
+        assert Event.objects.count() == 1
+        plan.refresh_from_db()
+        assert plan.status == PlanStatus.ADVICE
+
+    def test_a_change_supersedes_what_waits(self, language_model, operator, make_plan):
+        services.set_policy(language_model, "lt_u", PolicyMode.ASK, {}, operator)
+        waiting, done = make_plan(), make_plan(PlanStatus.APPLIED)
+        services.set_policy(language_model, "lt_u", PolicyMode.OFF, {}, operator)
+        waiting.refresh_from_db()
+        done.refresh_from_db()
+        assert (waiting.status, done.status) == (PlanStatus.SUPERSEDED, PlanStatus.APPLIED)
+
+    @pytest.mark.parametrize(
+        ("strategy", "mode", "parameters", "field"),
+        [
+            ("no such", "auto", {}, "strategy"),
+            ("reactive", "always", {}, "mode"),
+            ("reactive", "auto", ["a list"], "parameters"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_at_its_field(self, language_model, operator, strategy, mode, parameters, field):
+        with pytest.raises(ValidationError) as refused:
+            services.set_policy(language_model, strategy, mode, parameters, operator)
+        assert field in refused.value.message_dict
+        assert not ScalingPolicy.objects.exists()
+        assert not Event.objects.exists()
+
+
+class TestBacktests:
+    def test_it_is_kept_as_json_whatever_arrays_it_came_in(self, db):
+        rows = [
+            {"forecaster": "ets", "mean_ape": np.float64(0.25), "max_ape": float("nan"), "ape": np.array([1.0, np.inf])}
+        ]
+        row = services.store_backtest("servegen m-small", 600, 2, rows)
+        assert Backtest.objects.get(pk=row.pk).rows == [
+            {"forecaster": "ets", "mean_ape": 0.25, "max_ape": None, "ape": [1.0, None]}
+        ]
+
+    def test_none_without_a_window(self, db):
+        with pytest.raises(ValidationError):
+            services.store_backtest("x", 0, 1, [{"forecaster": "ets"}])
+
+
+def test_a_broker_that_does_not_answer_is_said_and_nothing_is_raised(monkeypatch, settings):
+    monkeypatch.undo()
+    assert services.hurry() is False
