@@ -26,6 +26,7 @@ from scheduling.ordering import (
 from scheduling.profile import step_time_s
 from scheduling.regions import THRESHOLD, choose_region, pressure
 from scheduling.routing import POLICIES, POLICY_CODES, advance, advance_many, fits_ever, has_room, place, release, route
+from scheduling.turns import turn_key
 
 
 @compiled
@@ -85,4 +86,5 @@ def warm_up() -> None:
     rekey_many(waiting, np.zeros(1, np.int32), np.zeros(1))
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
+    turn_key(0, 0.0, 1.0, 0, 1)
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

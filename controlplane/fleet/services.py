@@ -196,32 +196,6 @@ def update_deployment(
     return row
 
 
-@transaction.atomic
-def relaunch_emulated(actor: User | str, reason: str) -> list[InstanceCommand]:
-    """Give a new emulator the instances that it should hold: what a `manage.py up` needs after an earlier run.
-
-    An emulator remembers nothing, so whatever the rows say, nothing is alive in it. Instances that were meant to live
-    are started anew; those that were being drained or stopped end as stopped, and stopped ones stay so.
-    """
-    commands = []
-    for row in Instance.objects.select_for_update().filter(launcher=Launcher.EMULATED).order_by("name"):
-        unfinished = row.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING])
-        stopping = unfinished.filter(verb=CommandVerb.STOP).exists() or row.state == InstanceState.DRAINING
-        unfinished.update(state=CommandState.FAILED, error=f"superseded: {reason}", finished_at=timezone.now())
-        if row.state == InstanceState.STOPPED:
-            continue
-        if stopping or row.state != InstanceState.PROVISIONING:
-            move(row, InstanceState.STOPPED, actor=actor, reason=reason)
-        if not stopping:
-            try:
-                command = start(row, actor, reason)
-            except ActionError as error:
-                logger.warning("not relaunched: %s", error)
-                continue
-            commands += [command] if command else []
-    return commands
-
-
 def open_command(instance: Instance) -> InstanceCommand | None:
     """The oldest command for *instance* that is pending or running."""
     return instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk").first()

@@ -18,12 +18,12 @@ from scheduling.dispatch import dispatch
 from scheduling.ordering import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.regions import THRESHOLD, choose_region, pressure
 from scheduling.routing import POLICY_CODES, advance_many, release
+from scheduling.turns import ORDERINGS, turn_key
 
 logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 TRACE_SEEN = 8  # instances whose load a decision's trace shows
 PACE_STALE_S = 60.0
-PRIORITY_STEP_S = 1e9  # one step of priority outweighs any difference of arrival
 COMING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY})
 
 
@@ -80,7 +80,6 @@ class Dispatcher:
     def _enqueue(self, ticket: Ticket, endpoint: Endpoint) -> None:
         self._fit_waiting()
         arrival_s = ticket.arrived_s - self._began_s
-        priority = ticket.terms.priority if endpoint.spec.ordering_policy == "priority" else 0
         deadline_s = arrival_s + ticket.terms.deadline_s if ticket.terms.deadline_s else np.inf
         # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
@@ -89,10 +88,11 @@ class Dispatcher:
             prompt = min(prompt, room - 1)
             output = room - prompt
         ticket.expected_tokens, ticket.counted_tokens = prompt + output, 0
+        ordering = ORDERINGS[endpoint.spec.ordering_policy]
         ticket.slot = enqueue(
             self.waiting,
             endpoint.index,
-            priority * PRIORITY_STEP_S + arrival_s,
+            turn_key(ordering, arrival_s, deadline_s, ticket.terms.priority, output),
             arrival_s,
             deadline_s,
             ticket.terms.priority,

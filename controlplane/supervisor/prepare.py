@@ -85,7 +85,10 @@ def _start_again(ended: list["Instance"]) -> str:
             with transaction.atomic():
                 if instance.state in ALIVE:
                     reason = "its server ended with the house's last run"
+                    drained = instance.state == InstanceState.DRAINING
                     move(instance, InstanceState.STOPPED, actor=ACTOR, reason=reason)
+                    if drained:
+                        continue  # it was on its way out
                 start(instance, ACTOR, "the house starts")
             asked += 1
         except ActionError as error:

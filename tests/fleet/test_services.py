@@ -180,42 +180,6 @@ def test_nudge_never_raises(settings, monkeypatch):
     assert services.nudge() is False
 
 
-class TestRelaunch:
-    def test_what_should_live_starts_anew_and_the_rest_ends(self, make_instance):
-        lived = [make_instance(state=state) for state in (S.PROVISIONING, S.LOADING, S.READY, S.SLEEPING, S.FAILED)]
-        draining, stopped = make_instance(state=S.DRAINING), make_instance(state=S.STOPPED)
-        stopping = make_instance(state=S.PROVISIONING)
-        InstanceCommand.objects.create(instance=stopping, verb=CommandVerb.STOP, actor="x")
-        elsewhere = make_instance(launcher=Launcher.EXTERNAL)
-        commands = services.relaunch_emulated("up", "the emulator is new")
-        assert [command.instance for command in commands] == lived
-        states = {row.pk: row.state for row in Instance.objects.all()}
-        assert {states[row.pk] for row in lived} == {S.PROVISIONING}
-        assert {states[row.pk] for row in (draining, stopped, stopping)} == {S.STOPPED}
-        assert states[elsewhere.pk] == S.READY
-
-    def test_one_that_cannot_start_does_not_keep_the_others_down(self, make_instance, profile, deployment, caplog):
-        lost, fine = make_instance(), make_instance(launcher=Launcher.EMULATED)
-        profile.delete()
-        assert services.relaunch_emulated("up", "the emulator is new") == []
-        assert (
-            "not relaunched: instance-1 cannot start: An emulated instance needs a performance profile" in caplog.text
-        )
-        assert {row.state for row in (Instance.objects.get(pk=lost.pk), Instance.objects.get(pk=fine.pk))} == {
-            S.STOPPED
-        }
-
-    def test_commands_of_the_earlier_run_are_closed(self, make_instance):
-        instance = make_instance(state=S.PROVISIONING)
-        old = InstanceCommand.objects.create(
-            instance=instance, verb=CommandVerb.START, actor="x", state=CommandState.RUNNING
-        )
-        (new,) = services.relaunch_emulated("up", "the emulator is new")
-        old.refresh_from_db()
-        assert old.state == CommandState.FAILED
-        assert new != old
-
-
 def test_lists_take_one_query(make_instance, django_assert_num_queries):
     for _ in range(5):
         make_instance()

@@ -28,15 +28,16 @@ def started() -> dict[str, str]:
     return {command.instance.name: command.instance.state for command in commands.select_related("instance")}
 
 
-def test_every_emulated_instance_but_the_stopped_is_started_again(instance, messages) -> None:
+def test_every_emulated_instance_that_was_to_stay_is_started_again(instance, messages) -> None:
     for state in InstanceState:
         instance(f"emulated-{state}", Launcher.EMULATED, state)
     instance("process-ready", Launcher.PROCESS, InstanceState.READY)
     instance("external-ready", Launcher.EXTERNAL, InstanceState.READY)
-    assert prepare.emulated() == "6 instances asked to start"
-    others = set(InstanceState) - {InstanceState.STOPPED}
+    assert prepare.emulated() == "5 instances asked to start"
+    others = set(InstanceState) - {InstanceState.STOPPED, InstanceState.DRAINING}
     assert started() == {f"emulated-{state}": InstanceState.PROVISIONING for state in others}
     assert Instance.objects.get(name="emulated-stopped").state == InstanceState.STOPPED
+    assert Instance.objects.get(name="emulated-draining").state == InstanceState.STOPPED
     assert Instance.objects.get(name="process-ready").state == InstanceState.READY
     moved = Event.objects.filter(kind="instance.moved", subject="emulated-ready").order_by("pk").first()
     assert moved.after == {"state": "stopped"}
