@@ -1,4 +1,4 @@
-"""Triggers that ask for more or fewer instances of an endpoint. Decisions only: who carries them out is elsewhere."""
+"""SageServe's reactive trigger, as the kernel that is asked on every arrival."""
 
 from dataclasses import dataclass
 

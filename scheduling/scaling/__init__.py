@@ -1,0 +1,73 @@
+"""How many instances an endpoint should have: triggers and strategies. Decisions only; who carries them out is elsewhere.
+
+A strategy is given a view of every endpoint at its ticks and answers with moves, each with its reason. The same object
+runs live and in simulations (`scheduling.simulation.strategies`). `docs/scaling.md` describes each.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from scheduling.scaling.each import ByEndpoint
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, Sources, Strategy, sources
+from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
+from scheduling.scaling.pilothouse import Pilothouse
+from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
+from scheduling.scaling.reactive import Reactive, reactive_trigger
+from scheduling.scaling.sageserve import LongTermByUse, LongTermByUseAndGap, LongTermImmediate, Siloed, Unified
+
+STRATEGIES: Final[dict[str, Callable[..., ByEndpoint]]] = {
+    "siloed": Siloed,
+    "reactive": Unified,
+    "lt_i": LongTermImmediate,
+    "lt_u": LongTermByUse,
+    "lt_ua": LongTermByUseAndGap,
+    "proactive": Proactive,
+    "hybrid": Hybrid,
+    "preserve": PreServe,
+    "pilothouse": Pilothouse,
+}
+"""Strategies by the name that policies use; each is called with its parameters as keywords."""
+
+
+def make_strategy(name: str, parameters: Mapping[str, Any] | None = None) -> ByEndpoint:
+    """The strategy called *name* with *parameters*. ValueError says which name or parameter is wrong, and what there is."""
+    if name not in STRATEGIES:
+        raise ValueError(f"there is no strategy {name!r}; there is {', '.join(STRATEGIES)}")
+    made = STRATEGIES[name]()
+    known = [each.name for each in fields(made) if each.init and each.name != "memory"]
+    given = dict(parameters or {})
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"{name} has no parameter {key!r}; it has {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}: {key} must be a number, not {value!r}")
+    return STRATEGIES[name](**{key: float(value) for key, value in given.items()})
+
+
+__all__ = [
+    "FLOOR",
+    "STRATEGIES",
+    "Advice",
+    "ByEndpoint",
+    "EndpointView",
+    "Floor",
+    "Floored",
+    "Hybrid",
+    "LongTermByUse",
+    "LongTermByUseAndGap",
+    "LongTermImmediate",
+    "Move",
+    "Pilothouse",
+    "PreServe",
+    "Proactive",
+    "Reactive",
+    "Siloed",
+    "Sources",
+    "Strategy",
+    "Unified",
+    "floor_move",
+    "make_strategy",
+    "reactive_trigger",
+    "sources",
+]

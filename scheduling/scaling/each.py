@@ -1,0 +1,86 @@
+"""What all strategies share: endpoints are judged one by one, within their bounds, by use when there is no advice."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, move, percent, use_words, valid
+
+Wish = tuple[int, str]
+"""By how many instances, and why."""
+
+
+@dataclass(kw_only=True)
+class ByEndpoint(ABC):
+    """A strategy that looks at one endpoint at a time.
+
+    Marks and cooldown are SageServe's reactive heuristic (section 4), which every strategy falls back on while no valid
+    advice is there: a planner that is down costs foresight, not scaling.
+    """
+
+    name: str = field(default="", init=False)
+    uses_advice: bool = field(default=True, init=False)
+    tick_s: float = 15.0
+    out_above: float = 0.7
+    in_below: float = 0.3
+    cooldown_s: float = 15.0
+    memory: dict[str, float] = field(default_factory=dict)
+    """What it remembers between ticks: plain numbers, so that a caller may keep them elsewhere."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.in_below < self.out_above:
+            raise ValueError(f"in_below ({self.in_below}) must be at least 0 and below out_above ({self.out_above})")
+        for what in ("tick_s", "cooldown_s"):
+            if not 0 <= getattr(self, what) < float("inf"):
+                raise ValueError(f"{what} must be a number from 0 up, not {getattr(self, what)}")
+        if self.tick_s == 0:
+            raise ValueError("tick_s must be above 0")
+
+    def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
+        """As `Strategy.decide`."""
+        moves = []
+        for at, (view, advised) in enumerate(zip(views, advice, strict=True)):
+            delta, why = self._bounds(view) or self._judge(now_s, view, advised)
+            if made := move(at, view, delta, why):
+                moves.append(made)
+        return moves
+
+    @staticmethod
+    def _bounds(view: EndpointView) -> Wish | None:
+        """An endpoint outside its bounds, as after an operator changed them, goes back within, whatever else holds."""
+        if view.instances < view.min_instances:
+            return view.min_instances - view.instances, f"Fewer than the {view.min_instances} it must have"
+        if view.instances > view.max_instances:
+            return view.max_instances - view.instances, f"More than the {view.max_instances} it may have"
+        return None
+
+    def _judge(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
+        if advice is None or not valid(advice, now_s):
+            delta, why = self._by_use(view)
+            return delta, why + (" (no plan in force)" if self.uses_advice else "")
+        return self._advised(now_s, view, advice)
+
+    @abstractmethod
+    def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
+        """What to do with *advice* that is valid. A wish of 0 is none."""
+
+    def _by_use(self, view: EndpointView) -> Wish:
+        """The reactive heuristic: one out above the one mark, one in below the other, never within the cooldown."""
+        if view.since_change_s >= self.cooldown_s:
+            if view.use > self.out_above:
+                return 1, f"{use_words(view)}, above {percent(self.out_above)}"
+            if view.use < self.in_below:
+                return -1, f"{use_words(view)}, below {percent(self.in_below)}"
+        return 0, ""
+
+    def _first_sight(self, what: str, view: EndpointView, advice: Advice) -> bool:
+        """Whether *what* is yet to be done once for this *advice*; after this call it no longer is."""
+        key = f"{view.key}|{what}"
+        if self.memory.get(key, float("-inf")) >= advice.made_at_s:
+            return False
+        self.memory[key] = advice.made_at_s
+        return True
+
+
+def forecast_words(advice: Advice) -> str:
+    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tokens/s"

@@ -1,0 +1,143 @@
+"""What a scaling strategy sees of an endpoint, what it is advised, and what it answers. Both clocks build the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """One endpoint (a model in a region) at a tick."""
+
+    model: str
+    region: str
+    ready: int
+    """Instances that take work."""
+    coming: int
+    """Instances on the way: provisioning, loading, being reclaimed or redeployed."""
+    draining: int
+    spot: int
+    """Instances of this model that are lent out here as spot, to be reclaimed in about a minute."""
+    spot_other: int
+    """Spot instances of other models in this region that could be redeployed to this one in about ten."""
+    min_instances: int
+    max_instances: int
+    use: float
+    """`scheduling.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity when nothing is ready."""
+    waiting: int
+    """Requests held for it."""
+    kv_use: float
+    """KV tokens reserved or held, as a share of the ready instances' room."""
+    tokens_per_s: float
+    """Demand of its own callers over the last minute: prompt and (predicted) output tokens."""
+    since_change_s: float
+    """Since scaling last changed it; infinity for never."""
+    overloaded_instances: int = 0
+    """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations."""
+    peak_kv_sum: float = nan
+    """Sum over the ready instances of their highest KV use in the next 100 iterations; nan where no map is kept."""
+    peak_kv_most: float = nan
+    """The highest of those."""
+
+    @property
+    def instances(self) -> int:
+        """Those that serve it or soon will."""
+        return self.ready + self.coming
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}|{self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the slow planner would have an endpoint be. Times are seconds of the clock that ticks are given in."""
+
+    target_instances: int
+    forecast_tokens_per_s: float
+    """The highest rate that is expected while the advice is valid."""
+    made_at_s: float
+    valid_until_s: float
+    tokens_per_s_per_instance: float = 0.0
+    """What an instance can serve; 0 for unknown."""
+    later_instances: int = 0
+    """The most that will be wanted until some time after that, if the planner looked further; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Change the endpoint at place *endpoint* of the views by *delta* instances; *reason* is a sentence for operators."""
+
+    endpoint: int
+    delta: int
+    reason: str
+
+
+class Strategy(Protocol):
+    """A scaling strategy: pure decisions, no clock and no I/O. What it must remember between ticks it keeps in itself."""
+
+    name: str
+    tick_s: float
+    """Time between two calls of `decide`."""
+    uses_advice: bool
+
+    def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
+        """At most one move an endpoint, within its bounds. *advice* goes with *views*; None where there is none yet."""
+        ...
+
+
+class Sources(NamedTuple):
+    """Where instances that are added come from, the quickest first (SageServe 6.5)."""
+
+    own_spot: int
+    other_spot: int
+    new: int
+
+    def words(self) -> str:
+        named = (
+            (self.own_spot, "own spot"),
+            (self.other_spot, "other models' spot"),
+            (self.new, "new machines"),
+        )
+        return " and ".join(words if count == sum(self) else f"{count} from {words}" for count, words in named if count)
+
+
+def sources(view: EndpointView, count: int) -> Sources:
+    """Where *count* more instances would come from: its own spot, then that of other models, then new machines."""
+    own = min(count, view.spot)
+    other = min(count - own, view.spot_other)
+    return Sources(own, other, count - own - other)
+
+
+def bounded(view: EndpointView, delta: int) -> int:
+    """*delta* as far as the bounds of the endpoint allow. Only ready instances can be let go."""
+    if delta > 0:
+        return max(0, min(delta, view.max_instances - view.instances))
+    return -max(0, min(-delta, view.ready - view.min_instances))
+
+
+def move(at: int, view: EndpointView, delta: int, why: str) -> Move | None:
+    """The move by *delta*, cut to the bounds, with *why* made a sentence; None if nothing is left of it."""
+    delta = bounded(view, delta)
+    if not delta:
+        return None
+    after = view.instances + delta
+    end = f", from {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
+    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.")
+
+
+def valid(advice: Advice | None, now_s: float) -> bool:
+    """Whether there is advice and its time is not over."""
+    return advice is not None and now_s <= advice.valid_until_s
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if isfinite(share) else "beyond measure"
+
+
+def use_words(view: EndpointView) -> str:
+    """Such as `Use is 82 % with 3 waiting`."""
+    if view.use == inf:
+        return f"Nothing is ready, {view.waiting} waiting"
+    return f"Use is {percent(view.use)}" + (f" with {view.waiting} waiting" if view.waiting else "")

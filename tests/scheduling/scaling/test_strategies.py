@@ -1,0 +1,259 @@
+"""Every strategy: bounds, cooldown, words; then each by its own rules."""
+
+from itertools import pairwise
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, sources
+from tests.scheduling.scaling.views import advice, advices, view, views
+
+BY_PLAN = ["lt_i", "proactive"]
+"""Those that take up a plan whatever was changed a moment ago: once a plan, so that is no flapping."""
+
+
+def only(name, one, given_advice=None, now_s=100.0, **parameters):
+    """What strategy *name* wants of one endpoint: by how many instances, and why."""
+    moves = make_strategy(name, parameters).decide(now_s, [one], [given_advice])
+    return (moves[0].delta, moves[0].reason) if moves else (0, "")
+
+
+# Whatever the strategy
+
+
+@given(
+    st.sampled_from(list(STRATEGIES)),
+    st.booleans(),
+    st.lists(st.tuples(views, advices), max_size=5),
+    st.floats(0, 9000),
+)
+def test_never_beyond_the_bounds_and_always_with_a_sentence(name, floored, seen, now_s):
+    strategy = Floored(make_strategy(name)) if floored else make_strategy(name)
+    moves = strategy.decide(now_s, [one for one, _ in seen], [each for _, each in seen])
+    assert len({each.endpoint for each in moves}) == len(moves)
+    for each in moves:
+        one = seen[each.endpoint][0]
+        assert each.delta != 0
+        if each.delta > 0:
+            assert one.instances + each.delta <= one.max_instances
+        else:
+            assert one.ready + each.delta >= one.min_instances
+        assert each.reason.endswith(".")
+        assert any(letter.isdigit() for letter in each.reason)
+        assert len(each.reason) <= 255
+        assert "nan" not in each.reason
+
+
+@given(st.sampled_from(list(STRATEGIES)), views, advices, st.floats(0, 9000))
+def test_decides_alike_each_time_it_is_made_anew(name, one, advised, now_s):
+    first, second = (make_strategy(name).decide(now_s, [one], [advised]) for _ in range(2))
+    assert first == second
+
+
+@given(st.sampled_from(["siloed", "reactive", "lt_u", "lt_ua"]), views, advices, st.floats(0, 9000))
+def test_no_change_within_the_cooldown(name, one, advised, now_s):
+    within = one.since_change_s < 15 and one.min_instances <= one.instances <= one.max_instances
+    if within:
+        assert only(name, one, advised, now_s) == (0, "")
+
+
+@given(
+    st.sampled_from(list(STRATEGIES)),
+    st.lists(st.tuples(st.floats(0, 1.5), st.integers(0, 9)), min_size=2, max_size=40),
+)
+def test_no_plan_is_followed_up_and_down_at_a_standstill(name, course):
+    """With one and the same advice and a constant load, no strategy goes out and in by turns."""
+    use, target = course[0]
+    strategy, instances, since, signs = make_strategy(name), 6, inf, []
+    for tick in range(60):
+        now_s = tick * 15.0
+        one = view(ready=instances, use=use * 6 / instances, kv_use=use, since_change_s=since, tokens_per_s=use * 1000)
+        moves = strategy.decide(now_s, [one], [advice(target, forecast=use * 1000)])
+        since += 15
+        if moves:
+            instances, since = instances + moves[0].delta, 15.0
+            signs.append(moves[0].delta > 0)
+    changes = sum(a != b for a, b in pairwise(signs))
+    assert changes <= 1, (signs, instances)
+
+
+@given(
+    st.sampled_from([name for name in STRATEGIES if name not in ("siloed", "reactive", "preserve")]),
+    views,
+    st.floats(0, 9000),
+)
+def test_without_a_valid_plan_it_is_the_reactive_heuristic(name, one, now_s):
+    own = make_strategy(name)
+    reactive = make_strategy("reactive", {"out_above": own.out_above, "in_below": own.in_below})
+    stale = Advice(9, 1.0, 0.0, now_s - 1)
+    expected = [(each.endpoint, each.delta) for each in reactive.decide(now_s, [one], [None])]
+    for given_advice in (None, stale):
+        moves = own.decide(now_s, [one], [given_advice])
+        assert [(each.endpoint, each.delta) for each in moves] == expected
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_endpoint_goes_back_within_its_bounds(name):
+    assert only(name, view(ready=1, min_instances=3), advice(1))[0] == 2
+    assert only(name, view(ready=12, max_instances=7, use=0.9), advice(20))[0] == -5
+
+
+# The reactive heuristic
+
+
+@pytest.mark.parametrize(("use", "delta"), [(0.0, -1), (0.299, -1), (0.3, 0), (0.7, 0), (0.701, 1), (5.0, 1), (inf, 1)])
+@pytest.mark.parametrize("name", ["siloed", "reactive"])
+def test_seventy_and_thirty(name, use, delta):
+    assert only(name, view(use=use))[0] == delta
+
+
+def test_it_says_what_it_saw_and_where_from():
+    assert only("reactive", view(use=0.82, waiting=3, spot=1)) == (
+        1,
+        "Use is 82 % with 3 waiting, above 70 %: 4 → 5 instances, from own spot.",
+    )
+    assert only("reactive", view(use=0.1))[1] == (
+        "Use is 10 %, below 30 %: 4 → 3 instances, lent out as spot once drained."
+    )
+    assert only("lt_u", view(use=0.75, spot=0), advice(6))[1] == (
+        "Use is 75 %, above 70 %, and the plan asks for 6 at a forecast of 1,000 tokens/s:"
+        " 4 → 5 instances, from other models' spot."
+    )
+
+
+# Long-term strategies
+
+
+def test_lt_i_goes_to_the_plan_at_once_and_once():
+    strategy = make_strategy("lt_i")
+    assert [each.delta for each in strategy.decide(10.0, [view()], [advice(9)])] == [5]
+    assert strategy.decide(25.0, [view(ready=3, use=0.1)], [advice(9)]) == []
+    assert [each.delta for each in strategy.decide(40.0, [view()], [advice(2, made=30.0)])] == [-2]
+
+
+@given(views, st.integers(0, 20))
+def test_lt_u_moves_towards_the_plan_only_and_by_use_only(one, target):
+    delta, _ = only("lt_u", one, advice(target))
+    reactive, _ = only("reactive", one)
+    if one.min_instances <= one.instances <= one.max_instances:
+        assert delta in (0, reactive)
+        assert delta == (reactive if reactive * (target - one.instances) > 0 else 0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "left_s", "ready", "delta"),
+    [
+        (5000.0, 1200.0, 4, 1),
+        (4999.0, 1200.0, 4, 0),
+        (5000.0, 1200.1, 4, 0),
+        (5000.0, 0.0, 5, 1),
+        (5000.0, 600.0, 3, 0),  # the plan is not reached yet: use decides
+        (500.0, 1200.0, 4, -1),
+        (501.0, 1200.0, 4, 0),
+        (500.0, 1200.1, 4, 0),
+        (500.0, 600.0, 3, -1),
+        (500.0, 600.0, 5, 0),
+        (0.0, 600.0, 4, -1),
+    ],
+)
+def test_lt_ua_acts_on_the_gap_at_five_times_and_at_half_in_the_last_twenty_minutes(seen, left_s, ready, delta):
+    one = view(ready=ready, tokens_per_s=seen, use=0.5)
+    found, why = only("lt_ua", one, advice(4), now_s=3600.0 - left_s)
+    assert found == delta
+    assert ("1,000 forecast" in why) == bool(delta)
+
+
+def test_lt_ua_with_a_forecast_of_nothing():
+    assert only("lt_ua", view(tokens_per_s=1.0), advice(4, forecast=0.0), now_s=3000.0)[0] == 1
+    assert only("lt_ua", view(tokens_per_s=0.0), advice(4, forecast=0.0), now_s=3000.0)[0] == -1
+
+
+@given(views, st.integers(0, 20), st.floats(0, 2399))
+def test_lt_ua_is_lt_u_before_the_last_twenty_minutes(one, target, now_s):
+    assert only("lt_ua", one, advice(target), now_s) == only("lt_u", one, advice(target), now_s)
+
+
+# PreServe and what it is compared with
+
+
+def test_proactive_follows_the_window_and_nothing_else():
+    assert only("proactive", view(use=0.95), advice(4))[0] == 0
+    assert only("proactive", view(use=0.95), advice(3))[0] == -1
+    assert only("proactive", view(), advice(6))[0] == 2
+
+
+def test_hybrid_adds_the_marks_between_windows():
+    strategy = make_strategy("hybrid")
+    assert [each.delta for each in strategy.decide(0.0, [view(use=0.9)], [advice(6)])] == [2]
+    assert [each.delta for each in strategy.decide(15.0, [view(ready=6, use=0.9)], [advice(6)])] == [1]
+
+
+@pytest.mark.parametrize(
+    ("overloaded", "coming", "target", "delta"),
+    [(1, 0, 4, 1), (3, 0, 4, 3), (3, 2, 6, 1), (2, 2, 6, 0), (0, 0, 4, 0), (1, 0, 3, 1), (1, 0, 7, 3)],
+)
+def test_preserve_one_overloaded_one_up(overloaded, coming, target, delta):
+    one = view(coming=coming, overloaded_instances=overloaded)
+    assert only("preserve", one, advice(target))[0] == delta
+
+
+def test_preserve_eases_once_a_window_when_all_maps_are_low():
+    strategy = make_strategy("preserve")
+    low = view(ready=10, peak_kv_sum=1.5, peak_kv_most=0.29)
+    assert [each.delta for each in strategy.decide(0.0, [low], [advice(10)])] == [-5]
+    assert strategy.decide(5.0, [low], [advice(10)]) == []
+    assert [each.delta for each in strategy.decide(600.0, [low], [advice(10, made=600.0)])] == [-5]
+    for changes in ({"peak_kv_most": 0.3}, {"waiting": 1}, {"coming": 1}):
+        other = view(**({"ready": 10, "peak_kv_sum": 1.5, "peak_kv_most": 0.29} | changes))
+        assert only("preserve", other, advice(other.instances))[0] == 0
+    assert only("preserve", view(ready=10, kv_use=0.15, peak_kv_sum=nan), advice(10))[0] == -5
+
+
+def test_preserve_needs_no_plan_for_its_second_tier():
+    assert only("preserve", view(overloaded_instances=2), None)[0] == 2
+    assert only("preserve", view(overloaded_instances=0, use=0.95), None)[0] == 0
+
+
+# Where instances come from, and parameters
+
+
+@given(views, st.integers(0, 30))
+def test_own_spot_first_then_that_of_others(one, count):
+    found = sources(one, count)
+    assert sum(found) == count
+    assert found.own_spot == min(count, one.spot)
+    assert found.other_spot == 0 or found.own_spot == one.spot
+    assert found.new == 0 or found.other_spot == one.spot_other
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_is_made_by_name_and_takes_numbers(name):
+    made = make_strategy(name, {"cooldown_s": 30})
+    assert (made.name, made.cooldown_s) == (name, 30.0)
+    assert made.uses_advice == (name not in ("siloed", "reactive"))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        ("lt_x", {}, "no strategy 'lt_x'"),
+        ("lt_u", {"gap_out": 3}, "no parameter 'gap_out'; it has tick_s, out_above"),
+        ("lt_u", {"memory": 3}, "no parameter 'memory'"),
+        ("lt_u", {"out_above": "high"}, "must be a number"),
+        ("lt_u", {"out_above": True}, "must be a number"),
+        ("lt_u", {"out_above": 0.2}, "in_below"),
+        ("lt_u", {"tick_s": 0}, "tick_s"),
+        ("lt_u", {"cooldown_s": -1}, "cooldown_s"),
+        ("lt_ua", {"gap_out": 0.1}, "gap_in"),
+        ("lt_ua", {"gap_last_s": -1}, "gap_last_s"),
+        ("preserve", {"ease_below": 1.5}, "ease_below"),
+        ("pilothouse", {"aim": 0.95}, "aim"),
+        ("pilothouse", {"hold_s": 0}, "hold_s"),
+        ("pilothouse", {"confirm_above": 1}, "confirm_above"),
+    ],
+)
+def test_wrong_parameters_are_named(name, parameters, words):
+    with pytest.raises(ValueError, match=words):
+        make_strategy(name, parameters)
