@@ -107,6 +107,8 @@ class Cluster:
     threshold: float = REGION_THRESHOLD
     delays: Delays = field(default_factory=Delays)
     reactive: Reactive | None = None
+    share_spot: bool = True
+    """Whether an instance that one model lends out as spot may be redeployed for another."""
     catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
     """Engines by (model, GPU type) for redeploying and swapping, beside those of the instances."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)

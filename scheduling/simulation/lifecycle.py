@@ -197,7 +197,7 @@ class Lives:
         fleet = self.world.fleet
         model, region = self._cluster.endpoints[endpoint]
         here = (self.state == State.SPOT) & (fleet.region == self._cluster.regions.index(region))
-        for instance in np.flatnonzero(here).tolist():
+        for instance in np.flatnonzero(here & self._cluster.share_spot).tolist():
             if (model, self._cluster.instances[instance].gpu_type) in self._catalog:
                 self.redeploy(instance, endpoint, now_s, remote=False)
                 return True
