@@ -20,6 +20,8 @@ class ByEndpoint(ABC):
 
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
+    looks_ahead: bool = field(default=False, init=False)
+    """Whether it reads the look-ahead figures of a view, which cost something to make."""
     tick_s: float = 15.0
     out_above: float = 0.7
     in_below: float = 0.3

@@ -81,6 +81,8 @@ class Strategy(Protocol):
     tick_s: float
     """Time between two calls of `decide`."""
     uses_advice: bool
+    looks_ahead: bool
+    """Whether it reads the look-ahead figures of the views, which cost something to make."""
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """At most one move an endpoint, within its bounds. *advice* goes with *views*; None where there is none yet."""

@@ -53,6 +53,7 @@ class Floored:
     def __init__(self, strategy: Strategy, floor: Floor = FLOOR) -> None:
         self.strategy, self.floor = strategy, floor
         self.name, self.tick_s, self.uses_advice = strategy.name, strategy.tick_s, strategy.uses_advice
+        self.looks_ahead = strategy.looks_ahead
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """As `Strategy.decide`."""

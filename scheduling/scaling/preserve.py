@@ -46,6 +46,7 @@ class PreServe(Proactive):
     """
 
     name: str = field(default="preserve", init=False)
+    looks_ahead: bool = field(default=True, init=False)
     tick_s: float = 5.0
     ease_below: float = 0.3
 
