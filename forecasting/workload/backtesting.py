@@ -1,0 +1,153 @@
+"""How well forecasters would have done on data that is known by now.
+
+Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
+and is told what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
+
+APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1). Windows that are gaps are not judged, nor are
+those in which nothing was asked for, where it is not defined.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.workload.forecast import Forecast, Forecaster
+from forecasting.workload.series import Series
+
+PINBALL_LEVELS: Final = (0.025, 0.1, 0.5, 0.9, 0.975)
+
+Values = NDArray[np.float64]
+
+
+def backtest(
+    series: Series,
+    forecasters: Mapping[str, Callable[[], Forecaster]],
+    fit_windows: int,
+    horizon: int = 2,
+    *,
+    test_windows: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each of *forecasters*, fitted on the first *fit_windows* of *series* and judged on the *test_windows* after
+    them (all that there are, if left out), *horizon* windows ahead. *progress* is told (forecaster, done, all).
+
+    Keys of a row; errors and shares are fractions of 1:
+    - `series`, `forecaster`, `windows` (judged), `zero_windows` (not judged, since nothing was asked for), `note`, `found`
+    - `mean_ape`, `max_ape`: over all horizons up to *horizon*; `mean_ape_by_horizon`, `max_ape_by_horizon`: lists
+    - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its begin with no updates
+    - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of the judged windows
+    - `coverage_80`, `coverage_95`, and by horizon; `width_80`: mean width of that band, divided by the same mean rate
+    - `fit_s` (the first fit), `update_s` (mean by window, daily fits included), `predict_s` (mean)
+
+    Raises ValueError if there is nothing to fit on or nothing to judge.
+    """
+    end = len(series) if test_windows is None else min(len(series), fit_windows + test_windows)
+    if fit_windows < 1 or horizon < 1:
+        raise ValueError("at least one window to fit on and a horizon of at least one window")
+    if end <= fit_windows:
+        raise ValueError(f"{len(series)} windows in all, {fit_windows} to fit on: none is left to judge")
+    actual = series.tokens_per_s[fit_windows:end]
+    judged = ~np.isnan(actual) & (actual > 0)
+    if not judged.any():
+        raise ValueError("no window of the test part has a known rate above 0")
+    rows = []
+    for name, make in forecasters.items():
+        forecaster = make()
+        started_s = time.perf_counter()
+        forecaster.fit(series.part(0, fit_windows))
+        fit_s = time.perf_counter() - started_s
+        once = forecaster.predict(end - fit_windows).mean
+        told, update_s, predict_s = _roll(forecaster, series.part(0, end), fit_windows, horizon, progress)
+        rows.append({
+            "series": series.name,
+            "forecaster": name,
+            "windows": int(judged.sum()),
+            "zero_windows": int(np.count_nonzero(actual == 0)),
+            "note": told[-1].note,
+            "found": _found(forecaster),
+            **_errors(told, actual, horizon),
+            "one_origin_mean_ape": float(np.mean(_ape(once, actual)[judged])),
+            "one_origin_max_ape": float(np.max(_ape(once, actual)[judged])),
+            "fit_s": round(fit_s, 4),
+            "update_s": round(update_s, 6),
+            "predict_s": round(predict_s, 6),
+        })  # fmt: skip
+    return rows
+
+
+def _roll(
+    forecaster: Forecaster,
+    series: Series,
+    fit_windows: int,
+    horizon: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> tuple[list[Forecast], float, float]:
+    """The forecast made before each window of the test part; mean seconds of an update and of a prediction."""
+    told: list[Forecast] = []
+    updating_s = predicting_s = 0.0
+    count = len(series) - fit_windows
+    for index in range(count):
+        started_s = time.perf_counter()
+        told.append(forecaster.predict(horizon))
+        predicted_s = time.perf_counter()
+        if index + 1 < count:  # the last window is judged, and nothing follows it
+            forecaster.update(series.tokens_per_s[fit_windows + index : fit_windows + index + 1])
+        predicting_s += predicted_s - started_s
+        updating_s += time.perf_counter() - predicted_s
+        if progress:
+            progress(forecaster.name, index + 1, count)
+    return told, updating_s / max(1, count - 1), predicting_s / count
+
+
+def _errors(told: list[Forecast], actual: Values, horizon: int) -> dict[str, Any]:
+    """All that is measured, from the forecast made before each window and the *actual* windows."""
+    fields = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
+    said = {name: np.full((horizon, len(actual)), np.nan) for name in fields}  # by horizon and target window
+    for origin, forecast in enumerate(told):
+        reach = min(horizon, len(actual) - origin)
+        targets = origin + np.arange(reach)
+        for name in fields:
+            said[name][np.arange(reach), targets] = getattr(forecast, name)[:reach]
+    known = ~np.isnan(actual) & (actual > 0)
+    usable = known & ~np.isnan(said["mean"])  # (horizon, windows)
+    ape = np.where(usable, _ape(said["mean"], actual), np.nan)
+    truth = np.broadcast_to(actual, ape.shape)
+    inside = {
+        level: np.where(usable, (truth >= said[f"lower_{level}"]) & (truth <= said[f"upper_{level}"]), np.nan)
+        for level in (80, 95)
+    }
+    quantiles = ("lower_95", "lower_80", "mean", "upper_80", "upper_95")
+    pinball = [
+        np.where(truth >= said[name], level * (truth - said[name]), (1 - level) * (said[name] - truth))
+        for level, name in zip(PINBALL_LEVELS, quantiles, strict=True)
+    ]
+    rate = float(truth[usable].mean())
+    return {
+        "mean_ape": float(np.nanmean(ape)),
+        "max_ape": float(np.nanmax(ape)),
+        "mean_ape_by_horizon": _by_horizon(np.nanmean, ape),
+        "max_ape_by_horizon": _by_horizon(np.nanmax, ape),
+        "pinball": float(np.mean([loss[usable].mean() for loss in pinball]) / rate),
+        "coverage_80": float(np.nanmean(inside[80])),
+        "coverage_95": float(np.nanmean(inside[95])),
+        "coverage_80_by_horizon": _by_horizon(np.nanmean, inside[80]),
+        "width_80": float((said["upper_80"] - said["lower_80"])[usable].mean() / rate),
+    }
+
+
+def _by_horizon(reduce: Callable[[Values], Any], values: Values) -> list[float | None]:
+    """*reduce* over each row; None where a horizon reaches no judged window."""
+    return [float(reduce(row)) if not np.isnan(row).all() else None for row in values]
+
+
+def _ape(said: Values, actual: Values) -> Values:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.abs(said - actual) / actual)
+
+
+def _found(forecaster: Forecaster) -> str:
+    found = getattr(forecaster, "found", None)
+    return str(found()) if found else ""

@@ -1,0 +1,218 @@
+"""Demand as a series of windows: how many prompt or output tokens a second were asked for in each.
+
+A window that was not measured is a gap (NaN), which is not the same as a window in which nobody asked for anything (0).
+Three things make gaps: minutes in which nothing was written down at all, windows of which too little is known, and
+windows beside a gap that were only partly collected (`without_partial`).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+DAY_S: Final = 86_400.0
+MINUTE_S: Final = 60.0
+QUANTITIES: Final = ("prompt", "output")
+
+MOST_WINDOWS: Final = 4_000_000  # of a series; beyond it a time stamp is wrong
+KNOWN_SHARE: Final = 0.5  # of a wider window that must be known for its mean to count
+PARTIAL_SHARE: Final = 0.05  # of the usual rate, under which a window beside a gap is taken as partly collected
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Tokens a second by window; `tokens_per_s` has one element a window, NaN where nothing is known.
+
+    Raises ValueError for a window that is not above 0 s, for rates below 0 or infinite, and for more than one dimension.
+    """
+
+    start_s: float  # seconds since 1970 (UTC) of the first window's begin
+    window_s: float
+    tokens_per_s: NDArray[np.float64]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        values = np.array(self.tokens_per_s, dtype=np.float64)
+        values.flags.writeable = False
+        object.__setattr__(self, "tokens_per_s", values)
+        if not 0 < self.window_s < float("inf"):
+            raise ValueError(f"a window takes more than 0 s, not {self.window_s!r}")
+        if values.ndim != 1:
+            raise ValueError(f"a series has one dimension, not {values.ndim}")
+        if np.isinf(values).any() or (values < 0).any():
+            raise ValueError("a rate is a finite number from 0 up, or NaN where nothing is known")
+
+    def __len__(self) -> int:
+        return len(self.tokens_per_s)
+
+    @property
+    def end_s(self) -> float:
+        """End of the last window, seconds since 1970."""
+        return self.start_s + len(self) * self.window_s
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return ~np.isnan(self.tokens_per_s)
+
+    def part(self, begin: int, end: int | None = None) -> "Series":
+        """Windows from *begin* up to *end*, counted from the first."""
+        begin, end, _ = slice(begin, end).indices(len(self))
+        return Series(self.start_s + begin * self.window_s, self.window_s, self.tokens_per_s[begin:end], self.name)
+
+
+def windows_in_a_day(window_s: float) -> int:
+    """How many windows until the same time of the next day; at least 1."""
+    return max(1, round(DAY_S / window_s))
+
+
+def from_trace(
+    arrival_s: ArrayLike,
+    tokens: ArrayLike,
+    window_s: float,
+    *,
+    start_s: float = 0.0,
+    name: str = "",
+    empty_is_gap: bool = False,
+) -> Series:
+    """The series of requests that came *arrival_s* seconds after *start_s*, each with that many *tokens*.
+
+    The last window ends behind the last arrival, so it is left out: it is not over yet (unless it is the only one).
+    With *empty_is_gap*, windows without any request are gaps: right for services that are never idle.
+    """
+    arrivals, counts = np.asarray(arrival_s, np.float64), np.asarray(tokens, np.float64)
+    if arrivals.shape != counts.shape or arrivals.ndim != 1:
+        raise ValueError(f"{arrivals.shape} arrivals and {counts.shape} token counts: one of each a request")
+    if arrivals.size and (not np.isfinite(arrivals).all() or arrivals.min() < 0):
+        raise ValueError("arrivals are finite seconds from 0 up")
+    index = (arrivals // window_s).astype(np.int64)
+    windows = int(index.max()) + 1 if arrivals.size else 0
+    if windows > MOST_WINDOWS:
+        raise ValueError(f"{windows:,} windows of {window_s:g} s: more than {MOST_WINDOWS:,}")
+    rate = np.bincount(index, weights=counts, minlength=windows)[:windows] / window_s
+    if empty_is_gap:
+        rate[np.bincount(index, minlength=windows)[:windows] == 0] = np.nan
+    return Series(start_s, window_s, rate[:-1] if windows > 1 else rate, name)
+
+
+def from_minutes(
+    minute_s: ArrayLike,
+    tokens: ArrayLike,
+    *,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    measured_s: ArrayLike | None = None,
+    name: str = "",
+) -> Series:
+    """A series of one-minute windows from the minutes' begins (seconds since 1970) and the tokens of each.
+
+    Several rows of one minute are added up. A minute without a row is a measured 0 if it is in *measured_s* (begins of the
+    minutes in which something was watching), else a gap. *start_s* and *end_s* bound the series (end not included);
+    without them it reaches from the first row to the last.
+    """
+    begins, counts = np.asarray(minute_s, np.float64), np.asarray(tokens, np.float64)
+    if begins.shape != counts.shape or begins.ndim != 1:
+        raise ValueError(f"{begins.shape} minutes and {counts.shape} token counts: one of each a row")
+    if not begins.size and (start_s is None or end_s is None):
+        return Series(start_s or 0.0, MINUTE_S, np.empty(0), name)
+    first = int((begins.min() if start_s is None else start_s) // MINUTE_S)
+    last = int(np.ceil((begins.max() + MINUTE_S if end_s is None else end_s) / MINUTE_S))
+    count = max(0, last - first)
+    if count > MOST_WINDOWS:
+        raise ValueError(f"{count:,} minutes: more than {MOST_WINDOWS:,}")
+    rate = np.full(count, np.nan)
+    if measured_s is not None:
+        watched = (np.asarray(measured_s, np.float64) // MINUTE_S).astype(np.int64) - first
+        rate[watched[(watched >= 0) & (watched < count)]] = 0.0
+    index = (begins // MINUTE_S).astype(np.int64) - first
+    inside = (index >= 0) & (index < count)
+    sums = np.bincount(index[inside], weights=counts[inside], minlength=count)[:count]
+    seen = np.bincount(index[inside], minlength=count)[:count] > 0
+    rate[seen] = sums[seen] / MINUTE_S
+    return Series(first * MINUTE_S, MINUTE_S, rate, name)
+
+
+def group_minutes(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    by: tuple[str, ...] = ("model", "region", "slo_class"),
+    start_s: float | None = None,
+    end_s: float | None = None,
+    measured_s: Collection[float] | None = None,
+) -> dict[tuple[str, ...], dict[str, Series]]:
+    """Prompt and output series apart for every group of ledger minutes, from rows as dicts.
+
+    A row has `minute` (a datetime, or seconds since 1970), `prompt_tokens`, `output_tokens` and the columns of *by*; leave
+    a column out of *by* to add its values up. All series share one range. A minute counts as measured if any row of any
+    group has it, or if it is in *measured_s*: there a group without a row asked for nothing.
+    """
+    columns: dict[tuple[str, ...], tuple[list[float], list[float], list[float]]] = {}
+    for row in rows:
+        minute = row["minute"]
+        at_s = minute.timestamp() if isinstance(minute, datetime) else float(minute)
+        minutes, prompts, outputs = columns.setdefault(tuple(str(row[key]) for key in by), ([], [], []))
+        minutes.append(at_s)
+        prompts.append(float(row["prompt_tokens"]))
+        outputs.append(float(row["output_tokens"]))
+    everything = [at_s for minutes, _, _ in columns.values() for at_s in minutes]
+    if not everything:
+        return {}
+    measured = np.unique(np.array([*everything, *(measured_s or ())]))
+    begin_s = min(everything) if start_s is None else start_s
+    stop_s = max(everything) + MINUTE_S if end_s is None else end_s
+    return {
+        key: {
+            quantity: from_minutes(
+                minutes, tokens, start_s=begin_s, end_s=stop_s, measured_s=measured, name=" ".join([*key, quantity])
+            )
+            for quantity, tokens in zip(QUANTITIES, (prompts, outputs), strict=True)
+        }
+        for key, (minutes, prompts, outputs) in columns.items()
+    }
+
+
+def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHARE) -> Series:
+    """*series* in wider windows that begin at whole multiples of *window_s* since 1970.
+
+    A wide window has the mean rate of the narrow ones that are known, if they are at least *known_share* of it; else it is
+    a gap, and so are the parts before the series begins. A last window that is not over yet is left out.
+    Raises ValueError unless *window_s* is a whole multiple of the series' own.
+    """
+    factor = round(window_s / series.window_s)
+    if factor < 1 or abs(factor * series.window_s - window_s) > 1e-6 * window_s:
+        raise ValueError(f"windows of {window_s:g} s are no whole number of windows of {series.window_s:g} s")
+    if factor == 1 or not len(series):
+        return Series(series.start_s, window_s, series.tokens_per_s, series.name)
+    start_s = window_s * np.floor(series.start_s / window_s)
+    lead = round((series.start_s - start_s) / series.window_s)
+    padded = np.concatenate([np.full(lead, np.nan), series.tokens_per_s])
+    wide = padded[: len(padded) // factor * factor].reshape(-1, factor)
+    known = ~np.isnan(wide)
+    enough = known.sum(axis=1) >= max(1.0, known_share * factor)
+    mean = np.where(known, wide, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return Series(float(start_s), window_s, np.where(enough, mean, np.nan), series.name)
+
+
+def without_partial(series: Series, *, share: float = PARTIAL_SHARE) -> Series:
+    """*series* with windows that were only partly collected turned into gaps.
+
+    A run of windows that touches a gap and in which the rate is under *share* of the median of the known windows of the day
+    before and after is what a collector writes while it stops or starts, not demand. Low windows that touch no gap stay.
+    """
+    values = np.array(series.tokens_per_s)
+    gap = np.isnan(values)
+    if not gap.any() or gap.all():
+        return series
+    reach = windows_in_a_day(series.window_s)
+    low = gap.copy()
+    # The median is only needed where a window is low beside everything else: most are not.
+    for index in np.flatnonzero(~gap & (values < share * np.nanmax(values))):
+        around = values[max(0, index - reach) : index + reach + 1]
+        low[index] = values[index] < share * float(np.nanmedian(around))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], low, [False]]).astype(np.int8)))
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        if gap[begin:end].any():
+            values[begin:end] = np.nan
+    return Series(series.start_s, series.window_s, values, series.name)
