@@ -15,7 +15,8 @@ from forecasting.workload.mlstm import Mlstm
 from forecasting.workload.naive import Naive
 from forecasting.workload.series import Series
 
-DEFAULT: Final = Blend.name
+BEST: Final = Blend.name
+"""The forecaster that is used where none is named."""
 
 FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {
     forecaster.name: forecaster for forecaster in (Naive, Arima, SeasonalArima, Ets, Mlstm, Blend)
@@ -34,7 +35,7 @@ def load(path: Path) -> Forecaster:
 
 
 __all__ = [
-    "DEFAULT",
+    "BEST",
     "FORECASTERS",
     "Forecast",
     "Forecaster",
