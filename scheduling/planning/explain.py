@@ -1,0 +1,170 @@
+"""Plans in words: which rows bind, which could not hold, and why each number changes."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.planning.plan import Plan
+from scheduling.planning.problem import TOLERANCE
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f} tokens/s"
+
+
+def _count(number: int) -> str:
+    return f"{number} instance" if number == 1 else f"{number} instances"
+
+
+def binding_rows(plan: Plan) -> list[str]:
+    """Rows that bind in whole instances: with one fewer (or, for upper bounds, one more) the row would break."""
+    problem, targets = plan.problem, plan.targets
+    theta = problem.capability_tokens_per_s
+    counts, served, used = targets.sum(axis=2), problem.served_tokens_per_s(targets), problem.used_units(targets)
+    # The smallest instance that a row could lose.
+    smallest = np.where(targets > 0, theta[:, None, :], np.inf).min(axis=2)
+
+    def binds(able: float, loss: float, need: float) -> bool:
+        return able >= need * (1 - TOLERANCE) > able - loss
+
+    found = []
+    for i, model in enumerate(problem.models):
+        need, able = float(problem.need_total_tokens_per_s[i]), float(served[i].sum())
+        if binds(able, float(smallest[i].min()), need):
+            found.append(
+                f"{model}, all regions: demand peaks at {_rate(need)} together, and {_rate(able)} can be served"
+            )
+    for i, j in np.ndindex(counts.shape):
+        name = f"{problem.models[i]} in {problem.regions[j]}"
+        able = float(served[i, j])
+        if binds(able, float(smallest[i, j]), float(problem.need_tokens_per_s[i, j])):
+            share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
+            found.append(
+                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served at home, and {_rate(able)} can be"
+            )
+        if 0 < counts[i, j] == problem.min_instances[i, j]:
+            found.append(f"{name}: at its minimum of {_count(counts[i, j])}")
+        if 0 < counts[i, j] == problem.max_instances[i, j]:
+            found.append(f"{name}: at its maximum of {_count(counts[i, j])}")
+    least = np.where(theta > 0, problem.gpus, np.iinfo(np.int64).max).min(axis=0)
+    for j, k in np.argwhere((problem.capacity - used < least) & (used > 0)).tolist():
+        found.append(
+            f"{problem.gpu_types[k]} in {problem.regions[j]}: {used[j, k]} of {problem.capacity[j, k]} are used,"
+            " no further instance fits"
+        )
+    return found
+
+
+def short_rows(plan: Plan) -> list[str]:
+    """Rows that could not hold, and by how much."""
+    problem, missing = plan.problem, plan.problem.shortage(plan.targets)
+    served = problem.served_tokens_per_s(plan.targets)
+    found = []
+    for (i,) in np.argwhere(missing.total_tokens_per_s > 0).tolist():
+        found.append(
+            f"{problem.models[i]}, all regions: {_rate(served[i].sum())} of {_rate(problem.need_total_tokens_per_s[i])}"
+            f" can be served, {_rate(missing.total_tokens_per_s[i])} cannot{_cause(plan, i, None)}"
+        )
+    for i, j in np.argwhere(missing.home_tokens_per_s > 0).tolist():
+        need, short = problem.need_tokens_per_s[i, j], missing.home_tokens_per_s[i, j]
+        found.append(
+            f"{problem.models[i]} in {problem.regions[j]}: {_rate(served[i, j])} of the {_rate(need)} that must be served"
+            f" at home can be, {_rate(short)} cannot{_cause(plan, i, j)}"
+        )
+    for i, j in np.argwhere(missing.instances > 0).tolist():
+        found.append(
+            f"{problem.models[i]} in {problem.regions[j]}: {plan.targets[i, j].sum()} of at least"
+            f" {_count(problem.min_instances[i, j])}{_cause(plan, i, j)}"
+        )
+    return found
+
+
+def _cause(plan: Plan, i: int, j: int | None) -> str:
+    """What keeps model i from more instances in region j (None: in any)."""
+    problem, targets = plan.problem, plan.targets
+    theta = problem.capability_tokens_per_s[i]
+    if not np.any(theta > 0):
+        return "; no GPU type can serve the model"
+    regions = range(len(problem.regions)) if j is None else (j,)
+    used = problem.used_units(targets)
+    at_most = [region for region in regions if targets[i, region].sum() >= problem.max_instances[i, region]]
+    if len(at_most) == len(regions):
+        return "; its maximum of instances is reached"
+    full = [
+        f"{problem.gpu_types[k]} in {problem.regions[region]}"
+        for region in regions
+        if region not in at_most
+        for k in np.flatnonzero(theta > 0).tolist()
+        if used[region, k] + problem.gpus[i, k] > problem.capacity[region, k]
+    ]
+    if not full:
+        return ""
+    listed = ", ".join(full[:4]) + (f" and {len(full) - 4} more" if len(full) > 4 else "")
+    return f"; no room on {listed}"
+
+
+def reasons(plan: Plan) -> dict[tuple[int, int, int], str]:
+    """Why, by place (i, j, k) whose number of instances changes."""
+    problem, delta = plan.problem, plan.delta
+    served, present = problem.served_tokens_per_s(plan.targets), problem.served_tokens_per_s(problem.instances)
+    found = {}
+    for i, j, k in np.argwhere(delta != 0).tolist():
+        change = int(delta[i, j, k])
+        why = _why_more(plan, i, j, k, present) if change > 0 else _why_fewer(plan, i, j, k, served)
+        found[i, j, k] = f"{change:+d} {problem.models[i]} on {problem.gpu_types[k]} in {problem.regions[j]}: {why}"
+    return found
+
+
+def _sources(plan: Plan, i: int, j: int, k: int) -> str:
+    """Where started instances come from, and what the start costs."""
+    problem = plan.problem
+    change = int(plan.delta[i, j, k])
+    own = min(change, int(problem.spot[i, j, k]))
+    other = change - own
+    parts = []
+    if own:
+        parts.append(f"{own} back from its own spot")
+    if other:
+        anew = max(0, int(problem.used_units(plan.targets)[j, k] - problem.acquired_units[j, k]))
+        where = "on GPUs newly acquired" if anew else "on GPUs of other models"
+        local = problem.weights_local[i, j]
+        parts.append(f"{other} {where}{'' if local else ', weights from another region'}")
+    cost = problem.start_cost_usd.same_spot[i, k] * own + problem.redeploy_cost_usd[i, j, k] * other
+    return f" ({', '.join(parts)}; start ${cost:,.2f})"
+
+
+def _why_more(plan: Plan, i: int, j: int, k: int, present: NDArray[np.float64]) -> str:
+    """*present* (l, r): what present instances serve."""
+    problem = plan.problem
+    need, home = float(problem.need_tokens_per_s[i, j]), float(present[i, j])
+    total = problem.need_total_tokens_per_s[i]
+    others_fall = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] < 0).tolist()]
+    sources = _sources(plan, i, j, k)
+    if home < need * (1 - TOLERANCE):
+        return f"{_rate(need)} must be served at home, and present instances serve {_rate(home)}{sources}"
+    if problem.instances[i, j].sum() < problem.min_instances[i, j]:
+        return f"below the minimum of {_count(problem.min_instances[i, j])}{sources}"
+    if present[i].sum() < total * (1 - TOLERANCE):
+        now = _rate(present[i].sum())
+        return f"all regions together must serve {_rate(total)}, and serve {now}; it costs least here{sources}"
+    if others_fall:
+        return f"in the place of {', '.join(others_fall)}, which costs more for as much{sources}"
+    return f"in the place of instances in other regions, where they cost more{sources}"
+
+
+def _why_fewer(plan: Plan, i: int, j: int, k: int, served: NDArray[np.float64]) -> str:
+    problem = plan.problem
+    saved = -int(plan.delta[i, j, k]) * problem.instance_cost_usd[i, k]
+    if not problem.usable[i, j, k]:
+        return "the GPU type cannot serve the model"
+    if problem.instances[i, j].sum() > problem.max_instances[i, j]:
+        return f"above the maximum of {_count(problem.max_instances[i, j])}; saves ${saved:,.2f}"
+    if problem.used_units(problem.instances)[j, k] > problem.capacity[j, k]:
+        return f"only {problem.capacity[j, k]} {problem.gpu_types[k]} are there"
+    grown = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] > 0).tolist()]
+    if grown:
+        return f"replaced by {', '.join(grown)}, which costs less for as much; saves ${saved:,.2f}"
+    need = problem.need_tokens_per_s[i, j]
+    return (
+        f"{_rate(need)} must be served at home, and {_rate(served[i, j])} still can be,"
+        f" {_rate(served[i].sum())} in all regions; saves ${saved:,.2f}"
+    )

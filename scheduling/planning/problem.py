@@ -1,0 +1,318 @@
+"""The problem that a planner solves: SageServe section 5, with the rows that it leaves out.
+
+Models are numbered i of l, regions j of r, GPU types k of g, windows of the planning horizon w. The paper's letters stand
+beside our names. What differs from the paper, and why, is in docs/planner.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+TOLERANCE = 1e-6
+"""Share of a row's need that may be missing through rounding of floats while the row still counts as held."""
+HOME_SHARE = 0.25
+"""What a token that a region cannot serve at home weighs beside one that no region can serve."""
+BEYOND_HALF = 4.0
+"""How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
+
+
+def _array(name: str, value: ArrayLike, shape: tuple[int, ...], whole: bool = False) -> NDArray[Any]:
+    """*value* spread over *shape*, read-only; ValueError names what is wrong with it."""
+    found = np.asarray(value)
+    try:
+        spread = np.broadcast_to(found, shape)
+    except ValueError:
+        raise ValueError(f"{name} has the shape {found.shape}, not {shape}") from None
+    if not np.all(np.isfinite(spread)):
+        raise ValueError(f"{name} must hold finite numbers")
+    if np.any(spread < 0):
+        raise ValueError(f"{name} must not be negative")
+    if whole and np.any(spread != np.floor(spread)):
+        raise ValueError(f"{name} must hold whole numbers")
+    copy = np.array(spread, np.int64 if whole else np.float64)
+    copy.setflags(write=False)
+    return copy
+
+
+@dataclass(frozen=True, eq=False)
+class StartCosts:
+    """sigma: what starting one instance costs in USD, by what must be loaded. The parts add up.
+
+    | the GPUs come from                      | weights in the region          | weights elsewhere           |
+    |-----------------------------------------|--------------------------------|-----------------------------|
+    | an instance of the model, lent as spot  | same_spot                      | same_spot                   |
+    | another model's instance, lent or freed | other_spot                     | other_spot + remote_weights |
+    | GPUs acquired anew (cold)               | other_spot + new_vm            | all three                   |
+    """
+
+    same_spot: NDArray[np.float64]
+    """(l, g)"""
+    other_spot: NDArray[np.float64]
+    """(l, g); never below `same_spot`."""
+    remote_weights: NDArray[np.float64]
+    """(l, g)"""
+    new_vm: NDArray[np.float64]
+    """(g,): for one unit of `Problem.capacity`."""
+
+    @staticmethod
+    def paid_while_starting(
+        vm_cost_usd: ArrayLike,
+        horizon_s: float,
+        models: int,
+        gpus: ArrayLike = 1,
+        same_spot_s: ArrayLike = 60.0,
+        other_spot_s: ArrayLike = 600.0,
+        remote_weights_s: ArrayLike = 7200.0,
+        new_vm_s: ArrayLike = 300.0,
+    ) -> "StartCosts":
+        """Costs of GPUs that are paid while they cannot serve: times by the price of *vm_cost_usd* a *horizon_s*.
+
+        The standard times are SageServe's (section 7.1), but for *new_vm_s*, which it does not state. Times are numbers,
+        or arrays that spread over (models, GPU types); *new_vm_s* over the GPU types.
+        """
+        price = np.asarray(vm_cost_usd, np.float64) / horizon_s
+        shape = (models, price.size)
+        by_instance = price * np.broadcast_to(np.asarray(gpus, np.float64), shape)
+        return StartCosts(
+            same_spot=by_instance * np.asarray(same_spot_s),
+            other_spot=by_instance * np.asarray(other_spot_s),
+            remote_weights=by_instance * np.asarray(remote_weights_s),
+            new_vm=price * np.asarray(new_vm_s),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """How many instances are where, what the next horizon asks for, and what may be done. ValueError names a wrong field.
+
+    Arrays are copied and spread to their shapes, so a number stands for an array of it.
+    """
+
+    models: Sequence[str]
+    regions: Sequence[str]
+    gpu_types: Sequence[str]
+    instances: NDArray[np.int64]
+    """n (l, r, g): serving now, or on their way to it."""
+    capability_tokens_per_s: NDArray[np.float64]
+    """theta (l, g): tokens a second that one instance serves within its promises; 0 where it cannot serve the model."""
+    demand_tokens_per_s: NDArray[np.float64]
+    """rho (l, r, w): interactive demand by window."""
+    vm_cost_usd: NDArray[np.float64]
+    """alpha (g,): of one unit of `capacity` for the whole horizon."""
+    start_cost_usd: StartCosts
+    min_instances: NDArray[np.int64]
+    """(l, r)"""
+    max_instances: NDArray[np.int64]
+    """(l, r)"""
+    capacity: NDArray[np.int64]
+    """(r, g): units of each GPU type in a region, serving, lent out as spot or not acquired yet."""
+    spot: NDArray[np.int64] = field(default_factory=lambda: np.array(0))
+    """(l, r, g): instances of the model that are lent out as spot and can be taken back."""
+    gpus: NDArray[np.int64] = field(default_factory=lambda: np.array(1))
+    """(l, g): units of `capacity` that one instance takes. 1 where the unit is a VM, as in the paper."""
+    weights_local: NDArray[np.bool_] = field(default_factory=lambda: np.array(True))
+    """(l, r): whether the model's weights lie in the region."""
+    epsilon: NDArray[np.float64] = field(default_factory=lambda: np.array(0.8))
+    """(l, r) of (0, 1]: share of its own peak demand that a region must be able to serve."""
+    buffer_tokens_per_s: NDArray[np.float64] = field(default_factory=lambda: np.array(0.0))
+    """beta (l, r): room for non-interactive work, added to every window. See `capacity.niw_buffer`."""
+    waived: "Shortage | None" = None
+    """Shortages that are accepted: the rows ask for that much less."""
+
+    def __post_init__(self) -> None:
+        for name in ("models", "regions", "gpu_types"):
+            names = tuple(getattr(self, name))
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{name} must be different names, at least one, not {names}")
+            object.__setattr__(self, name, names)
+        n, r, g = self.shape
+        demand = np.asarray(self.demand_tokens_per_s)
+        if demand.ndim != 3 or demand.shape[2] == 0:
+            raise ValueError(f"demand_tokens_per_s must be (models, regions, windows), not of shape {demand.shape}")
+        shapes: dict[str, tuple[tuple[int, ...], bool]] = {
+            "instances": ((n, r, g), True),
+            "capability_tokens_per_s": ((n, g), False),
+            "demand_tokens_per_s": ((n, r, demand.shape[2]), False),
+            "vm_cost_usd": ((g,), False),
+            "min_instances": ((n, r), True),
+            "max_instances": ((n, r), True),
+            "capacity": ((r, g), True),
+            "spot": ((n, r, g), True),
+            "gpus": ((n, g), True),
+            "epsilon": ((n, r), False),
+            "buffer_tokens_per_s": ((n, r), False),
+        }
+        for name, (shape, whole) in shapes.items():
+            object.__setattr__(self, name, _array(name, getattr(self, name), shape, whole))
+        object.__setattr__(self, "weights_local", np.broadcast_to(np.asarray(self.weights_local, np.bool_), (n, r)))
+        start = self.start_cost_usd
+        checked = StartCosts(
+            **{
+                name: _array(name, getattr(start, name), (n, g))
+                for name in ("same_spot", "other_spot", "remote_weights")
+            },
+            new_vm=_array("new_vm", start.new_vm, (g,)),
+        )
+        object.__setattr__(self, "start_cost_usd", checked)
+        if np.any(checked.other_spot < checked.same_spot):
+            raise ValueError("other_spot must not be below same_spot: a model's own spot instance is the cheaper one")
+        if np.any(self.min_instances > self.max_instances):
+            raise ValueError("min_instances must not be above max_instances")
+        if np.any(self.epsilon <= 0) or np.any(self.epsilon > 1):
+            raise ValueError("epsilon must be above 0 and at most 1")
+        if np.any(self.gpus < 1):
+            raise ValueError("gpus must be at least 1")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(l, r, g)"""
+        return len(self.models), len(self.regions), len(self.gpu_types)
+
+    @cached_property
+    def peak_tokens_per_s(self) -> NDArray[np.float64]:
+        """(l, r): the highest window of a region's own demand, buffer included."""
+        return np.asarray(self.demand_tokens_per_s.max(axis=2) + self.buffer_tokens_per_s)
+
+    @cached_property
+    def need_tokens_per_s(self) -> NDArray[np.float64]:
+        """(l, r): what a region must be able to serve by itself: epsilon of its peak."""
+        need = np.asarray(self.epsilon * self.peak_tokens_per_s)
+        return need if self.waived is None else np.maximum(need - self.waived.home_tokens_per_s, 0.0)
+
+    @cached_property
+    def need_total_tokens_per_s(self) -> NDArray[np.float64]:
+        """(l,): what all regions together must be able to serve: the highest window of the sum of their demand."""
+        need = np.asarray(self.demand_tokens_per_s.sum(axis=1).max(axis=1) + self.buffer_tokens_per_s.sum(axis=1))
+        return need if self.waived is None else np.maximum(need - self.waived.total_tokens_per_s, 0.0)
+
+    @cached_property
+    def least_instances(self) -> NDArray[np.int64]:
+        """(l, r): the minimum, less what is waived."""
+        return self.min_instances if self.waived is None else self.min_instances - self.waived.instances
+
+    @cached_property
+    def instance_cost_usd(self) -> NDArray[np.float64]:
+        """(l, g): of one instance for the horizon."""
+        return np.asarray(self.vm_cost_usd * self.gpus)
+
+    @cached_property
+    def redeploy_cost_usd(self) -> NDArray[np.float64]:
+        """(l, r, g): of starting an instance on GPUs that another model had."""
+        start = self.start_cost_usd
+        remote = np.where(self.weights_local[:, :, None], 0.0, start.remote_weights[:, None, :])
+        return np.asarray(start.other_spot[:, None, :] + remote)
+
+    @cached_property
+    def acquired_units(self) -> NDArray[np.int64]:
+        """(r, g): units that serve now or are lent out as spot; more must be acquired anew."""
+        held = self.gpus[:, None, :] * (self.instances + self.spot)
+        return np.asarray(held.sum(axis=0))
+
+    @cached_property
+    def usable(self) -> NDArray[np.bool_]:
+        """(l, r, g): where the model can be served at all."""
+        return np.broadcast_to(self.capability_tokens_per_s[:, None, :] > 0, self.shape)
+
+    @cached_property
+    def shortage_weight_usd(self) -> NDArray[np.float64]:
+        """(l,): USD for a token a second that is not served: the cheapest way to serve it would cost this much.
+
+        Shortages are compared by it. 0 for a model that no GPU type can serve, since nothing can be done about it.
+        """
+        theta = self.capability_tokens_per_s
+        rates = np.where(theta > 0, self.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
+        cheapest = rates.min(axis=1)
+        found = np.where(np.isfinite(cheapest), cheapest, 0.0)
+        # Free GPUs must not make shortage free.
+        least = 1.0 / np.maximum(theta.max(axis=1), 1e-12)
+        return np.asarray(np.where((theta.max(axis=1) > 0) & (found <= 0), least, found))
+
+    @cached_property
+    def instance_weight_usd(self) -> NDArray[np.float64]:
+        """(l,): what an instance below the minimum weighs among shortages: as much as the most that one could serve."""
+        return np.asarray(self.shortage_weight_usd * self.capability_tokens_per_s.max(axis=1))
+
+    def served_tokens_per_s(self, targets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(l, r): what *targets* (l, r, g) instances serve."""
+        return np.asarray(np.einsum("ijk,ik->ij", targets, self.capability_tokens_per_s))
+
+    def start_usd(self, targets: NDArray[np.int64]) -> float:
+        """mu: what the starts cost that lead from the present instances to *targets* (l, r, g)."""
+        started = np.maximum(targets - self.instances, 0)
+        own = np.minimum(started, self.spot)
+        cost = (self.start_cost_usd.same_spot[:, None, :] * own).sum()
+        cost += (self.redeploy_cost_usd * (started - own)).sum()
+        anew = np.maximum(self.used_units(targets) - self.acquired_units, 0)
+        return float(cost + (self.start_cost_usd.new_vm * anew).sum())
+
+    def cost_usd(self, targets: NDArray[np.int64]) -> float:
+        """The objective: all instances of *targets* for the horizon, and the starts that lead there.
+
+        The paper counts only the change of instances. This differs by a constant, so that a relative gap means something.
+        """
+        return float((self.instance_cost_usd[:, None, :] * targets).sum()) + self.start_usd(targets)
+
+    def shortage_usd(self, shortage: "Shortage") -> float:
+        """What *shortage* weighs: at least what GPUs for it would cost. Fewer is better before any cost is looked at."""
+
+        def weighed(missing: NDArray[np.float64], need: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.asarray(missing + (BEYOND_HALF - 1.0) * np.maximum(missing - need / 2.0, 0.0))
+
+        home = weighed(shortage.home_tokens_per_s, self.need_tokens_per_s).sum(axis=1)
+        total = weighed(shortage.total_tokens_per_s, self.need_total_tokens_per_s)
+        tokens = (self.shortage_weight_usd * (HOME_SHARE * home + total)).sum()
+        return float(tokens + (self.instance_weight_usd * shortage.instances.sum(axis=1)).sum())
+
+    def used_units(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(r, g): units of capacity that *targets* take."""
+        return np.asarray((self.gpus[:, None, :] * targets).sum(axis=0))
+
+    def shortage(self, targets: NDArray[np.int64]) -> "Shortage":
+        """What *targets* fall short of."""
+        served = self.served_tokens_per_s(targets)
+        home = np.maximum(self.need_tokens_per_s - served, 0.0)
+        total = np.maximum(self.need_total_tokens_per_s - served.sum(axis=1), 0.0)
+        home[home <= TOLERANCE * self.need_tokens_per_s] = 0.0
+        total[total <= TOLERANCE * self.need_total_tokens_per_s] = 0.0
+        return Shortage(home, total, np.maximum(self.least_instances - targets.sum(axis=2), 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Shortage:
+    """By how much the rows that may give fall short; 0 where they hold."""
+
+    home_tokens_per_s: NDArray[np.float64]
+    """(l, r): below epsilon of a region's peak."""
+    total_tokens_per_s: NDArray[np.float64]
+    """(l,): below the demand of all regions."""
+    instances: NDArray[np.int64]
+    """(l, r): below the minimum."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.home_tokens_per_s.any() or self.total_tokens_per_s.any() or self.instances.any())
+
+
+def broken_rows(problem: Problem, targets: NDArray[np.int64]) -> list[str]:
+    """Rows that no plan may break and *targets* (l, r, g) do, in words; written apart from every planner, to check them."""
+    found = []
+    names = problem.models, problem.regions, problem.gpu_types
+    if targets.shape != problem.shape or not np.issubdtype(targets.dtype, np.integer):
+        return [f"targets are {targets.dtype} of shape {targets.shape}, not whole numbers of shape {problem.shape}"]
+    for i, j, k in np.argwhere(targets < 0):
+        found.append(f"{names[0][i]} in {names[1][j]} has {targets[i, j, k]} instances on {names[2][k]}")
+    for i, j, k in np.argwhere((targets > 0) & ~problem.usable):
+        found.append(f"{names[0][i]} in {names[1][j]} is put on {names[2][k]}, which cannot serve it")
+    counts = targets.sum(axis=2)
+    for i, j in np.argwhere(counts > problem.max_instances):
+        found.append(
+            f"{names[0][i]} in {names[1][j]}: {counts[i, j]} of at most {problem.max_instances[i, j]} instances"
+        )
+    used = problem.used_units(targets)
+    for j, k in np.argwhere(used > problem.capacity):
+        found.append(f"{names[1][j]}: {used[j, k]} of {problem.capacity[j, k]} {names[2][k]}")
+    return found
