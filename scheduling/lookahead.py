@@ -1,0 +1,289 @@
+"""The look-ahead map (PreServe section 4.3.1): how full the KV cache of every instance will be in its next iterations.
+
+A request with P prompt tokens and D predicted output tokens adds P + i tokens to iteration i of the D after its prefill.
+One that ends early takes back what was left; one that runs over is expected to run on for 0.2 of what it has produced,
+again and again. The paper moves up to D elements a request. Here a request is a straight line: its KV is `base + t` at
+iteration t of its instance, with `base` = P less the iteration at which it was added. An instance keeps the sum of the
+bases and the number of lines, and for each coming iteration the requests whose line ends there. So adding, finishing and
+an iteration are a few operations each, however long the output, and reading l iterations takes l steps.
+
+The clock of an instance counts iterations since it was reset. The simulator moves it by `advance`. Live, tokens of each
+request come by themselves: `token` moves the clock when the request that is furthest ahead gets one.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+
+NONE: Final = -1
+FREE: Final = 0
+ITERATIONS: Final = 100
+"""How far ahead the anticipator looks."""
+OVER_KV: Final = 0.95
+OVER_SHARE: Final = 0.1
+"""An instance is potentially overloaded with KV use above OVER_KV in more than OVER_SHARE of the next ITERATIONS."""
+
+
+class LookAhead(NamedTuple):
+    """The maps of all instances, and the requests in them by *slot*."""
+
+    clock: NDArray[np.int64]
+    """Iterations of each instance since its reset."""
+    active: NDArray[np.int64]
+    """Requests of each instance."""
+    base_sum: NDArray[np.int64]
+    """Sum of their bases."""
+    ending: NDArray[np.int32]
+    """instances x horizon: requests whose line ends at iteration t, at place t modulo the horizon."""
+    ending_base: NDArray[np.int64]
+    """Sum of the bases of those."""
+    first_due: NDArray[np.int32]
+    """The first request that is looked at then, NONE for none: those whose line ends, and some whose line is longer."""
+    instance: NDArray[np.int32]
+    """Instance of the request in a slot; NONE for a free slot."""
+    base: NDArray[np.int64]
+    began: NDArray[np.int64]
+    """Clock at which it was added."""
+    expected: NDArray[np.int64]
+    """Clock at which it is expected to end."""
+    due: NDArray[np.int64]
+    """Clock at which it is looked at next: the same, or earlier while that is beyond the horizon."""
+    produced: NDArray[np.int64]
+    """Tokens that `token` was told of."""
+    following: NDArray[np.int32]
+    """The next and the previous request that is due at the same iteration."""
+    previous: NDArray[np.int32]
+    free_slots: NDArray[np.int32]
+    """A stack, `counters[FREE]` high."""
+    counters: NDArray[np.int64]
+
+
+def allocate(instances: int, requests: int, horizon: int = 4096) -> LookAhead:
+    """Empty maps of *horizon* iterations for *instances*, with slots for *requests* over all of them.
+
+    The maps are true for the next half of the *horizon*; ValueError below 2.
+    """
+    if horizon < 2:
+        raise ValueError(f"the horizon must be at least 2 iterations, not {horizon}")
+    return LookAhead(
+        clock=np.zeros(instances, np.int64),
+        active=np.zeros(instances, np.int64),
+        base_sum=np.zeros(instances, np.int64),
+        ending=np.zeros((instances, horizon), np.int32),
+        ending_base=np.zeros((instances, horizon), np.int64),
+        first_due=np.full((instances, horizon), NONE, np.int32),
+        instance=np.full(requests, NONE, np.int32),
+        base=np.zeros(requests, np.int64),
+        began=np.zeros(requests, np.int64),
+        expected=np.zeros(requests, np.int64),
+        due=np.zeros(requests, np.int64),
+        produced=np.zeros(requests, np.int64),
+        following=np.full(requests, NONE, np.int32),
+        previous=np.full(requests, NONE, np.int32),
+        free_slots=np.arange(requests - 1, -1, -1, dtype=np.int32),
+        counters=np.array([requests], np.int64),
+    )
+
+
+def grow(ahead: LookAhead, instances: int, requests: int) -> LookAhead:
+    """A copy with room for *instances* and *requests*; every request keeps its slot."""
+    old_instances, horizon = ahead.ending.shape
+    old_requests = ahead.instance.size
+    if instances < old_instances or requests < old_requests:
+        raise ValueError(
+            f"maps of {old_instances} instances and {old_requests} requests cannot grow to {instances} and {requests}"
+        )
+    grown = allocate(instances, requests, horizon)
+    for name in set(LookAhead._fields) - {"free_slots", "counters"}:
+        old: NDArray[np.generic] = getattr(ahead, name)
+        getattr(grown, name)[: old.shape[0]] = old
+    free, added = int(ahead.counters[FREE]), requests - old_requests
+    grown.free_slots[:added] = np.arange(requests - 1, old_requests - 1, -1)
+    grown.free_slots[added : added + free] = ahead.free_slots[:free]
+    grown.counters[FREE] = free + added
+    return grown
+
+
+@compiled
+def _link(ahead: LookAhead, slot: int) -> None:
+    """Let the line of *slot* end where it is expected to; if that is beyond the horizon, look at it again half way there."""
+    instance, horizon = ahead.instance[slot], ahead.ending.shape[1]
+    end = ahead.expected[slot]
+    if end - ahead.clock[instance] >= horizon:
+        end = ahead.clock[instance] + horizon // 2
+    at = end % horizon
+    if end == ahead.expected[slot]:
+        ahead.ending[instance, at] += 1
+        ahead.ending_base[instance, at] += ahead.base[slot]
+    first = ahead.first_due[instance, at]
+    ahead.due[slot] = end
+    ahead.following[slot], ahead.previous[slot] = first, NONE
+    if first != NONE:
+        ahead.previous[first] = slot
+    ahead.first_due[instance, at] = slot
+
+
+@compiled
+def _unlink(ahead: LookAhead, slot: int) -> None:
+    instance, at = ahead.instance[slot], ahead.due[slot] % ahead.ending.shape[1]
+    before, after = ahead.previous[slot], ahead.following[slot]
+    if before != NONE:
+        ahead.following[before] = after
+    else:
+        ahead.first_due[instance, at] = after
+    if after != NONE:
+        ahead.previous[after] = before
+    if ahead.due[slot] == ahead.expected[slot]:
+        ahead.ending[instance, at] -= 1
+        ahead.ending_base[instance, at] -= ahead.base[slot]
+
+
+@compiled
+def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int) -> int:
+    """A request begins to decode on *instance*: its slot, or NONE when all are taken (`grow`, and again).
+
+    The paper adds it when its prefill is over. A caller that adds it at dispatch counts it a little early.
+    """
+    if ahead.counters[FREE] == 0:
+        return NONE
+    ahead.counters[FREE] -= 1
+    slot = int(ahead.free_slots[ahead.counters[FREE]])
+    ahead.instance[slot] = instance
+    ahead.began[slot] = ahead.clock[instance]
+    ahead.base[slot] = prompt_tokens - ahead.clock[instance]
+    ahead.expected[slot] = ahead.clock[instance] + max(predicted_tokens, 1)
+    ahead.produced[slot] = 0
+    ahead.active[instance] += 1
+    ahead.base_sum[instance] += ahead.base[slot]
+    _link(ahead, slot)
+    return slot
+
+
+@compiled
+def finish(ahead: LookAhead, slot: int) -> None:
+    """The request in *slot* has ended, early or not, or is gone: what was left of it is taken back. The slot is free."""
+    instance = ahead.instance[slot]
+    if instance == NONE:
+        return
+    _unlink(ahead, slot)
+    ahead.active[instance] -= 1
+    ahead.base_sum[instance] -= ahead.base[slot]
+    ahead.instance[slot] = NONE
+    ahead.free_slots[ahead.counters[FREE]] = slot
+    ahead.counters[FREE] += 1
+
+
+@compiled
+def advance(ahead: LookAhead, instance: int, iterations: int) -> None:
+    """*instance* ran *iterations*: each request on it got so many tokens further."""
+    if ahead.active[instance] == 0:
+        ahead.clock[instance] += iterations
+        return
+    horizon = ahead.ending.shape[1]
+    for _ in range(iterations):
+        ahead.clock[instance] += 1
+        now = ahead.clock[instance]
+        slot = ahead.first_due[instance, now % horizon]
+        while slot != NONE:
+            following = ahead.following[slot]
+            _unlink(ahead, slot)
+            if ahead.expected[slot] <= now:  # it runs over: 0.2 of what it has produced more, rounded up
+                ahead.expected[slot] = now + (now - ahead.began[slot] + 4) // 5
+            _link(ahead, slot)
+            slot = following
+
+
+@compiled
+def token(ahead: LookAhead, slot: int, tokens: int) -> None:
+    """The request in *slot* got *tokens* more. Its instance's clock follows the request that is furthest ahead.
+
+    The first token, with which a prefill ends, is not told: it is the one that `add` stands for.
+    """
+    instance = ahead.instance[slot]
+    if instance == NONE:
+        return
+    ahead.produced[slot] += tokens
+    behind = ahead.began[slot] + ahead.produced[slot] - ahead.clock[instance]
+    if behind > 0:
+        advance(ahead, instance, int(behind))
+
+
+@compiled
+def token_many(ahead: LookAhead, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+    """`token` for each of *slots*, in one call."""
+    for at in range(slots.size):
+        token(ahead, slots[at], tokens[at])
+
+
+@compiled
+def reset(ahead: LookAhead, instance: int) -> None:
+    """Forget all requests of *instance*, as when it is lost. Takes a pass over all slots."""
+    for slot in range(ahead.instance.size):
+        if ahead.instance[slot] == instance:
+            finish(ahead, slot)
+    ahead.clock[instance] = 0
+
+
+@compiled
+def project(ahead: LookAhead, instance: int, tokens: NDArray[np.int64]) -> None:
+    """Write into *tokens* the KV tokens of *instance* in this and the coming iterations, as many as there is room for."""
+    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
+    active, base_sum = ahead.active[instance], ahead.base_sum[instance]
+    for i in range(tokens.size):
+        if i > 0 and i < horizon:
+            at = (now + i) % horizon
+            active -= ahead.ending[instance, at]
+            base_sum -= ahead.ending_base[instance, at]
+        tokens[i] = base_sum + active * (now + i)
+
+
+@compiled
+def peak_tokens(
+    ahead: LookAhead, instance: int, iterations: int, prompt_tokens: int = 0, predicted_tokens: int = 0
+) -> int:
+    """The most KV tokens of *instance* in its next *iterations*, with one more request added to it if one is given.
+
+    That is what a router asks of it (PreServe 4.3.3).
+    """
+    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
+    active, base_sum, most = ahead.active[instance], ahead.base_sum[instance], 0
+    for i in range(iterations):
+        if i > 0 and i < horizon:
+            at = (now + i) % horizon
+            active -= ahead.ending[instance, at]
+            base_sum -= ahead.ending_base[instance, at]
+        tokens = base_sum + active * (now + i)
+        if i < predicted_tokens:
+            tokens += prompt_tokens + i
+        most = max(most, tokens)
+    return int(most)
+
+
+@compiled
+def share_above(ahead: LookAhead, instance: int, iterations: int, limit_tokens: float, queued_tokens: float) -> float:
+    """The share of the next *iterations* in which *instance* holds more than *limit_tokens*.
+
+    *queued_tokens* more are held in each of them: its part of what waits for its endpoint. (PreServe gives requests to
+    instances at once; Pilothouse holds the queue, and what waits there is an overload all the same.)
+    """
+    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
+    active, base_sum, above = ahead.active[instance], ahead.base_sum[instance], 0
+    for i in range(iterations):
+        if i > 0 and i < horizon:
+            at = (now + i) % horizon
+            active -= ahead.ending[instance, at]
+            base_sum -= ahead.ending_base[instance, at]
+        if base_sum + active * (now + i) + queued_tokens > limit_tokens:
+            above += 1
+    return above / iterations
+
+
+@compiled
+def overloaded(ahead: LookAhead, instance: int, kv_capacity_tokens: int, queued_tokens: float) -> bool:
+    """Whether *instance* is potentially overloaded: more than 95 % KV in more than 10 % of the next 100 iterations."""
+    if kv_capacity_tokens == 0:
+        return False
+    return bool(share_above(ahead, instance, ITERATIONS, OVER_KV * kv_capacity_tokens, queued_tokens) > OVER_SHARE)
