@@ -58,6 +58,8 @@ class Chart:
     figure: dict[str, Any] | None
     legend: tuple[Line, ...] = ()
     empty: str = ""
+    size: str = ""  # "large" for the chart that a page is about
+    time_format: str = "%H:%M:%S"  # of the table's first column
 
     @property
     def script_id(self) -> str:
@@ -67,19 +69,19 @@ class Chart:
     def shown_rows(self) -> list[list[str]]:
         """The rows as the page's table shows them, newest first where they are times."""
         rows = self.rows[::-1] if self.rows and isinstance(self.rows[0][0], datetime) else self.rows
-        return [[_shown(value) for value in row] for row in rows]
+        return [[_shown(value, self.time_format) for value in row] for row in rows]
 
     def payload(self) -> dict[str, Any]:
         """What a page is sent to redraw it."""
         return {"figure": self.figure, "sentence": self.sentence, "empty": self.empty}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, time_format: str) -> str:
     match value:
         case None:
             return NONE
         case datetime():
-            return value.strftime("%H:%M:%S")
+            return value.strftime(time_format)
         case float():
             return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
     return str(value)

@@ -31,6 +31,10 @@ FLEET = (
     Entry("instances", "Instances", "instances", "i", ("instance",)),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
+PLAN = (
+    Entry("forecast", "Forecast", "forecast", "f"),
+    Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
+)
 TENANTS = (Entry("keys", "API keys", "keys", "k"),)
 SYSTEM = (
     Entry("events", "Events", "events", "e", ("event",)),
@@ -41,7 +45,7 @@ SYSTEM = (
 def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Groups of entries, with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
-        return [("", FLEET), ("Tenants", TENANTS), ("System", SYSTEM)]
+        return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", SYSTEM)]
     return [("", (FLEET[2], TENANTS[0]))]
 
 

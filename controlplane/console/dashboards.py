@@ -18,7 +18,8 @@ _built: OrderedDict[Hashable, list[Chart]] = OrderedDict()
 _lock = Lock()
 
 
-def _once(key: Hashable, build: Callable[[], list[Chart]]) -> list[Chart]:
+def once(key: Hashable, build: Callable[[], list[Chart]]) -> list[Chart]:
+    """What *build* makes, made once for each *key* while it is asked for."""
     with _lock:
         if key in _built:
             _built.move_to_end(key)
@@ -52,7 +53,7 @@ def overview(state: LiveState, view: View) -> list[Chart]:
             charts.kv_heat_map(samples, names),
         ]
 
-    return _once(("overview", view.model, view.range_min, view.demand, _stamp(state)), build)
+    return once(("overview", view.model, view.range_min, view.demand, _stamp(state)), build)
 
 
 def instance(state: LiveState, view: View, row: Instance) -> list[Chart]:
@@ -63,7 +64,7 @@ def instance(state: LiveState, view: View, row: Instance) -> list[Chart]:
             charts.instance_kv(samples, row.name),
         ]
 
-    return _once(("instance", row.pk, row.name, view.range_min, _stamp(state)), build)
+    return once(("instance", row.pk, row.name, view.range_min, _stamp(state)), build)
 
 
 def sparks(state: LiveState, view: View) -> list[str]:

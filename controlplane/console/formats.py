@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 NONE = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 STATUS_WORDS = {
     "provisioning": "Provisioning",
     "loading": "Loading",
@@ -63,6 +64,27 @@ def percent(ratio: float | None) -> str:
 def percent_fine(ratio: float | None) -> str:
     """One decimal; rounded down, since 99.96 % met is not all met."""
     return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f} %"
+
+
+def usd(amount: float | None) -> str:
+    """`$38.40`; cents are left out from a thousand on."""
+    if amount is None:
+        return NONE
+    return f"${fixed(amount, 2 if amount < 1_000 else 0)}"
+
+
+def signed(value: float | None) -> str:
+    """`+2`, or a one with a true minus before it."""
+    if value is None:
+        return NONE
+    return f"{'+' if value >= 0 else MINUS}{fixed(abs(value), 0)}"
+
+
+def usd_signed(amount: float | None) -> str:
+    """`+$2.80`, or with a true minus before the dollar."""
+    if amount is None:
+        return NONE
+    return f"{'+' if amount >= 0 else MINUS}{usd(abs(amount))}"
 
 
 def duration(seconds: float | None) -> str:

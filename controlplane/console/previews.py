@@ -1,8 +1,11 @@
 """A figure as plain SVG, for the time before plotly.js has loaded and for browsers that do not run it.
 
-The same numbers without axes' detail: lines, the objective, the range of the vertical axis and the ends of the time axis.
+The same numbers without axes' detail: lines, bands, points, the objective, and nothing that needs text.
 """
 
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from django.utils.html import format_html, format_html_join
@@ -11,6 +14,7 @@ from django.utils.safestring import SafeString
 from controlplane.console.charts import DASHES
 
 WIDTH, HEIGHT = 400.0, 180.0
+Points = list[tuple[float, float]]
 
 
 def preview(figure: dict[str, Any]) -> SafeString:
@@ -24,39 +28,89 @@ def preview(figure: dict[str, Any]) -> SafeString:
     )
 
 
+class _Scale:
+    """From an axis' values to the drawing. Times, numbers and names (by their order) may lie on the horizontal axis."""
+
+    def __init__(self, traces: list[dict[str, Any]], layout: dict[str, Any], levels: list[float]) -> None:
+        self._names: dict[str, int] = {}
+        places = [self._place(value) for trace in traces for value in trace["x"]]
+        self._left = min(places, default=0.0)
+        self._across = (max(places, default=1.0) - self._left) or 1.0
+        fixed = layout.get("yaxis", {}).get("range")
+        top = max([value for trace in traces for value in trace["y"] if value is not None] + levels, default=0) * 1.08
+        self._bottom, self._top = fixed or (0.0, top or 1.0)
+
+    def _place(self, value: Any) -> float:
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return float(self._names.setdefault(value, len(self._names)))
+
+    def x(self, value: Any) -> float:
+        return (self._place(value) - self._left) / self._across * WIDTH
+
+    def y(self, value: float) -> float:
+        return HEIGHT * (1 - (value - self._bottom) / (self._top - self._bottom))
+
+    def points(self, trace: dict[str, Any]) -> Points:
+        """Of a trace whose line is a step, with the corners of its steps."""
+        known = zip(trace["x"], trace["y"], strict=True)
+        points = [(self.x(place), self.y(value)) for place, value in known if value is not None]
+        if trace.get("line", {}).get("shape") != "hv":
+            return points
+        corners = [corner for (_, before), (x, y) in pairwise(points) for corner in ((x, before), (x, y))]
+        return points[:1] + corners
+
+
+def _text(points: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
 def _lines(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
-    levels = [shape["y0"] for shape in layout.get("shapes", ())]
-    fixed = layout.get("yaxis", {}).get("range")
-    top = max([value for trace in traces for value in trace["y"] if value is not None] + levels, default=0) * 1.08
-    top = fixed[1] if fixed else top or 1.0
-
-    def points(values: list[float | None]) -> str:
-        across = WIDTH / max(1, len(values) - 1)
-        return " ".join(
-            f"{at * across:.1f},{HEIGHT * (1 - value / top):.1f}"
-            for at, value in enumerate(values)
-            if value is not None
-        )
-
+    levels = [shape["y0"] for shape in layout.get("shapes", ()) if shape.get("xref") == "paper"]
+    scale = _Scale(traces, layout, levels)
+    drawn = [(trace, scale.points(trace)) for trace in traces]
+    bands = format_html_join(
+        "",
+        '<polygon points="{}" fill="{}"/>',
+        (
+            (_text([*before, *points[::-1]]), trace["fillcolor"])
+            for (_, before), (trace, points) in pairwise(drawn)
+            if trace.get("fill") == "tonexty"
+        ),
+    )
     lines = format_html_join(
         "",
         '<polyline points="{}" fill="none" stroke="{}" stroke-width="{}" stroke-dasharray="{}"/>',
         (
             (
-                points(trace["y"]),
+                _text(points),
                 trace["line"]["color"],
                 trace["line"]["width"],
                 DASHES.get(trace["line"].get("dash"), "none"),
             )
-            for trace in traces
+            for trace, points in drawn
+            if trace.get("line", {}).get("width")
+        ),
+    )
+    dots = format_html_join(
+        "",
+        '<ellipse cx="{}" cy="{}" rx="3" ry="4" fill="{}"/>',
+        (
+            (f"{x:.1f}", f"{y:.1f}", trace["marker"]["color"])
+            for trace, points in drawn
+            if "markers" in trace.get("mode", "")
+            for x, y in points
         ),
     )
     objectives = format_html_join(
         "",
         '<line x1="0" x2="{}" y1="{}" y2="{}" stroke="var(--crit)" stroke-width="1.25" stroke-dasharray="8 4"/>',
-        ((WIDTH, f"{HEIGHT * (1 - level / top):.1f}", f"{HEIGHT * (1 - level / top):.1f}") for level in levels),
+        ((WIDTH, f"{scale.y(level):.1f}", f"{scale.y(level):.1f}") for level in levels),
     )
-    return lines + objectives
+    return bands + lines + dots + objectives
 
 
 def _heat(trace: dict[str, Any]) -> SafeString:

@@ -114,6 +114,12 @@ SIGN_INS = "sign_in"
 VERBS = {
     "api_key.created": "API key created",
     "api_key.revoked": "API key revoked",
+    "plan.approved": "plan approved",
+    "plan.rejected": "plan rejected",
+    "plan.applied": "plan applied",
+    "scaling.added": "added by scaling",
+    "scaling.removed": "taken away by scaling",
+    "scaling.refused": "a move could not be made",
     "sign_in.failed": "sign-in failed",
     "sign_in.done": "signed in",
     "sign_in_link.created": "sign-in link made",
@@ -158,6 +164,16 @@ def latest_events(limit: int) -> list[dict[str, Any]]:
     """The newest events of the fleet and its tenants; who signed in is left to the page of events."""
     events = Event.objects.exclude(kind__startswith=SIGN_INS).order_by("-pk")
     return [event_row(event) for event in events[:limit]]
+
+
+def subject_href(event: Event) -> str | None:
+    """The page of what *event* is about, if there is one."""
+    match event.subject_type:
+        case "instance":
+            return instance_href(event.subject_id)
+        case "scalingplan":
+            return reverse("console:plan", args=[event.subject_id])
+    return None
 
 
 def instance_href(instance_id: str) -> str | None:

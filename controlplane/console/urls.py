@@ -3,7 +3,19 @@
 from django.urls import path, re_path
 
 from controlplane.console.consumers import live as live_connection
-from controlplane.console.views import about, events, instances, keys, live, overview, requests, sign_in
+from controlplane.console.views import (
+    about,
+    events,
+    forecast,
+    instances,
+    keys,
+    live,
+    overview,
+    plans,
+    requests,
+    scaling,
+    sign_in,
+)
 
 app_name = "console"
 urlpatterns = [
@@ -13,6 +25,13 @@ urlpatterns = [
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
+    path("forecast/", forecast.forecast, name="forecast"),
+    path("scaling/", scaling.scaling, name="scaling"),
+    path("scaling/plans/", plans.plans, name="plans"),
+    path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
+    path("scaling/plans/<int:pk>/<slug:decision>/", scaling.decide, name="decide"),
+    path("scaling/moves/", plans.moves, name="moves"),
+    path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("events/", events.events, name="events"),
@@ -23,5 +42,7 @@ urlpatterns = [
     path("sign-out/", sign_in.sign_out, name="sign-out"),
     path("console/api/snapshot", live.snapshot, name="snapshot"),
     path("console/api/charts", live.charts, name="charts"),
+    path("console/api/forecast-charts", forecast.charts, name="forecast-charts"),
+    path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
 ]
 websocket_urlpatterns = [re_path(r"^ws/live/$", live_connection)]

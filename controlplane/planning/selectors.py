@@ -1,17 +1,19 @@
 """Reads of demand, forecasts, backtests, plans, moves and comparisons, as pages show them. Writing is in `services.py`."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models import Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Instance, Model
+from controlplane.fleet.models import Instance, Model
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
+from controlplane.planning.demand import COLUMNS, MINUTE_S, window_start
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -23,10 +25,10 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 
-MINUTE_S = 60
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.APPROVED, PlanStatus.APPLIED)
-TOKENS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
 COMING = (InstanceState.PROVISIONING, InstanceState.LOADING)
+PRESENT = (*COMING, InstanceState.READY)  # what a plan's target counts
+SHARE_OVER = timedelta(days=1)
 FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still says something within it
 
 Series = list[float | None]
@@ -35,24 +37,17 @@ Series = list[float | None]
 # Demand
 
 
-def endpoints() -> list[tuple[str, str]]:
-    """(model, region) of every active deployment, by name."""
-    rows = Deployment.objects.filter(active=True, model__active=True).values_list("model__name", "region__name")
-    return sorted(set(rows))
-
-
 def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
     """Begins of the windows from *since* up to *until*, at whole multiples of the window since the epoch."""
-    first = int(since.timestamp()) // window_s
-    past = -(-int(until.timestamp()) // window_s)
-    return [datetime.fromtimestamp(number * window_s, UTC) for number in range(first, past)]
+    first = window_start(since, window_s)
+    count = math.ceil((until - first).total_seconds() / window_s)
+    return [first + timedelta(seconds=number * window_s) for number in range(count)]
 
 
 def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int) -> Series:
     """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
 
-    None is a gap: in no minute of the window was there a request of any series, and nothing tells a quiet minute from
-    one in which the gateway did not run. A minute with requests of other series only is a measured zero.
+    None is a gap, as in `demand.read`, which reads every series where this reads one.
     """
     if not starts:
         return []
@@ -62,7 +57,7 @@ def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], w
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()
         .values_list("minute")
-        .annotate(tokens=Sum(TOKENS[Quantity(quantity)], filter=of_series))
+        .annotate(tokens=Sum(COLUMNS[Quantity(quantity)], filter=of_series))
     )
     begin_s = starts[0].timestamp()
     tokens, minutes = [0] * len(starts), [0] * len(starts)
@@ -80,15 +75,43 @@ def demand_now(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[st
         MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until)
         .order_by()
         .values_list("model", "region")
-        .annotate(tokens=Sum(TOKENS[Quantity(quantity)]))
+        .annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
     )
     return {(model, region): tokens / (MINUTE_S * minutes) for model, region, tokens in rows}
 
 
 def minutes_of(model: str, region: str) -> tuple[int, datetime | None]:
-    """How many minutes a series has rows for, and the newest of them."""
+    """How many minutes a series has rows for, and the first of them."""
     rows = MinuteRow.objects.filter(model=model, region=region).order_by()
-    return rows.values("minute").distinct().count(), rows.aggregate(newest=Max("minute"))["newest"]
+    return rows.values("minute").distinct().count(), rows.aggregate(first=Min("minute"))["first"]
+
+
+def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
+    """Tokens a second of *quantity* that one instance serves, by (model, GPU type), as the newest plans count with it.
+
+    Planners count prompt and output tokens together; of those, *quantity* has the share that it had in the model's
+    demand over the last day. A model that was never planned, or without demand, is left out.
+    """
+    shares = _shares(quantity, now - SHARE_OVER)
+    newest = ScalingPlan.objects.order_by().values("model").annotate(newest=Max("pk")).values_list("newest", flat=True)
+    rows = ScalingPlan.objects.filter(pk__in=list(newest)).values_list("model__name", "inputs")
+    return {
+        (model, gpu_type): measured["tokens_per_s"] * shares[model]
+        for model, inputs in rows
+        if model in shares
+        for gpu_type, measured in inputs.get("capability_tokens_per_s", {}).items()
+    }
+
+
+def _shares(quantity: str, since: datetime) -> dict[str, float]:
+    """Share of *quantity* in all tokens of each model since then."""
+    rows = (
+        MinuteRow.objects.filter(minute__gte=since)
+        .order_by()
+        .values_list("model")
+        .annotate(of_quantity=Sum(COLUMNS[Quantity(quantity)]), every=Sum("prompt_tokens") + Sum("output_tokens"))
+    )
+    return {model: of_quantity / every for model, of_quantity, every in rows if every}
 
 
 # Forecasts
@@ -127,6 +150,11 @@ def forecasts_of(model: str, region: str, quantity: str) -> QuerySet[Forecast]:
 
 def latest_forecast(model: str, region: str, quantity: str) -> Forecast | None:
     return forecasts_of(model, region, quantity).order_by("-pk").first()
+
+
+def newest_forecast() -> Forecast | None:
+    """Of any series."""
+    return Forecast.objects.order_by("-pk").first()
 
 
 def track(newest: Forecast, since: datetime) -> list[Window]:
@@ -274,8 +302,8 @@ def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[Sc
     return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
 
 
-def moves_since(since: datetime) -> int:
-    return ScalingMove.objects.filter(at__gte=since).count()
+def moves_since(since: datetime, model: str = "") -> int:
+    return moves(model=model).filter(at__gte=since).count()
 
 
 def policies() -> list[tuple[Model, ScalingPolicy | None]]:

@@ -5,7 +5,20 @@ from django.urls import reverse
 
 from controlplane.events.services import record
 
-FLEET_PAGES = ("overview", "instances", "events", "about", "snapshot", "charts")
+FLEET_PAGES = (
+    "overview",
+    "instances",
+    "forecast",
+    "scaling",
+    "plans",
+    "moves",
+    "events",
+    "about",
+    "snapshot",
+    "charts",
+    "forecast-charts",
+    "scaling-charts",
+)
 TENANT_PAGES = ("requests", "keys")
 
 
@@ -47,7 +60,7 @@ def test_a_tenants_people_see_their_own_pages(client, member, name):
     text = answer.content.decode()
     assert url("keys") in text
     assert url("requests") in text
-    for hidden in ("overview", "instances", "events", "about"):
+    for hidden in ("overview", "instances", "forecast", "scaling", "events", "about"):
         assert f'href="{url(hidden)}" data-go' not in text
 
 

@@ -341,6 +341,8 @@ def test_everything_by_keyboard(house, open_page):
         ("o", "Fleet overview"),
         ("e", "Events"),
         ("k", "API keys"),
+        ("f", "Forecast"),
+        ("s", "Scaling"),
         ("r", "Requests"),
         ("i", "Instances"),
     ):

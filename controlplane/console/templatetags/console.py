@@ -1,5 +1,6 @@
 """Template tags of the console: numbers, marks, icons, table cells that stay live, headers that sort."""
 
+import json
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from controlplane.console import formats, previews
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
+from controlplane.planning.titles import title_of
 
 register = template.Library()
 
@@ -22,12 +24,33 @@ register.filter("milliseconds", formats.milliseconds)
 register.filter("percent", formats.percent)
 register.filter("percent_fine", formats.percent_fine)
 register.filter("duration", formats.duration)
+register.filter("usd", formats.usd)
+register.filter("usd_signed", formats.usd_signed)
+register.filter("signed", formats.signed)
+register.filter("title_of", title_of)
 register.filter("preview", previews.preview)
 
 
 @register.filter
 def get(mapping: dict[str, Any], key: str) -> Any:
     return mapping.get(key)
+
+
+@register.filter
+def before_colon(label: str) -> str:
+    """The name in a label such as "Ask: an operator approves each plan"."""
+    return label.partition(":")[0]
+
+
+@register.filter
+def after_colon(label: str) -> str:
+    return label.partition(":")[2].strip()
+
+
+@register.filter
+def as_json(value: Any) -> str:
+    """For a field that is edited as text; nothing at all for an empty object."""
+    return json.dumps(value, sort_keys=True) if value else ""
 
 
 @register.simple_tag

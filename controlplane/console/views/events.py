@@ -110,15 +110,12 @@ def event(request: HttpRequest, pk: int) -> HttpResponse:
         }
         for key in keys
     ]
-    href = None
-    if row.subject_type == "instance":
-        href = selectors.instance_href(row.subject_id)
     context = {
         "event": row,
         "title": selectors.event_title(row),
         "changes": changes,
         "inputs": json.dumps(row.inputs, indent=2, sort_keys=True) if row.inputs else "",
-        "subject_href": href,
+        "subject_href": selectors.subject_href(row),
         "older": visible_events(request.user)
         .filter(pk__lt=row.pk)
         .order_by("-pk")

@@ -1,7 +1,7 @@
 // Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; until then the page shows
 // the server's drawing. Colours named var(--…) are resolved here, so that figures follow the theme.
 
-const EVERY_MS = 5_000;
+const EVERY_S = 5;
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 let plotly = null;
 let probe = null;
@@ -62,7 +62,7 @@ export class Charts {
       if (container.contains(event.detail.element)) this.#adopt(event.detail.element);
     });
     document.addEventListener("themechange", () => this.#drawAll());
-    this.#timer = setInterval(() => this.#refresh(), EVERY_MS);
+    this.#timer = setInterval(() => this.#refresh(), Number(container.dataset.chartsEveryS ?? EVERY_S) * 1000);
   }
 
   #adopt(panel) {

@@ -8,6 +8,29 @@ function inUse(element) {
     document.activeElement.matches("input, select, textarea");
 }
 
+// How what has the focus within *element* can be found again in its successor; null if nothing there has it.
+function focusedIn(element) {
+  const active = document.activeElement;
+  if (!element.contains(active) || active === element) return null;
+  if (active.id) return `#${CSS.escape(active.id)}`;
+  for (const name of ["href", "commandfor", "aria-label"]) {
+    if (active.hasAttribute(name)) return `[${name}="${CSS.escape(active.getAttribute(name))}"]`;
+  }
+  if (active.localName === "summary") return `#${CSS.escape(active.parentElement.id)} > summary`;
+  return null;
+}
+
+// What the user has opened and scrolled stays so.
+function keepView(before, after) {
+  for (const details of before.querySelectorAll("details[id][open]")) {
+    after.querySelector(`#${CSS.escape(details.id)}`)?.setAttribute("open", "");
+  }
+  const places = after.querySelectorAll(".scroll");
+  before.querySelectorAll(".scroll").forEach((scroll, at) => {
+    if (scroll.scrollLeft || scroll.scrollTop) places[at]?.scrollTo({ left: scroll.scrollLeft, top: scroll.scrollTop });
+  });
+}
+
 export async function swap(ids, url = location.href) {
   const wanted = ids.filter((id) => !busy.has(id));
   if (!wanted.length) return;
@@ -19,11 +42,10 @@ export async function swap(ids, url = location.href) {
     for (const id of wanted) {
       const [before, after] = [document.getElementById(id), page.getElementById(id)];
       if (!before || !after || inUse(before)) continue;
-      const focused = before.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-      const scrolled = before.querySelector(".scroll")?.scrollLeft ?? 0;
+      const focused = focusedIn(before);
       before.replaceWith(document.adoptNode(after));
-      if (scrolled) after.querySelector(".scroll")?.scrollTo({ left: scrolled });
-      if (focused) after.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+      keepView(before, after);
+      if (focused) after.querySelector(focused)?.focus({ preventScroll: true });
       document.dispatchEvent(new CustomEvent("swapped", { detail: { element: after } }));
     }
   } catch { /* the server is away: the badge says so, and the next change tries again */ } finally {

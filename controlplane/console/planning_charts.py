@@ -1,0 +1,359 @@
+"""Charts of the planners: demand against its forecast and capacity, how forecasters did, how strategies compare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import plotly.graph_objects as go
+from django.utils import timezone
+
+from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, local, scatter
+from controlplane.console.formats import count, percent, percent_fine, quantity
+from controlplane.planning.selectors import Series, Window
+
+LARGE_HEIGHT = 320
+FORECASTERS_SHOWN = len(STYLES)
+TIME_TICKS = [
+    {"dtickrange": [None, 43_199_999], "value": "%H:%M"},
+    {"dtickrange": [43_200_000, None], "value": "%a %d %b"},
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One series over time: what came, what was and is expected, and what the instances can do, in tokens a second.
+
+    *starts*, *actual*, *expected* and *capacity* have one element a window; *planned* is what an open plan would change
+    the capacity to from *now* on, None without one.
+    """
+
+    starts: Sequence[datetime]
+    window_s: int
+    now: datetime
+    actual: Series
+    expected: Sequence[Window | None]
+    capacity: Series
+    planned: float | None
+    unit: str  # "prompt" or "output"
+
+    @property
+    def ahead(self) -> list[Window]:
+        """The windows that are not over yet."""
+        length = timedelta(seconds=self.window_s)
+        return [window for window in self.expected if window is not None and window.start + length > self.now]
+
+    @property
+    def peak(self) -> Window | None:
+        return max(self.ahead, key=lambda window: window.mean, default=None)
+
+    @property
+    def capacity_now(self) -> float | None:
+        past = [value for start, value in zip(self.starts, self.capacity, strict=True) if start <= self.now]
+        return past[-1] if past else None
+
+
+def _field(expected: Sequence[Window | None], name: str) -> Series:
+    return [None if window is None else getattr(window, name) for window in expected]
+
+
+def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[go.Scatter]:
+    """Two invisible lines with the ground between them filled."""
+    edge = Line(f"{share} %", "var(--s1)")
+    lower, upper = (_field(outlook.expected, f"{side}_{share}") for side in ("lower", "upper"))
+    return [
+        scatter(times, upper, edge, 0, hoverinfo="skip"),
+        scatter(times, lower, edge, 0, hoverinfo="skip", fill="tonexty", fillcolor="var(--s1-soft)"),
+    ]
+
+
+def forecast(outlook: Outlook, empty: str) -> Chart:
+    """Demand, forecast with its bands, and capacity as steps. *empty* is what to say when there is nothing to draw."""
+    half = timedelta(seconds=outlook.window_s / 2)
+    starts = [timezone.localtime(start) for start in outlook.starts]
+    middles = [start + half for start in starts]
+    known = any(value is not None for value in outlook.actual)
+    mean = _field(outlook.expected, "mean")
+    legend: list[Line] = []
+    traces: list[Any] = []
+    if any(value is not None for value in mean):
+        # A line of the legend for each band: the inner ground lies over the outer one and is darker.
+        traces += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
+        expected = Line("forecast, with 80 and 95 % bands", "var(--s1)", "dash")
+        hover = "%{y:.3s}, 80 %: %{customdata[0]:.3s} to %{customdata[1]:.3s}"
+        bounds = list(zip(_field(outlook.expected, "lower_80"), _field(outlook.expected, "upper_80"), strict=True))
+        shown = scatter(middles, mean, expected, 2, customdata=bounds, hovertemplate=hover)
+        traces.append(shown.update(name="forecast"))
+        legend.append(expected)
+    if known:
+        actual = Line("actual", "var(--text)")
+        traces.append(scatter(middles, outlook.actual, actual, 2))
+        legend.insert(0, actual)
+    if any(outlook.capacity) and (known or legend):
+        capacity = Line("capacity of ready instances", "var(--s2)")
+        steps = scatter(starts, outlook.capacity, capacity, 1.75).update(name="capacity", line={"shape": "hv"})
+        traces.append(steps)
+        legend.append(capacity)
+    if outlook.planned is not None and legend:
+        planned = Line("as planned", "var(--s2)", "dot")
+        ahead = [timezone.localtime(outlook.now), starts[-1] + 2 * half]
+        traces.append(scatter(ahead, [outlook.planned] * 2, planned))
+        legend.append(planned)
+    now = {
+        "type": "line",
+        "yref": "paper",
+        "x0": local(timezone.localtime(outlook.now)),
+        "x1": local(timezone.localtime(outlook.now)),
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": "var(--border-strong)", "width": 1},
+    }
+    axes = {
+        "xaxis": {"tickformatstops": TIME_TICKS, "hoverformat": "%d %b %H:%M", "nticks": 10},
+        "yaxis": {"tickformat": "~s", "hoverformat": ".3s", "nticks": 7},
+    }
+    drawn = as_json(traces, layout(height=LARGE_HEIGHT, shapes=[now], **axes)) if legend else None
+    return Chart(
+        key="forecast",
+        title="Demand, forecast and capacity",
+        caption=f"{outlook.unit.capitalize()} tokens per second, in windows of {_length(outlook.window_s)}",
+        sentence=_outlook_sentence(outlook),
+        header=(
+            "Window from",
+            "Actual (tok/s)",
+            "Forecast (tok/s)",
+            *(f"{side} {share} % (tok/s)" for share in (80, 95) for side in ("Lower", "Upper")),
+            "Capacity (tok/s)",
+        ),
+        rows=[
+            [start, actual, *_numbers(window), capacity]
+            for start, actual, window, capacity in zip(
+                starts, outlook.actual, outlook.expected, outlook.capacity, strict=True
+            )
+        ],
+        figure=drawn,
+        legend=tuple(legend),
+        empty="" if drawn else empty,
+        size="large",
+        time_format="%d %b %H:%M",
+    )
+
+
+def _numbers(window: Window | None) -> list[float | None]:
+    if window is None:
+        return [None] * 5
+    return [window.mean, window.lower_80, window.upper_80, window.lower_95, window.upper_95]
+
+
+def _length(seconds: int) -> str:
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
+
+
+def _outlook_sentence(outlook: Outlook) -> str:
+    """What the chart says to who does not see it."""
+    parts = []
+    newest = next((value for value in reversed(outlook.actual) if value is not None), None)
+    if newest is not None:
+        parts.append(f"the newest full window had {quantity(newest)} {outlook.unit} tokens per second")
+    if peak := outlook.peak:
+        at = timezone.localtime(peak.start).strftime("%H:%M")
+        parts.append(
+            f"the forecast peaks at {quantity(peak.mean)} at {at}, "
+            f"with 80 % between {quantity(peak.lower_80)} and {quantity(peak.upper_80)}"
+        )
+    if outlook.capacity_now:
+        parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
+    return f"Demand: {'; '.join(parts)}." if parts else "Demand: nothing is known yet."
+
+
+# Backtests
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How one forecaster did on one quantity of a backtest: ratios, pinball loss in tokens a second, fit in seconds."""
+
+    forecaster: str
+    title: str
+    mean_ape: float | None
+    max_ape: float | None
+    pinball: float | None
+    coverage_80: float | None
+    coverage_95: float | None
+    fit_s: float | None
+    by_horizon: tuple[float | None, ...] = ()
+
+
+def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart:
+    """Mean APE against how far ahead a forecaster looked; the six best forecasters."""
+    shown = [score for score in scores if any(value is not None for value in score.by_horizon)][:FORECASTERS_SHOWN]
+    longest = max((len(score.by_horizon) for score in shown), default=0)
+    ahead = [(at + 1) * window_s / 60 for at in range(longest)]
+    legend = tuple(
+        Line(score.title, f"var(--{color})", dash) for score, (color, dash) in zip(shown, STYLES, strict=False)
+    )
+    values = [[*score.by_horizon, *[None] * (longest - len(score.by_horizon))] for score in shown]
+    mode = "lines" if longest > 1 else "markers"
+    traces = [
+        go.Scatter(
+            x=ahead,
+            y=series,
+            mode=mode,
+            name=line.label,
+            line={"color": line.color, "dash": line.dash, "width": 2},
+            marker={"color": line.color, "size": 9},
+        )
+        for series, line in zip(values, legend, strict=True)
+    ]
+    axes = {
+        "xaxis": {"type": "linear", "ticksuffix": " min", "hoverformat": ",.0f", "rangemode": "tozero"},
+        "yaxis": {"tickformat": ".0%", "hoverformat": ".1%"},
+    }
+    sentence = "Error by horizon: no backtest has measured it."
+    if shown and values[0][0] is not None:
+        first, end = values[0][0], next(value for value in reversed(values[0]) if value is not None)
+        sentence = (
+            f"Error by horizon: {shown[0].title} is off by {percent_fine(first)} one window ahead "
+            f"and by {percent_fine(end)} at {count(ahead[-1])} minutes."
+        )
+    return Chart(
+        key="horizon",
+        title="Error by horizon",
+        caption=f"Mean absolute percentage error by minutes ahead, {what}",
+        sentence=sentence,
+        header=("Ahead (min)", *(f"{score.title} (ratio)" for score in shown)),
+        rows=[[minutes, *row] for minutes, *row in zip(ahead, *values, strict=True)],
+        figure=as_json(traces, layout(**axes)) if shown else None,
+        legend=legend,
+        empty="" if shown else "No backtest has measured the error by horizon yet.",
+    )
+
+
+def coverage(scores: Sequence[Score], what: str) -> Chart:
+    """Share of windows within each band, beside what the band promises."""
+    shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
+    legend = (Line("80 % band", "var(--s1)"), Line("95 % band", "var(--s2)"), Line("promised", "var(--crit)", "dash"))
+    names = [score.title for score in shown]
+    traces = [
+        go.Scatter(
+            x=names,
+            y=[getattr(score, field) for score in shown],
+            mode="markers",
+            name=line.label,
+            marker={"color": line.color, "size": 11, "symbol": symbol},
+            hovertemplate="%{y:.1%}",
+        )
+        for field, line, symbol in zip(("coverage_80", "coverage_95"), legend[:2], ("circle", "diamond"), strict=True)
+    ]
+    promised = [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": level,
+            "y1": level,
+            "line": {"color": "var(--crit)", "width": 1.25, "dash": "8px,4px"},
+        }
+        for level in (0.80, 0.95)
+    ]
+    lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
+    axes = {
+        "xaxis": {"type": "category", "tickangle": 0, "automargin": True, "nticks": 0},
+        "yaxis": {
+            "tickformat": ".0%",
+            "range": [max(0.0, min(0.7, lowest - 0.05)), 1.01],
+            "rangemode": "normal",
+        },
+    }
+    sentence = "Coverage: no backtest has measured it."
+    if shown:
+        sentence = (
+            f"Coverage: of {shown[0].title}'s bands, the 80 % one holds {percent_fine(shown[0].coverage_80)} "
+            f"and the 95 % one {percent_fine(shown[0].coverage_95)} of the windows."
+        )
+    return Chart(
+        key="coverage",
+        title="Coverage of the bands",
+        caption=f"Share of windows within each band, {what}",
+        sentence=sentence,
+        header=("Forecaster", "Within the 80 % band (ratio)", "Within the 95 % band (ratio)"),
+        rows=[[score.title, score.coverage_80, score.coverage_95] for score in shown],
+        figure=as_json(traces, layout(shapes=promised, **axes)) if shown else None,
+        legend=legend if shown else (),
+        empty="" if shown else "No backtest has measured coverage yet.",
+    )
+
+
+# Strategies
+
+
+def strategies(rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], used: set[str], caption: str) -> Chart:
+    """Instance-hours against SLO attainment, one point a strategy; those in use are marked. Left and high is good."""
+    known = [row for row in rows if row.get("instance_hours") is not None and row.get("slo_met") is not None]
+    groups = (
+        (Line("in use", "var(--s1)"), "circle", [row for row in known if row["strategy"] in used]),
+        (Line("simulated only", "var(--s2)"), "diamond", [row for row in known if row["strategy"] not in used]),
+    )
+    traces = [
+        go.Scatter(
+            x=[row["instance_hours"] for row in members],
+            y=[row["slo_met"] for row in members],
+            mode="markers+text",
+            name=line.label,
+            text=[title_of(row["strategy"]) for row in members],
+            textposition=[_side(row, known) for row in members],
+            textfont={"color": "var(--text)", "size": 11},
+            marker={"color": line.color, "size": 11, "symbol": symbol},
+            hovertemplate="%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>",
+        )
+        for line, symbol, members in groups
+        if members
+    ]
+    lowest = min((row["slo_met"] for row in known), default=1.0)
+    room = max(0.005, (1 - lowest) * 0.25)
+    axes = {
+        "xaxis": {
+            "type": "linear",
+            "ticksuffix": " h",
+            "hoverformat": ",.1f",
+            "range": _padded([row["instance_hours"] for row in known]),
+        },
+        "yaxis": {"tickformat": ".1%", "range": [max(0.0, lowest - room), 1 + room], "rangemode": "normal"},
+    }
+    sentence = "Strategies: not compared yet."
+    if known:
+        best = min(known, key=lambda row: (-row["slo_met"], row["instance_hours"]))
+        least = min(known, key=lambda row: row["instance_hours"])
+        sentence = (
+            f"Strategies: {title_of(best['strategy'])} met the SLO for {percent(best['slo_met'])} of the requests with "
+            f"{count(best['instance_hours'])} instance-hours; {title_of(least['strategy'])} used the fewest, "
+            f"{count(least['instance_hours'])}, and met it for {percent(least['slo_met'])}."
+        )
+    return Chart(
+        key="strategies",
+        title="Cost against service",
+        caption=caption,
+        sentence=sentence,
+        header=("Strategy", "Instance-hours", "SLO met (ratio)", "Cost (USD)"),
+        rows=[
+            [title_of(row["strategy"]), row["instance_hours"], row["slo_met"], row.get("usd")]
+            for row in sorted(known, key=lambda row: row["instance_hours"])
+        ],
+        figure=as_json(traces, layout(hovermode="closest", **axes)) if known else None,
+        legend=tuple(line for line, _, members in groups if members),
+        empty="" if known else "No comparison has been made yet.",
+    )
+
+
+def _padded(values: Sequence[float]) -> list[float]:
+    """A range with room at both ends for the names of the points."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = max((high - low) * 0.22, high * 0.04, 0.5)
+    return [max(0.0, low - room), high + room]
+
+
+def _side(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Where a point's name stands: names of neighbours alternate above and below, so that they do not overlap."""
+    order = sorted(rows, key=lambda other: (other["instance_hours"], other["slo_met"]))
+    return ("top center", "bottom center")[order.index(row) % 2]

@@ -1,0 +1,297 @@
+"""Rows of the planners for tests of pages: demand with a day's rhythm, forecasts that were nearly right, plans and moves.
+
+Deterministic for a moment. Whatever deployments there are get demand, forecasts and plans, so that both the small
+inventory of unit tests and the demonstration fleet of browser tests can be furnished.
+"""
+
+import math
+import random
+import uuid
+from datetime import UTC, datetime, timedelta
+
+from controlplane.fleet.models import Deployment, Instance, Model
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning.models import (
+    Backtest,
+    Forecast,
+    MoveSource,
+    PlanStatus,
+    PolicyMode,
+    Quantity,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
+
+WINDOW_S = 600
+AHEAD = 24  # windows of a forecast
+CAPABILITY = {"a100-80gb": 3_100.0, "h100-80gb": 5_400.0}
+PROMPT_TO_OUTPUT = 2.6
+FORECASTERS = ("seasonal_naive", "arima", "seasonal_arima", "ets", "mlstm", "blend")
+STRATEGIES = (
+    ("siloed", 96.0, 0.9991),
+    ("reactive", 78.5, 0.9874),
+    ("lt_i", 61.2, 0.9735),
+    ("lt_u", 57.9, 0.9790),
+    ("lt_ua", 55.4, 0.9912),
+    ("preserve", 58.8, 0.9933),
+    ("hybrid", 60.1, 0.9921),
+)
+
+
+def level(model: str, region: str, at: datetime) -> float:
+    """Output tokens a second that are expected of a series at that time of day."""
+    phase = sum(map(ord, region)) % 5
+    base = 900 + sum(map(ord, model)) * 37 % 2_400
+    return base * (1 + 0.55 * math.sin((at.hour * 60 + at.minute) / 1440 * 2 * math.pi - 1.6 + phase / 3))
+
+
+def series() -> list[tuple[str, str]]:
+    rows = Deployment.objects.filter(active=True).values_list("model__name", "region__name")
+    return sorted(set(rows))
+
+
+def minutes(now: datetime, hours: float) -> None:
+    """Demand of every series until *now*, with ten minutes in the middle in which nobody counted."""
+    dice = random.Random(5)
+    last = now.replace(second=0, microsecond=0)
+    count = int(hours * 60)
+    gap = range(count // 2, count // 2 + 20)
+    rows = []
+    for back in range(count, 0, -1):
+        if back in gap:
+            continue
+        minute = last - timedelta(minutes=back)
+        for model, region in series():
+            output = level(model, region, minute) * dice.uniform(0.88, 1.13) * 60
+            rows.append(
+                MinuteRow(
+                    minute=minute,
+                    model=model,
+                    region=region,
+                    slo_class="interactive",
+                    requests=int(output // 220),
+                    prompt_tokens=int(output * PROMPT_TO_OUTPUT),
+                    output_tokens=int(output),
+                )
+            )
+    MinuteRow.objects.bulk_create(rows, batch_size=2_000)
+
+
+def forecasts(now: datetime, hours: float) -> None:
+    """One forecast of each series and quantity for every window of the last *hours*."""
+    newest = datetime.fromtimestamp(now.timestamp() // WINDOW_S * WINDOW_S, UTC)
+    rows = []
+    for back in range(int(hours * 3600 // WINDOW_S), -1, -1):
+        start = newest - timedelta(seconds=back * WINDOW_S)
+        for model, region in series():
+            rows += [forecast(model, region, quantity, start) for quantity in Quantity]
+    Forecast.objects.bulk_create(rows, batch_size=500)
+
+
+def forecast(model: str, region: str, quantity: str, start: datetime, note: str = "") -> Forecast:
+    dice = random.Random(f"{model} {region} {quantity} {start}")
+    scale = PROMPT_TO_OUTPUT if quantity == Quantity.PROMPT else 1.0
+    mean = [
+        level(model, region, start + timedelta(seconds=(at + 0.5) * WINDOW_S)) * scale * dice.uniform(0.97, 1.03)
+        for at in range(AHEAD)
+    ]
+    wide = [0.035 + 0.006 * at for at in range(AHEAD)]
+
+    def times(sign: int, sigmas: float) -> list[float]:
+        return [round(value * (1 + sign * sigmas * width), 2) for value, width in zip(mean, wide, strict=True)]
+
+    return Forecast(
+        made_at=start + timedelta(seconds=40),
+        model=model,
+        region=region,
+        quantity=quantity,
+        forecaster="blend",
+        window_s=WINDOW_S,
+        start_at=start,
+        mean=[round(value, 2) for value in mean],
+        lower_80=times(-1, 1.28),
+        upper_80=times(1, 1.28),
+        lower_95=times(-1, 1.96),
+        upper_95=times(1, 1.96),
+        note=note,
+    )
+
+
+def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-mid")) -> Backtest:
+    rows = []
+    for place, forecaster in enumerate(reversed(FORECASTERS)):
+        for name in names:
+            for quantity in Quantity:
+                mean_ape = 0.061 + 0.019 * place + (0.008 if quantity == Quantity.OUTPUT else 0)
+                rows.append(
+                    {
+                        "forecaster": forecaster,
+                        "series": name,
+                        "quantity": quantity.value,
+                        "mean_ape": mean_ape,
+                        "max_ape": mean_ape * 4.2,
+                        "pinball": 18 + 7.5 * place,
+                        "coverage_80": 0.81 - 0.02 * place,
+                        "coverage_95": 0.953 - 0.015 * place,
+                        "fit_s": 0.02 * 9**place % 40,
+                        "mean_ape_by_horizon": [mean_ape * (0.8 + 0.07 * at) for at in range(6)],
+                    }
+                )
+    return Backtest.objects.create(source=source, window_s=WINDOW_S, horizon_windows=6, rows=rows)
+
+
+def policies() -> None:
+    choices = [
+        ("lt_ua", PolicyMode.ASK),
+        ("preserve", PolicyMode.SHADOW),
+        ("lt_ua", PolicyMode.AUTO),
+    ]
+    for model, (strategy, mode) in zip(Model.objects.order_by("name"), choices, strict=False):
+        ScalingPolicy.objects.create(model=model, strategy=strategy, mode=mode)
+
+
+def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1, 0, -1), **values) -> ScalingPlan:
+    """A plan that changes the places of *model* by *deltas*, in the order of their names."""
+    targets, before, after = [], 0.0, 0.0
+    bounds, prices = {}, {}
+    rows = Deployment.objects.filter(model=model).select_related("region", "gpu_type").order_by("region__name")
+    for row, delta in zip(rows, (deltas * len(rows))[: len(rows)], strict=True):
+        region, gpu_type = row.region.name, row.gpu_type.name
+        present = Instance.objects.filter(deployment=row, state__in=["ready", "loading", "provisioning"]).count()
+        usd = float(row.gpu_type.on_demand_usd_per_hour) * row.tensor_parallel
+        before, after = before + present * usd, after + (present + delta) * usd
+        bounds[f"{region} {gpu_type}"] = [row.min_instances, row.max_instances]
+        prices[gpu_type] = float(row.gpu_type.on_demand_usd_per_hour)
+        needed = level(model.name, region, now + timedelta(hours=2)) * (1 + PROMPT_TO_OUTPUT)
+        reason = "as it is"
+        if delta > 0:
+            reason = f"the forecast peak of {needed:,.0f} tokens/s does not fit into {present} instances"
+        elif delta < 0:
+            reason = f"{present - 1} instances serve the forecast peak of {needed:,.0f} tokens/s"
+        targets.append(
+            {
+                "region": region,
+                "gpu_type": gpu_type,
+                "present": present,
+                "target": present + delta,
+                "demand_tokens_per_s": round(needed, 1),
+                "capability_tokens_per_s": CAPABILITY.get(gpu_type, 3_000.0),
+                "reason": reason,
+            }
+        )
+    gpu_types = {target["gpu_type"] for target in targets}
+    defaults = {
+        "round": uuid.UUID(int=int(now.timestamp())),
+        "made_at": now,
+        "valid_until": now + timedelta(hours=1),
+        "model": model,
+        "strategy": "lt_ua",
+        "status": status,
+        "targets": targets,
+        "binding": [
+            f"{model.name} in us-east: its share of the peak must be served there (epsilon 0.8)",
+            "us-east: all 24 GPUs of h100-80gb are taken",
+        ],
+        "cost_usd_per_hour_before": round(before, 2),
+        "cost_usd_per_hour_after": round(after, 2),
+        "solver": "highs",
+        "gap": 0.0021,
+        "solve_ms": 31.4,
+        "inputs": {
+            "start_at": now.isoformat(),
+            "window_s": WINDOW_S,
+            "demand_of": "upper_80",
+            "capability_tokens_per_s": {
+                name: {"tokens_per_s": CAPABILITY.get(name, 3_000.0), "source": "measured over 7 days"}
+                for name in sorted(gpu_types)
+            },
+            "bounds": bounds,
+            "usd_per_gpu_hour": prices,
+            "epsilon": 0.8,
+        },
+    }
+    return ScalingPlan.objects.create(**(defaults | values))
+
+
+def plans(now: datetime) -> None:
+    """A past of plans for every model; for the first advice, for the second a shadow, for the third one in force."""
+    ends = [
+        {"status": PlanStatus.ADVICE},
+        {"status": PlanStatus.SHADOW, "deltas": (0,), "strategy": "preserve"},
+        {
+            "status": PlanStatus.APPLIED,
+            "deltas": (1, 0, 0),
+            "decided_by": "planner",
+            "note": "us-west falls 412 tokens/s short of its share",
+        },
+    ]
+    for number, model in enumerate(Model.objects.order_by("name")[:3]):
+        for back in (3, 2, 1):
+            status = (PlanStatus.SUPERSEDED, PlanStatus.REJECTED, PlanStatus.APPLIED)[(back + number) % 3]
+            by = "operator" if status != PlanStatus.SUPERSEDED else ""
+            plan(model, now - timedelta(hours=back), status, decided_by=by, valid_until=now - timedelta(hours=back - 1))
+        values = dict(ends[number % 3])
+        applied = {"applied_at": now} if values["status"] == PlanStatus.APPLIED else {}
+        plan(model, now - timedelta(minutes=12), values.pop("status"), **values, **applied)
+
+
+def moves(now: datetime) -> None:
+    said = (
+        (MoveSource.PLAN, "lt_ua", 1, "the plan wants 3 instances, 2 are there"),
+        (MoveSource.FLOOR, "reactive", 1, "use is 84 %, above 70 %"),
+        (MoveSource.STRATEGY, "lt_ua", -1, "demand is 0.4 times the forecast, below 0.5"),
+        (MoveSource.FLOOR, "reactive", -1, "use is 22 %, below 30 %, for 15 s"),
+    )
+    rows = list(Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
+    newest = ScalingPlan.objects.filter(status=PlanStatus.APPLIED).first()
+    for number, row in enumerate(rows[:14]):
+        source, strategy, delta, reason = said[number % len(said)]
+        ScalingMove.objects.create(
+            at=now - timedelta(minutes=9 * (14 - number)),
+            plan=newest if source == MoveSource.PLAN else None,
+            source=source,
+            strategy=strategy,
+            model=row.deployment.model.name,
+            region=row.deployment.region.name,
+            gpu_type=row.deployment.gpu_type.name,
+            instance=row.name,
+            delta=delta,
+            reason=reason,
+        )
+
+
+def comparison(now: datetime) -> StrategyComparison:
+    rows = [
+        {
+            "strategy": name,
+            "instance_hours": hours,
+            "usd": hours * 6.1,
+            "p95_ttft_ms": 1_400 - 1_000 * (slo - 0.97) / 0.03,
+            "p95_e2e_ms": 14_800 - 4_000 * (slo - 0.97) / 0.03,
+            "slo_met": slo,
+            "waste_hours": hours * 0.12,
+            "moves": int(hours) % 19,
+        }
+        for name, hours, slo in STRATEGIES
+    ]
+    return StrategyComparison.objects.create(
+        made_at=now - timedelta(minutes=22),
+        from_at=now - timedelta(hours=4, minutes=22),
+        to_at=now - timedelta(minutes=22),
+        requests=18_240,
+        rows=rows,
+    )
+
+
+def furnish(now: datetime, hours: float = 8) -> None:
+    """Everything at once."""
+    minutes(now, hours)
+    forecasts(now, hours)
+    backtest("the ledger", ("llama-3.1-8b us-east",))
+    backtest()
+    policies()
+    plans(now)
+    moves(now)
+    comparison(now)

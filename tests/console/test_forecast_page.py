@@ -1,0 +1,334 @@
+"""The forecast page: what demand was and is expected to be, capacity beside it, backtests, and what is said before any."""
+
+import csv
+import io
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console import outlooks, planning_charts
+from controlplane.console.outlooks import Asked
+from controlplane.console.previews import preview
+from controlplane.events.services import record
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import selectors
+from controlplane.planning.models import Forecast, Quantity
+from tests.console import planning_rows
+
+NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
+SERIES = ("llama-3.1-8b", "us-east")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr("django.utils.timezone.now", lambda: NOW)
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def page(reader, **query) -> str:
+    answer = reader.get(reverse("console:forecast"), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def table(answer) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+def minute(at: datetime, output: int, region: str = "us-east", model: str = "llama-3.1-8b") -> None:
+    MinuteRow.objects.create(
+        minute=at, model=model, region=region, slo_class="interactive", prompt_tokens=3 * output, output_tokens=output
+    )
+
+
+# Reading
+
+
+def test_demand_tells_a_quiet_minute_from_one_nobody_counted(db):
+    begin = datetime(2026, 11, 20, 14, 0, tzinfo=UTC)
+    minute(begin, 600)
+    minute(begin + timedelta(minutes=1), 1200)
+    minute(begin + timedelta(minutes=5), 999, region="us-west")  # the gateway ran, and this series was quiet
+    starts = selectors.grid(begin, begin + timedelta(minutes=8), 120)
+    assert selectors.demand(*SERIES, "output", starts, 120) == [15.0, None, 0.0, None]
+    assert selectors.demand(*SERIES, "prompt", starts, 120) == [45.0, None, 0.0, None]
+    assert selectors.demand(*SERIES, "output", [], 120) == []
+
+
+def test_the_grid_holds_the_windows_that_meet_a_range():
+    since, until = NOW, NOW + timedelta(minutes=20)
+    starts = selectors.grid(since, until, 600)
+    assert [start.minute for start in starts] == [20, 30, 40]
+    assert starts[0] <= since
+    assert starts[-1] < until <= starts[-1] + timedelta(seconds=600)
+
+
+def test_a_past_window_has_what_was_said_last_before_it(db):
+    begin = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+    for number in range(3):
+        row = planning_rows.forecast(*SERIES, Quantity.OUTPUT, begin + timedelta(minutes=10 * number))
+        row.mean = [100.0 * number + at for at in range(planning_rows.AHEAD)]
+        row.save()
+    other = planning_rows.forecast(*SERIES, Quantity.OUTPUT, begin)
+    other.window_s = 60
+    Forecast.objects.bulk_create([other])
+    newest = Forecast.objects.filter(window_s=600).latest("pk")
+    means = [window.mean for window in selectors.track(newest, begin)]
+    assert means[:4] == [0.0, 100.0, 200.0, 201.0]
+    assert len(means) == 2 + planning_rows.AHEAD
+    assert selectors.track(newest, begin + timedelta(minutes=15))[0].mean == 200.0
+
+
+def test_accuracy_is_counted_by_hand():
+    begin = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+    expected = [
+        selectors.Window(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0, 1) for at in range(5)
+    ]
+    actual = dict(zip((window.start for window in expected), [100.0, 125.0, 85.0, 0.0, None], strict=True))
+    found = selectors.accuracy(expected, actual)
+    assert found.windows == 4
+    assert found.coverage_80 == 1 / 4
+    assert found.coverage_95 == 2 / 4
+    assert found.mean_ape == pytest.approx((0 + 25 / 125 + 15 / 85) / 3)
+    assert selectors.accuracy(expected, {}) == selectors.Accuracy(0, None, None, None)
+
+
+def test_ready_instances_are_read_back_through_their_moves(make_instance, viewer):
+    first, second = make_instance(state="ready"), make_instance(state="failed")
+    for row, before, after in (
+        (first, "loading", "ready"),
+        (second, "loading", "ready"),
+        (second, "ready", "draining"),
+        (second, "draining", "ready"),
+        (second, "ready", "failed"),
+    ):
+        record("instance.moved", row, actor=viewer, before={"state": before}, after={"state": after})
+    steps = selectors.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
+    assert [ready["a100-80gb"] for _, ready in steps] == [0, 1, 2, 1, 2, 1]
+    assert [at for at, _ in steps] == sorted(at for at, _ in steps)
+    assert selectors.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
+
+
+def test_capability_is_the_plans_in_the_share_of_the_quantity(make_instance, language_model):
+    make_instance()
+    planning_rows.plan(language_model, NOW, "superseded")
+    minute(NOW - timedelta(hours=1), 500)  # three times as many prompt tokens
+    assert selectors.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
+    assert selectors.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
+    assert selectors.capabilities("output", NOW + timedelta(days=3)) == {}
+
+
+def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, language_model):
+    for _ in range(2):
+        make_instance()
+    planning_rows.minutes(NOW, 3)
+    planning_rows.forecasts(NOW, 3)
+    planning_rows.plan(language_model, NOW, "advice")
+    outlook = outlooks.see(Asked(*SERIES, "output", 6), NOW).outlook
+    over = [start for start in outlook.starts if start + timedelta(minutes=10) <= NOW]
+    for start, actual, capacity in zip(outlook.starts, outlook.actual, outlook.capacity, strict=True):
+        assert start in over or actual is None
+        assert (capacity is None) == (start > NOW)
+    assert outlook.actual[len(over) - 1] is not None
+    assert outlook.capacity_now == pytest.approx(2 * 3_100 / (1 + planning_rows.PROMPT_TO_OUTPUT), rel=1e-3)
+    assert outlook.planned == pytest.approx(1.5 * outlook.capacity_now)  # the plan adds one to two
+    assert outlook.peak == max(outlook.ahead, key=lambda window: window.mean)
+    assert outlook.ahead[0].start == NOW.replace(minute=20, second=0)
+
+
+# The page
+
+
+def test_all_numbers_are_there_before_any_script(reader, make_instance, language_model):
+    make_instance()
+    planning_rows.furnish(NOW)
+    html = page(reader)
+    for word in ("Demand, last 10 min", "Peak ahead", "Peak of capacity", "Within 80 % band", "All series", "Backtest"):
+        assert word in html
+    assert html.count('class="preview"') == 3
+    assert "<polygon" in html  # the bands
+    assert "Seasonal ARIMA" in html
+    assert "best" in html
+    assert "No forecast" not in html
+    figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
+    assert [trace["name"] for trace in figure["data"]] == [
+        "95 %",
+        "95 %",
+        "80 %",
+        "80 %",
+        "forecast",
+        "actual",
+        "capacity",
+        "as planned",
+    ]
+    assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
+    assert not re.search(r'\s(?:style|on\w+)="', html)
+
+
+def test_the_chart_is_its_table_and_its_file(reader, make_instance):
+    make_instance()
+    planning_rows.furnish(NOW)
+    query = {"table": "forecast", "quantity": "prompt", "hours": "6"}
+    html = page(reader, **query)
+    rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
+    assert rows[0][:3] == ["Window from", "Actual (tok/s)", "Forecast (tok/s)"]
+    assert html.count('<th scope="row">20 Nov ') + html.count('<th scope="row">21 Nov ') == len(rows) - 1
+    asked = Asked(*SERIES, "prompt", 6)
+    outlook = outlooks.see(asked, NOW).outlook
+    assert [row[1] for row in rows[1:]] == ["" if value is None else str(value) for value in outlook.actual]
+    assert [row[2] for row in rows[1:]] == ["" if seen is None else str(seen.mean) for seen in outlook.expected]
+
+
+@pytest.mark.parametrize("name", ["series", "backtest", "horizon", "coverage"])
+def test_every_other_table_has_a_file(reader, make_instance, name):
+    make_instance()
+    planning_rows.furnish(NOW)
+    rows = table(reader.get(reverse("console:forecast"), {"table": name, "format": "csv"}))
+    assert len(rows) > 1
+    assert all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_instance):
+    make_instance()
+    planning_rows.furnish(NOW)
+    html = page(reader, model="nobody", region="nowhere", quantity="words", hours="7")
+    assert '<option value="6" selected>' in html
+    assert '<option value="output" selected>' in html
+    assert '<option value="prompt" selected>' in page(reader, quantity="prompt")
+    assert "in windows of 10 min" in page(reader, hours="72")
+
+
+def test_nothing_deployed(reader):
+    assert "Nothing is deployed" in page(reader)
+
+
+def test_no_request_yet(reader, deployment):
+    html = page(reader)
+    assert "No request for llama-3.1-8b in US East yet" in html
+    assert "Nothing is known of this series yet." in html
+    assert "manage.py backtest" in html
+
+
+def test_how_long_until_the_first_forecast(reader, deployment):
+    minute(NOW - timedelta(minutes=2), 600)  # 14:21:20, in the window from 14:20: over, and counted, at 14:30:30
+    html = page(reader)
+    assert "It has 1 minute of demand so far" in html
+    assert "the first comes in about 7 min" in html
+
+
+def test_a_first_forecast_that_is_due_points_at_celery(reader, deployment):
+    minute(NOW - timedelta(hours=2), 600)
+    html = page(reader)
+    assert "the first is due" in html
+    assert "Celery" in html
+
+
+def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):
+    note = "only 3 windows are known: the last value stands in"
+    planning_rows.forecast(*SERIES, Quantity.OUTPUT, NOW - timedelta(minutes=3), note=note).save()
+    assert note in page(reader)
+
+
+def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_model):
+    make_instance()
+    planning_rows.minutes(NOW, 1)
+    row = planning_rows.forecast(*SERIES, Quantity.OUTPUT, NOW - timedelta(minutes=3))
+    planning_rows.plan(language_model, NOW, "shadow", (0,))
+    row.mean = [900.0 * 20] * planning_rows.AHEAD
+    row.save()
+    html = page(reader)
+    assert 'data-level="critical"' in html
+    row.mean = [10.0] * planning_rows.AHEAD
+    row.save()
+    assert 'data-level="critical"' not in page(reader)
+
+
+def test_charts_are_redrawn_alone(reader, make_instance):
+    make_instance()
+    planning_rows.furnish(NOW)
+    answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast,coverage"})
+    charts = answer.json()["charts"]
+    assert set(charts) == {"forecast", "coverage"}
+    assert charts["forecast"]["sentence"].startswith("Demand: the newest full window had")
+    again = reader.get(
+        reverse("console:forecast-charts"), {"charts": "forecast,coverage"}, headers={"If-None-Match": answer["ETag"]}
+    )
+    assert again.status_code == 304
+
+
+def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
+    make_instance()
+    planning_rows.furnish(NOW)
+    with django_assert_max_num_queries(32):
+        page(reader)
+
+
+# Backtests
+
+
+def test_scores_over_all_series_are_means_and_the_worst(db):
+    backtest = planning_rows.backtest()
+    for row in backtest.rows:
+        if (row["forecaster"], row["series"], row["quantity"]) == ("ets", "m-mid", "output"):
+            row |= {"mean_ape": 0.9, "max_ape": 7.0, "mean_ape_by_horizon": [0.5]}
+    found = {score.forecaster: score for score in outlooks.scores(backtest, "output")}
+    small = next(score for score in outlooks.scores(backtest, "output", "m-small") if score.forecaster == "ets")
+    assert found["ets"].mean_ape == pytest.approx((small.mean_ape + 0.9) / 2)
+    assert found["ets"].max_ape == 7.0
+    assert found["ets"].by_horizon[0] == pytest.approx((small.by_horizon[0] + 0.5) / 2)
+    assert found["ets"].by_horizon[1:] == small.by_horizon[1:]
+    assert outlooks.scores(backtest, "output")[0].forecaster == "blend"
+    board = outlooks.leader_board(backtest)
+    assert board[0]["forecaster"] == "blend"
+    assert [score["best"] for score in board[0]["scores"]] == [True, True]
+    assert not any(score["best"] for row in board[1:] for score in row["scores"])
+
+
+def test_a_backtest_without_a_quantity_or_numbers_still_has_a_board(db):
+    backtest = planning_rows.backtest(names=("one",))
+    backtest.rows = [
+        {"forecaster": "ets", "series": "one", "quantity": "prompt"},
+        {"forecaster": "arima", "series": "one", "quantity": "prompt", "mean_ape": 0.2, "coverage_80": 0.7},
+    ]
+    board = outlooks.leader_board(backtest)
+    assert [row["forecaster"] for row in board] == ["arima", "ets"]
+    assert board[0]["scores"][1] is None
+    scores = outlooks.scores(backtest, "prompt")
+    assert planning_charts.error_by_horizon(scores, 600, "").figure is None
+    assert planning_charts.coverage(scores, "").rows == [["ARIMA", 0.7, None]]
+
+
+# Drawings without a script
+
+
+def test_a_preview_puts_points_where_their_times_are():
+    figure = {
+        "data": [
+            {
+                "type": "scatter",
+                "x": ["2026-11-20 10:00:00", "2026-11-20 11:00:00"],
+                "y": [0, 10],
+                "mode": "lines",
+                "line": {"color": "var(--s1)", "width": 2},
+            },
+            {
+                "type": "scatter",
+                "x": ["2026-11-20 11:00:00", "2026-11-20 14:00:00"],
+                "y": [5, 10],
+                "mode": "lines",
+                "line": {"color": "var(--s2)", "width": 2, "shape": "hv"},
+            },
+        ],
+        "layout": {"yaxis": {"range": [0, 10]}},
+    }
+    svg = preview(figure)
+    assert 'points="0.0,180.0 100.0,0.0"' in svg
+    assert 'points="100.0,90.0 400.0,90.0 400.0,0.0"' in svg

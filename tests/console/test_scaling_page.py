@@ -1,0 +1,386 @@
+"""The scaling pages: the matrix and what it costs, plans and why, deciding on them, policies, moves, strategies."""
+
+import csv
+import io
+import json
+import re
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console import planning_charts, scaling_tables
+from controlplane.console.views.scaling import strategies_used
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Region
+from controlplane.planning import selectors, services
+from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning.titles import title_of
+from tests.console import planning_rows
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """No broker is asked: what would have been sent is noted."""
+    sent = []
+    monkeypatch.setattr(services, "hurry", lambda *args: sent.append(args) or True)
+    return sent
+
+
+@pytest.fixture
+def now(db):
+    return timezone.now()
+
+
+@pytest.fixture
+def two_places(deployment, make_instance, gpu_type):
+    """Two instances ready and one loading in US East, one draining and one ready in US West."""
+    west = Region.objects.create(name="us-west", title="US West")
+    other = Deployment.objects.create(
+        model=deployment.model, region=west, gpu_type=gpu_type, tensor_parallel=2, min_instances=0, max_instances=5
+    )
+    for state in ("ready", "ready", "loading"):
+        make_instance(state=state)
+    for state in ("ready", "draining", "stopped"):
+        make_instance(state=state, deployment=other)
+    return deployment, other
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+@pytest.fixture
+def acting(client, operator):
+    client.force_login(operator)
+    return client
+
+
+def url(name: str, *args) -> str:
+    return reverse(f"console:{name}", args=args)
+
+
+def page(reader, name="scaling", *args, **query) -> str:
+    answer = reader.get(url(name, *args), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def table(answer) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+# The matrix
+
+
+def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
+    model = two_places[0].model
+    plan = planning_rows.plan(model, now, "advice", (1, -1))
+    matrix = scaling_tables.matrix("", {model.name: plan}, {"us-east": "US East"}, now)
+    (line,) = matrix.lines
+    east, west = line.cells
+    assert matrix.regions == (("us-east", "US East"), ("us-west", "us-west"))
+    assert (east.present, east.target, east.delta, east.aside) == (3, 4, 1, "1 starting")
+    assert (west.present, west.target, west.delta, west.aside) == (1, 0, -1, "1 draining")
+    assert (line.present, line.target, line.delta) == (4, 4, 0)
+    assert matrix.totals == [(3, 4), (1, 0)]
+    each = 2 * 1.35
+    assert matrix.usd_now == pytest.approx(4 * each)
+    assert matrix.usd_planned == pytest.approx(4 * each)
+    assert matrix.usd_delta == pytest.approx(0)
+
+
+def test_a_plan_that_is_out_of_date_says_nothing(two_places, now):
+    model = two_places[0].model
+    plan = planning_rows.plan(model, now - timedelta(hours=3), "applied", (1, 1))
+    matrix = scaling_tables.matrix("", {model.name: plan}, {}, now)
+    assert [cell.target for cell in matrix.lines[0].cells] == [None, None]
+    assert matrix.target == matrix.present == 4
+    assert scaling_tables.card(plan, {}, now).expired
+
+
+def test_a_place_without_a_deployment_is_empty(two_places, make_instance, now, gpu_type):
+    other = two_places[0].model
+    other.pk, other.name = None, "another"
+    other.save()
+    Deployment.objects.create(model=other, region=two_places[1].region, gpu_type=gpu_type, tensor_parallel=4)
+    matrix = scaling_tables.matrix("", {}, {}, now)
+    first = matrix.lines[0]
+    assert first.model == "another"
+    assert [cell.deployed for cell in first.cells] == [False, True]
+    assert scaling_tables.matrix("llama-3.1-8b", {}, {}, now).lines[0].model == "llama-3.1-8b"
+
+
+def test_the_current_plan_is_the_newest_that_still_stands(two_places, now):
+    model = two_places[0].model
+    shadow = planning_rows.plan(model, now, "shadow")
+    planning_rows.plan(model, now, "rejected")
+    planning_rows.plan(model, now, "superseded")
+    planning_rows.plan(model, now, "failed")
+    assert selectors.current_plans() == {model.name: shadow}
+    advice = planning_rows.plan(model, now, "advice")
+    assert selectors.current_plans() == {model.name: advice}
+    assert selectors.waiting_plans() == [advice]
+
+
+def test_the_page_tells_what_would_change_and_why(reader, two_places, now):
+    model = two_places[0].model
+    plan = planning_rows.plan(model, now, "advice", (1, -1), note="us-west falls 12 tokens/s short of its share")
+    html = page(reader)
+    for word in (
+        "Present and planned instances",
+        "1 starting",
+        "1 draining",
+        "the forecast peak of",
+        "falls 12 tokens/s short",
+        "2 rows bind",
+        "epsilon 0.8",
+        f'href="{url("plan", plan.pk)}"',
+    ):
+        assert word in html, word
+    assert html.count('data-tone="more"') >= 2
+    assert html.count('data-tone="fewer"') >= 2
+    assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
+    assert not re.search(r'\s(?:style|on\w+)="', html)
+
+
+def test_the_matrix_is_its_file(reader, two_places, now):
+    planning_rows.plan(two_places[0].model, now, "advice", (1, -1))
+    rows = table(reader.get(url("scaling"), {"table": "matrix", "format": "csv"}))
+    assert [
+        (row["Region"], row["Present (instances)"], row["Planned (instances)"], row["Change (instances)"])
+        for row in rows
+    ] == [
+        ("us-east", "3", "4", "1"),
+        ("us-west", "1", "0", "-1"),
+    ]
+    assert rows[0]["Cost now (USD/h)"] == "8.1"
+
+
+@pytest.mark.parametrize("name", ["comparison", "strategies", "moves", "plans"])
+def test_every_table_has_a_file(reader, two_places, now, name):
+    planning_rows.furnish(now, 2)
+    rows = table(reader.get(url("scaling"), {"table": name, "format": "csv"}))
+    assert rows
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_empty_pages_say_what_comes(reader, language_model):
+    html = page(reader)
+    for words in (
+        "Nothing is deployed",
+        "No plan yet",
+        "No comparison yet",
+        "No instance has been moved by scaling",
+        "Reactive floor alone",
+    ):
+        assert words in html
+    assert "No plan has been made yet" in page(reader, "plans")
+    assert "No instance has been moved by scaling yet" in page(reader, "moves")
+    assert "No plan fits these filters" in page(reader, "plans", status="advice")
+    assert "No move fits these filters" in page(reader, "moves", source="floor")
+
+
+# Deciding
+
+
+def test_approving_is_kept_with_its_reason(acting, two_places, now, operator):
+    plan = planning_rows.plan(two_places[0].model, now, "advice", (1, -1))
+    html = page(acting)
+    assert f'id="approve-{plan.pk}"' in html
+    answer = acting.post(
+        url("decide", plan.pk, "approve"), {"reason": "  the peak\n comes ", "next": "/scaling/?model=x"}
+    )
+    assert answer["Location"] == "/scaling/?model=x"
+    plan.refresh_from_db()
+    assert (plan.status, plan.decided_by) == ("approved", "operator")
+    event = Event.objects.get(kind="plan.approved")
+    assert (event.user, event.reason, event.subject_id) == (operator, "the peak comes", str(plan.pk))
+    assert "is approved; its moves begin" in page(acting)
+    assert f'href="{url("plan", plan.pk)}"' in page(acting, "event", event.pk)
+    assert f'id="approve-{plan.pk}"' not in page(acting)
+
+
+def test_rejecting_leaves_instances_as_they_are(acting, two_places, now):
+    plan = planning_rows.plan(two_places[0].model, now, "advice")
+    acting.post(url("decide", plan.pk, "reject"), {"reason": "a launch is on"})
+    plan.refresh_from_db()
+    assert plan.status == "rejected"
+    assert "instances stay as they are" in page(acting, "plan", plan.pk)
+
+
+@pytest.mark.parametrize(
+    ("status", "hours", "reason", "words"),
+    [
+        ("shadow", 1, "why not", "only advice can be approved"),
+        ("advice", -1, "why not", "approve a newer one"),
+        ("advice", 1, "   ", "give a reason"),
+    ],
+)
+def test_what_cannot_be_approved_says_why(acting, two_places, now, status, hours, reason, words):
+    until = now + timedelta(hours=hours)
+    plan = planning_rows.plan(two_places[0].model, now, status, valid_until=until)
+    answer = acting.post(url("decide", plan.pk, "approve"), {"reason": reason}, follow=True)
+    assert words in answer.content.decode()
+    plan.refresh_from_db()
+    assert plan.status == status
+    assert f'id="approve-{plan.pk}"' not in page(acting) or status == "advice"
+
+
+def test_other_decisions_and_foreign_addresses_are_refused(acting, two_places, now):
+    plan = planning_rows.plan(two_places[0].model, now, "advice")
+    assert acting.post(url("decide", plan.pk, "burn"), {"reason": "x"}).status_code == 404
+    assert acting.get(url("decide", plan.pk, "approve")).status_code == 405
+    answer = acting.post(url("decide", plan.pk, "approve"), {"reason": "x", "next": "https://evil.example/"})
+    assert answer["Location"] == url("plan", plan.pk)
+
+
+def test_viewers_read_and_do_not_act(reader, two_places, now):
+    plan = planning_rows.plan(two_places[0].model, now, "advice")
+    for html in (page(reader), page(reader, "plan", plan.pk)):
+        assert f'id="approve-{plan.pk}"' not in html
+        assert "Change…" not in html
+    model = two_places[0].model
+    assert reader.post(url("decide", plan.pk, "approve"), {"reason": "x"}).status_code == 403
+    assert reader.post(url("policy", model.pk), {"strategy": "lt_ua", "mode": "auto", "reason": "x"}).status_code == 403
+    plan.refresh_from_db()
+    assert plan.status == "advice"
+    assert not ScalingPolicy.objects.exists()
+
+
+# Policies
+
+
+def test_a_policy_is_set_with_a_reason(acting, language_model):
+    html = page(acting)
+    assert f'id="policy-{language_model.pk}"' in html
+    assert '<option value="lt_ua"' in html
+    given = {"strategy": "lt_ua", "mode": "auto", "parameters": "", "reason": "shadow was right for a week"}
+    answer = acting.post(url("policy", language_model.pk), given, follow=True)
+    assert "is scaled by LT-UA, mode auto, from now on" in answer.content.decode()
+    row = ScalingPolicy.objects.get()
+    assert (row.model, row.strategy, row.mode, row.parameters) == (language_model, "lt_ua", PolicyMode.AUTO, {})
+    event = Event.objects.latest("pk")
+    assert event.reason == "shadow was right for a week"
+    assert event.user.username == "operator"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reason": ""}, "give a reason"),
+        ({"parameters": "{broken"}, "not JSON"),
+        ({"parameters": "[1]"}, "JSON object"),
+        ({"parameters": '{"no_such_parameter": 1}'}, "no_such_parameter"),
+        ({"strategy": "guessing"}, "no strategy"),
+        ({"mode": "sometimes"}, "not a valid choice"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_in_words(acting, language_model, changes, words):
+    given = {"strategy": "lt_ua", "mode": "ask", "parameters": "{}", "reason": "x"} | changes
+    answer = acting.post(url("policy", language_model.pk), given, follow=True)
+    text = answer.content.decode()
+    assert "is scaled as before" in text
+    assert words in text
+    assert not ScalingPolicy.objects.exists()
+
+
+def test_which_strategies_act(language_model):
+    assert strategies_used() == {"reactive"}
+    policy = ScalingPolicy.objects.create(model=language_model, strategy="lt_ua", mode=PolicyMode.SHADOW)
+    assert strategies_used() == {"reactive"}
+    policy.mode = PolicyMode.ASK
+    policy.save()
+    assert strategies_used() == {"lt_ua"}
+
+
+# Plans and moves
+
+
+def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
+    plan = planning_rows.plan(two_places[0].model, now, "advice", (1, -1))
+    html = page(reader, "plan", plan.pk)
+    for word in (
+        "Targets",
+        "What binds",
+        "usd_per_gpu_hour",
+        "measured over 7 days",
+        "This plan was made alone",
+        "highs",
+    ):
+        assert word in html, word
+    rows = table(reader.get(url("plan", plan.pk), {"format": "csv"}))
+    assert [row["Change (instances)"] for row in rows] == ["1", "-1"]
+    assert rows[0]["Reason"] == plan.targets[0]["reason"]
+    assert reader.get(url("plan", plan.pk + 1)).status_code == 404
+
+
+def test_plans_filter_and_page(reader, two_places, now):
+    model = two_places[0].model
+    for _ in range(55):
+        planning_rows.plan(model, now, "superseded")
+    planning_rows.plan(model, now, "applied", strategy="preserve")
+    assert page(reader, "plans").count('<th scope="row">') == 50
+    oldest = ScalingPlan.objects.order_by("pk")[6].pk
+    assert page(reader, "plans", before=oldest).count('<th scope="row">') == 6
+    assert page(reader, "plans", status="applied").count('<th scope="row">') == 1
+    assert page(reader, "plans", strategy="preserve").count('<th scope="row">') == 1
+    assert len(table(reader.get(url("plans"), {"status": "superseded", "format": "csv"}))) == 55
+
+
+def test_moves_are_listed_with_their_reasons(reader, two_places, now):
+    planning_rows.moves(now)
+    html = page(reader, "moves")
+    assert html.count('<th scope="row">') == ScalingMove.objects.count() > 0
+    assert "use is 84 %, above 70 %" in html
+    assert (
+        page(reader, "moves", source="floor").count("Reactive floor,")
+        == ScalingMove.objects.filter(source="floor").count()
+    )
+    rows = table(reader.get(url("moves"), {"format": "csv"}))
+    assert {row["Change (instances)"] for row in rows} == {"1", "-1"}
+    assert all(row["Reason"] for row in rows)
+
+
+# Strategies
+
+
+def test_the_comparison_marks_the_best_and_those_in_use(now, db):
+    rows = scaling_tables.comparison_rows(planning_rows.comparison(now).rows, {"reactive"})
+    assert [row["strategy"] for row in rows][:2] == ["lt_ua", "lt_u"]  # the fewest instance-hours first
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["lt_ua"]["best"] >= {"instance_hours", "usd", "waste_hours"}
+    assert by_name["siloed"]["best"] >= {"slo_met", "p95_ttft_ms"}
+    assert [row["strategy"] for row in rows if row["used"]] == ["reactive"]
+
+
+def test_the_strategies_chart_says_what_it_shows(now, db):
+    chart = planning_charts.strategies(planning_rows.comparison(now).rows, title_of, {"reactive"}, "")
+    assert chart.sentence == (
+        "Strategies: Siloed met the SLO for 100% of the requests with 96 instance-hours; "
+        "LT-UA used the fewest, 55, and met it for 99%."
+    )
+    assert [len(trace["x"]) for trace in chart.figure["data"]] == [1, len(planning_rows.STRATEGIES) - 1]
+    assert planning_charts.strategies([{"strategy": "reactive"}], title_of, set(), "").figure is None
+
+
+def test_the_chart_is_redrawn_alone(reader, two_places, now):
+    planning_rows.comparison(now)
+    charts = reader.get(url("scaling-charts"), {"charts": "strategies"}).json()["charts"]
+    assert json.dumps(charts["strategies"]["figure"])
+
+
+def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_max_num_queries):
+    planning_rows.furnish(now, 1)
+    for _ in range(20):
+        planning_rows.plan(two_places[0].model, now, "superseded")
+        planning_rows.moves(now)
+    with django_assert_max_num_queries(26):
+        page(reader)
+    with django_assert_max_num_queries(10):
+        page(reader, "plans")
+    with django_assert_max_num_queries(10):
+        page(reader, "moves")

@@ -1,0 +1,186 @@
+"""Forecast and scaling as people use them: by keyboard, live, with and without rows, in both themes, without a script."""
+
+import re
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Model
+from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
+from tests.console import planning_rows
+from tests.e2e.conftest import PHONE, keep
+from tests.e2e.test_accessibility import settle, violations
+
+PAGES = {
+    "forecast": "/forecast/",
+    "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
+    "scaling": "/scaling/",
+    "plans": "/scaling/plans/",
+    "plan": "/scaling/plans/{plan}/",
+    "moves": "/scaling/moves/",
+}
+EMPTY = ("forecast", "scaling", "plans", "moves")
+
+
+@pytest.fixture(scope="module")
+def furnished(house):
+    """The house with demand, forecasts, plans, moves and comparisons, taken away again."""
+    from controlplane.gateway.models import MinuteRow
+    from controlplane.planning.models import Backtest, Forecast, ScalingMove, StrategyComparison
+
+    planning_rows.furnish(timezone.now(), 8)
+    yield house
+    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
+        rows.objects.all().delete()
+
+
+def advice() -> ScalingPlan:
+    return ScalingPlan.objects.filter(status=PlanStatus.ADVICE).latest("pk")
+
+
+def tab_to(page, name: str, most: int = 80):
+    """Press Tab until the element whose text or label begins with *name* has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        active = page.locator(":focus")
+        if active.count() and (active.text_content() or "").strip().startswith(name):
+            return active
+    raise AssertionError(f"the keyboard never reached {name!r}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(furnished, open_page, name, theme):
+    page = open_page(furnished, PAGES[name].format(plan=advice().pk), theme=theme)
+    settle(page)
+    assert violations(page) == []
+    keep(page, f"{name}-{theme}-1440")
+    page.set_viewport_size(PHONE)
+    page.wait_for_timeout(300)
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    keep(page, f"{name}-{theme}-390")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_axe_finds_nothing_on_the_first_day(empty_house, open_page, name, theme):
+    page = open_page(empty_house, PAGES[name], theme=theme)
+    settle(page)
+    assert violations(page) == []
+    keep(page, f"{name}-empty-{theme}-1440")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
+    page = open_page(furnished, "/scaling/", theme=theme)
+    for name in (re.compile("^Approve…"), re.compile("^Reject…"), re.compile("^Change…")):
+        page.get_by_role("button", name=name).first.click()
+        expect(page.locator("dialog[open]")).to_be_visible()
+        assert violations(page) == []
+        keep(page, f"dialog-{name.pattern[1:-1].lower()}-{theme}")
+        page.keyboard.press("Escape")
+
+
+def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
+    page = open_page(furnished, "/forecast/?model=llama-3.1-8b&region=us-west")
+    expect(page.locator("#chart-forecast .main-svg").first).to_be_visible()
+    traces = page.evaluate("document.querySelector('#chart-forecast [data-plot]').data.map((trace) => trace.name)")
+    assert traces[-3:] == ["forecast", "actual", "capacity"]
+    assert traces.count("80 %") == traces.count("95 %") == 2
+    page.locator("#chart-horizon").scroll_into_view_if_needed()
+    expect(page.locator("#chart-horizon .main-svg").first).to_be_visible()
+    expect(page.locator("#chart-coverage .main-svg").first).to_be_visible()
+    page.locator("#chart-coverage").get_by_role("link", name="Show as table").click()
+    expect(page.locator("#chart-coverage table")).to_be_visible()
+    page.get_by_role("combobox", name="Tokens").select_option("prompt")
+    expect(page).to_have_url(re.compile("quantity=prompt"))
+    expect(page.locator("#chart-forecast .caption")).to_have_text(re.compile("Prompt tokens per second"))
+
+
+def test_pages_are_complete_without_a_script(furnished, open_page):
+    page = open_page(furnished, "/forecast/", script=False)
+    expect(page.locator(".preview")).to_have_count(3)
+    expect(page.locator("#series tbody tr")).to_have_count(12)
+    page.goto("/scaling/")
+    expect(page.locator(".matrix tbody tr")).not_to_have_count(0)
+    expect(page.locator(".preview")).to_have_count(1)
+    expect(page.get_by_role("button", name="Apply")).to_be_visible()
+
+
+def test_walking_by_keyboard_and_approving_a_plan(furnished, open_page):
+    plan = advice()
+    page = open_page(furnished, "/about/")
+    page.keyboard.press("g")
+    page.keyboard.press("f")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Forecast")
+    page.locator("#series").get_by_role("link", name=re.compile("bloom-176b in US West")).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("model=bloom-176b&region=us-west"))
+    expect(page.get_by_role("combobox", name="Region")).to_have_value("us-west")
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Scaling")
+    tab_to(page, "Approve…")
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name=f"Approve the plan for {plan.model}?")
+    expect(dialog.get_by_label("Reason")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name=f"Approve… the plan for {plan.model}")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.type("the evening peak comes")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").filter(has_text=f"The plan for {plan.model} is approved")).to_be_visible()
+    plan.refresh_from_db()
+    assert (plan.status, plan.decided_by) == (PlanStatus.APPROVED, "operator")
+    event = Event.objects.get(kind="plan.approved", subject_id=str(plan.pk))
+    assert event.reason == "the evening peak comes"
+    ScalingPlan.objects.filter(pk=plan.pk).update(status=PlanStatus.ADVICE)  # for the other tests
+
+
+def test_changing_a_policy(furnished, open_page):
+    name = "llama-3.2-3b"
+    page = open_page(furnished, "/scaling/")
+    row = page.locator("#policies tbody tr").filter(has_text=name)
+    expect(row.locator("[aria-current]")).to_have_text("Off")
+    row.get_by_role("button", name=re.compile("Change…")).click()
+    dialog = page.get_by_role("dialog", name=f"How {name} is scaled")
+    dialog.get_by_label("Strategy").select_option("preserve")
+    dialog.get_by_role("radio", name=re.compile("^Auto")).check()
+    dialog.get_by_role("button", name="Set the policy").click()  # without a reason the browser asks for one
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("Reason").fill("a week in shadow was right")
+    dialog.get_by_role("button", name="Set the policy").click()
+    expect(page.get_by_role("status").filter(has_text=f"{name} is scaled by PreServe, mode auto")).to_be_visible()
+    expect(row.locator("[aria-current]")).to_have_text("Auto")
+    policy = ScalingPolicy.objects.get(model=Model.objects.get(name=name))
+    assert (policy.strategy, policy.mode) == ("preserve", "auto")
+    policy.delete()
+
+
+def test_new_rows_appear_and_the_focus_stays(furnished, open_page):
+    page = open_page(furnished, "/scaling/")
+    expect(page.locator("[data-live]")).to_have_attribute("data-word", "live", timeout=15_000)
+    button = page.get_by_role("button", name=re.compile("^Approve…"))
+    button.focus()
+    before = page.locator("#plans tbody tr th").first.text_content()
+    made = planning_rows.plan(Model.objects.get(name="llama-3.2-3b"), timezone.now(), PlanStatus.SHADOW, (0,))
+    expect(page.locator("#plans tbody tr th").first).not_to_have_text(before, timeout=30_000)
+    expect(button).to_be_focused()
+    made.delete()
+
+
+def test_a_viewer_of_the_phone_finds_every_part(furnished, open_page):
+    page = open_page(furnished, "/scaling/", viewport=PHONE)
+    for name in ("Present and planned instances", "Plans and why", "How models are scaled", "Last moves", "Last plans"):
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+
+
+def test_the_first_day_says_what_to_do(empty_house, open_page):
+    page = open_page(empty_house, "/forecast/", user="admin")
+    expect(page.locator("main")).to_contain_text("Nothing is deployed")
+    page.goto("/scaling/")
+    expect(page.locator("main")).to_contain_text("seed_demo")
