@@ -35,6 +35,10 @@ class Cut(NamedTuple):
     least: float
 
 
+class OutOfTime(SolverLost):
+    """A solver was stopped because it did not keep to its time limit."""
+
+
 @dataclass(frozen=True, eq=False)
 class Written:
     """A problem as a PuLP model. Each array is (l, r, g) of integer variables; delta = restarted + started - given_up."""
@@ -189,7 +193,9 @@ def solve_exact(
         raise SolverLost(f"{solver} found no plan: {pulp.LpSolution[written.model.sol_status]}")
 
     def values(variables: NDArray[Any]) -> NDArray[np.int64]:
-        found = np.array([np.nan if variable.varValue is None else variable.varValue for variable in variables.ravel()])
+        found = np.array(
+            [np.nan if variable.varValue is None else variable.varValue for variable in variables.ravel()], float
+        )
         if not np.all(np.abs(found - np.rint(found)) <= WHOLE):  # NaN fails too
             raise SolverLost(f"{solver} returned fractions of instances")
         return np.asarray(np.rint(found), np.int64).reshape(problem.shape)
@@ -198,16 +204,51 @@ def solve_exact(
     return Solved(problem.instances + delta, bound, proved, solver)
 
 
+def solve_split(problem: Problem, shortage: bool = False) -> tuple[NDArray[np.float64], float] | None:
+    """The same model by CBC, instances being split: their number (l, r, g) and the objective. None if rows cannot hold.
+
+    The slower twin of `scheduling.planning.relaxation`, for where HiGHS is not there. Raises SolverLost as `solve_exact`.
+    """
+    try:
+        import pulp
+    except ImportError as error:
+        raise SolverLost(f"PuLP cannot be imported: {error}") from error
+    written = write_model(problem, (), shortage)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chosen = pulp.PULP_CBC_CMD(mip=False, msg=False, threads=1)
+            if not chosen.available():
+                raise SolverLost("CBC is not installed")
+            written.model.solve(chosen)
+    except pulp.PulpError as error:
+        raise SolverLost(f"CBC failed: {error}") from error
+    if written.model.sol_status == pulp.LpSolutionInfeasible:
+        return None
+    if written.model.sol_status != pulp.LpSolutionOptimal:
+        raise SolverLost(f"CBC found no optimum: {pulp.LpSolution[written.model.sol_status]}")
+
+    def values(variables: NDArray[Any]) -> NDArray[np.float64]:
+        # A column without entries is left out of the model file; its lower bound is as good as any value.
+        found = [
+            variable.lowBound if variable.varValue is None else variable.varValue for variable in variables.ravel()
+        ]
+        return np.array(found, np.float64).reshape(problem.shape)
+
+    shares = problem.instances + values(written.restarted) + values(written.started) - values(written.given_up)
+    return np.maximum(shares, 0.0), float(pulp.value(written.model.objective))
+
+
 def _by_highs(
     problem: Problem, written: Written, gap: float, time_limit_s: float, start: NDArray[np.int64] | None
 ) -> tuple[float, bool]:
     import pulp
 
+    try:
+        import highspy
+    except ImportError as error:
+        raise SolverLost(f"HiGHS cannot be imported: {error}") from error
     chosen = pulp.HiGHS(msg=False, gapRel=gap, timeLimit=time_limit_s, threads=1)
-    if not chosen.available():
-        raise SolverLost("HiGHS is not installed")
-    import highspy
-
     model = written.model
     chosen.createAndConfigureSolver(model)
     chosen.buildSolverModel(model)
@@ -239,4 +280,6 @@ def _by_cbc(
     started_s = time.monotonic()
     written.model.solve(chosen)
     in_time = time.monotonic() - started_s < time_limit_s
-    return -np.inf, written.model.sol_status == pulp.LpSolutionOptimal and in_time
+    proved = written.model.sol_status == pulp.LpSolutionOptimal and in_time
+    # PuLP does not read CBC's bound; all that is known is what was asked for.
+    return float(pulp.value(written.model.objective)) * (1.0 - gap) if proved else -np.inf, proved

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.planning.aside import solve_aside
 from scheduling.planning.cuts import violated_cuts
-from scheduling.planning.exact import Cut, Solved, SolverLost, solve_exact
+from scheduling.planning.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
 from scheduling.planning.greedy import greedy_targets
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
@@ -23,6 +24,8 @@ from scheduling.planning.search import THRESHOLDS, price_usd, search
 GAP = 0.005
 EXACT_UP_TO = 2000
 """Places (l x r x g) up to which the exact model is worth its time."""
+HERE_UP_TO = 200
+"""Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
 ROUNDS = 4
 """Rounds of cuts; later ones were not seen to move the bound."""
 FEW_THRESHOLDS = (0.4, 0.6)
@@ -53,7 +56,7 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
         targets, note = _least_shortage(problem, draft, ends_s)
         asked = replace(problem, waived=problem.shortage(targets))
         draft = plan_fast(asked, targets)
-        draft = replace(draft, note="; ".join(filter(None, [draft.note, note])))
+        draft = replace(draft, note=_joined(draft.note, note))
     draft = _refine(asked, draft, gap, ends_s)
 
     assert not broken_rows(problem, draft.targets), "a planner broke a hard row"
@@ -99,9 +102,17 @@ def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft
         targets = search(problem, [*starts, *((relaxed.shares, threshold) for threshold in thresholds)])
         return Draft(targets, bound, "HiGHS relaxation, rounded", tuple(cuts))
     except SolverLost as lost:
-        greedy = greedy_targets(problem).astype(np.float64)
-        targets = search(problem, [*starts, (greedy, 1.0)])
-        return Draft(targets, -np.inf, "greedy", note=f"no solver: {lost}")
+        note = str(lost)
+    try:
+        split = solve_split(problem)
+        bound = -np.inf if split is None else split[1]
+        split = split or solve_split(problem, shortage=True)
+        assert split is not None, "rows that may give always hold"
+        targets = search(problem, [*starts, *((split[0], threshold) for threshold in thresholds)])
+        return Draft(targets, bound, "CBC relaxation, rounded", note=note)
+    except SolverLost as lost:
+        targets = search(problem, [*starts, (greedy_targets(problem).astype(np.float64), 1.0)])
+        return Draft(targets, -np.inf, "greedy", note=_joined("no solver", note, str(lost)))
 
 
 def _least_shortage(problem: Problem, draft: Draft, ends_s: float) -> tuple[NDArray[np.int64], str]:
@@ -112,6 +123,11 @@ def _least_shortage(problem: Problem, draft: Draft, ends_s: float) -> tuple[NDAr
     if solved is not None and _weight(problem, solved.targets) < _weight(problem, draft.targets):
         return solved.targets, note
     return draft.targets, note
+
+
+def _joined(*notes: str) -> str:
+    """All that was noted, each thing once."""
+    return "; ".join(dict.fromkeys(part for note in notes for part in note.split("; ") if part))
 
 
 def _weight(problem: Problem, targets: NDArray[np.int64]) -> float:
@@ -125,7 +141,7 @@ def _refine(problem: Problem, draft: Draft, gap: float, ends_s: float) -> Draft:
     if cost - draft.bound_usd <= gap * cost or np.prod(problem.shape) > EXACT_UP_TO or left_s <= 0:
         return draft
     solved, note = _exactly(problem, draft, gap, left_s)
-    note = "; ".join(filter(None, [draft.note, note]))
+    note = _joined(draft.note, note)
     if solved is None:
         return replace(draft, note=note)
     bound = max(draft.bound_usd, solved.bound)
@@ -138,11 +154,16 @@ def _exactly(
     problem: Problem, draft: Draft, gap: float, time_limit_s: float, shortage: bool = False
 ) -> tuple[Solved | None, str]:
     """By HiGHS, else by CBC, else None; and what went wrong."""
+    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_aside
+    cuts = () if shortage else draft.cuts
+    ends_s = time.monotonic() + time_limit_s
     notes: list[str] = []
     for solver in ("HiGHS", "CBC"):
         try:
-            cuts = () if shortage else draft.cuts
-            return solve_exact(problem, gap, time_limit_s, draft.targets, cuts, shortage, solver), "; ".join(notes)
+            left_s = max(ends_s - time.monotonic(), 0.01)
+            return run(problem, gap, left_s, draft.targets, cuts, shortage, solver), _joined(*notes)
         except SolverLost as lost:
             notes.append(str(lost))
-    return None, "; ".join(notes)
+            if isinstance(lost, OutOfTime):
+                break
+    return None, _joined(*notes)

@@ -1,0 +1,191 @@
+"""What one instance can serve (PreServe Algorithm 1), and how many instances a forecast asks for (Algorithm 2).
+
+An instance has three limits: prompt tokens a second (prefill is bound by compute), output tokens a second (decoding is bound
+by memory), and both together. They are learnt from windows of the past in which every promise was kept. Where too few such
+windows are known, or none that shows a limit, the performance profile of `scheduling.profile` stands in, and that is stated.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scheduling.profile import Profile
+
+LEAST_WINDOWS = 12
+"""Windows without violation, and with work in them, from which on they are believed: two hours of ten minutes."""
+HEADROOM = 0.8
+"""Share of a profile's full rate that is planned with; at the full rate queues would grow without end."""
+NIW_SHARE = 0.1
+"""SageServe's beta (section 6.4): share of the non-interactive load of the past hour that is kept free for it."""
+
+MEASURED, PROFILED, UNKNOWN = "measured", "profile", "unknown"
+"""`Capability.source`: from windows; from the performance profile; neither is there, so nothing can be planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """mu of one instance, in tokens a second, averaged over a window."""
+
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    source: str
+    """`MEASURED`, `PROFILED` or `UNKNOWN`."""
+    windows: int = 0
+    """Windows without violation that it was learnt from."""
+    note: str = ""
+    """Why it was not measured, or what weakens it."""
+
+    def at(self, prompt_share: float) -> float:
+        """theta: tokens a second, prompt and output together, when *prompt_share* of them are prompt tokens.
+
+        With it demand / theta is the N of Algorithm 2: the limit that is reached first decides.
+        """
+        if not 0.0 <= prompt_share <= 1.0:
+            raise ValueError(f"prompt_share must be from 0 to 1, not {prompt_share}")
+        needed = _instances_for(self, prompt_share, 1.0 - prompt_share)
+        return 0.0 if math.isinf(needed) else 1.0 / needed
+
+
+def _instances_for(capability: Capability, prompt: float, output: float) -> float:
+    """The largest of the three ratios; infinity where there is work that cannot be done."""
+    pairs = (
+        (prompt, capability.prompt_tokens_per_s),
+        (output, capability.output_tokens_per_s),
+        (prompt + output, capability.total_tokens_per_s),
+    )
+    return max((need / able if able > 0 else math.inf) if need > 0 else 0.0 for need, able in pairs)
+
+
+def instances_needed(capability: Capability, prompt_tokens_per_s: float, output_tokens_per_s: float) -> int:
+    """N of Algorithm 2: instances for a forecast of prompt and output tokens a second, rounded up.
+
+    ValueError for a negative forecast, NaN, or work for an instance that cannot do any.
+    """
+    if not (prompt_tokens_per_s >= 0 and output_tokens_per_s >= 0):
+        raise ValueError(f"a forecast must be at least 0, not {prompt_tokens_per_s} and {output_tokens_per_s}")
+    needed = _instances_for(capability, prompt_tokens_per_s, output_tokens_per_s)
+    if math.isinf(needed):
+        raise ValueError(f"no number of instances can serve this: {capability.note or 'the capability is 0'}")
+    # A forecast that is whole but for rounding must not cost an instance.
+    return math.ceil(needed * (1.0 - 1e-12))
+
+
+def profile_capability(
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    violations: ArrayLike,
+    requests: ArrayLike,
+    instances: ArrayLike,
+    window_s: float,
+    *,
+    expected: Capability | None = None,
+    violations_allowed: float = 0.0,
+) -> Capability:
+    """Algorithm 1: the most tokens a second that an instance served in a window without violation.
+
+    The windows are those of one model on one GPU type. One element a window, oldest first: tokens and *requests* that its
+    *instances* completed (their mean number where it changed), of which *violations* broke a promise. NaN anywhere is a gap.
+    The paper lets no request of a window break its promise; *violations_allowed* is the share that may.
+
+    *expected* is what the performance profile says (`capability_from_profile`). It stands in when fewer than `LEAST_WINDOWS`
+    windows can be used. It is also a floor while no window has shown a violation, since instances that were never loaded
+    show only how little was asked of them: planned with that, a fleet with too many instances would keep them for ever.
+    """
+    prompt, output, broken, count, serving = (
+        np.atleast_1d(np.asarray(value, np.float64))
+        for value in (prompt_tokens, output_tokens, violations, requests, instances)
+    )
+    shapes = {array.shape for array in (prompt, output, broken, count, serving)}
+    if len(shapes) != 1 or prompt.ndim != 1:
+        raise ValueError(f"windows must be one-dimensional and of one length, not {sorted(shapes)}")
+    if not window_s > 0:
+        raise ValueError(f"window_s must be above 0, not {window_s}")
+    known = np.isfinite(prompt + output + broken + count + serving) & (count > 0) & (serving > 0)
+    kept = known & (broken <= violations_allowed * count)
+    windows, limit_seen = int(kept.sum()), bool((known & ~kept).any())
+
+    if windows < LEAST_WINDOWS:
+        few = f"{windows} of {LEAST_WINDOWS} windows without violation are known"
+        if expected is not None and expected.source != UNKNOWN:
+            return replace(expected, windows=windows, note=f"{few}; {expected.note}".rstrip("; "))
+        if windows == 0:
+            return Capability(0.0, 0.0, 0.0, UNKNOWN, 0, f"{few}, and there is no performance profile")
+    seconds = window_s * serving[kept]
+    found = Capability(
+        float((prompt[kept] / seconds).max()),
+        float((output[kept] / seconds).max()),
+        float(((prompt[kept] + output[kept]) / seconds).max()),
+        MEASURED,
+        windows,
+        "" if windows >= LEAST_WINDOWS else f"{few}, and there is no performance profile",
+    )
+    if limit_seen or expected is None or expected.total_tokens_per_s <= found.total_tokens_per_s:
+        return found
+    return Capability(
+        max(found.prompt_tokens_per_s, expected.prompt_tokens_per_s),
+        max(found.output_tokens_per_s, expected.output_tokens_per_s),
+        expected.total_tokens_per_s,
+        PROFILED,
+        windows,
+        f"no window of {windows} shows a limit: at most {found.total_tokens_per_s:,.0f} tokens/s were asked of an instance",
+    )
+
+
+def capability_from_profile(
+    profile: Profile,
+    prompt_tokens: float,
+    output_tokens: float,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    kv_capacity_tokens: int,
+    itl_ms: float | None = None,
+    headroom: float = HEADROOM,
+) -> Capability:
+    """What *profile* lets one instance serve, for requests of *prompt_tokens* and *output_tokens* on average.
+
+    Prompts alone: full steps of chunked prefill. Outputs alone: the largest batch that sequences, KV tokens and the promise
+    *itl_ms* between tokens leave. Both: in a steady state every step decodes a batch and prefills as many prompts as end in
+    it; the largest batch within the same limits and the token budget of a step. All times *headroom*.
+    """
+    if not (prompt_tokens > 0 and output_tokens > 0):
+        raise ValueError(f"requests must have tokens, not {prompt_tokens} and {output_tokens}")
+    limit_s = math.inf if itl_ms is None else itl_ms / 1000.0
+    context = prompt_tokens + output_tokens / 2.0
+    most = min(max_num_seqs, int(kv_capacity_tokens // (prompt_tokens + output_tokens)))
+    prefill_a_sequence = prompt_tokens / output_tokens
+
+    def step_s(batch: int, prefill: bool) -> float:
+        prompt = math.ceil(batch * prefill_a_sequence) if prefill else 0
+        return profile.step_time_s(prompt, batch, round(batch * context))
+
+    def largest(prefill: bool) -> int:
+        """The largest batch within all limits, by bisection; 0 if not even one sequence keeps the promise."""
+        low, high = 0, most
+        while low < high:
+            batch = (low + high + 1) // 2
+            fits = not prefill or batch * (1.0 + prefill_a_sequence) <= max_num_batched_tokens
+            low, high = (batch, high) if fits and step_s(batch, prefill) <= limit_s else (low, batch - 1)
+        return low
+
+    prompts = headroom * max_num_batched_tokens / profile.step_time_s(max_num_batched_tokens, 0, 0)
+    decoding, both = largest(False), largest(True)
+    note = "from the performance profile"
+    if decoding == 0:
+        return Capability(0.0, 0.0, 0.0, PROFILED, 0, f"{note}: not even one such request fits or keeps its promise")
+    outputs = headroom * decoding / step_s(decoding, False)
+    if both == 0:
+        # One request at a time: its prompt in a step of its own, or several, then its tokens one by one.
+        alone_s = prompt_tokens / prompts * headroom + output_tokens * step_s(1, False)
+        total = headroom * (prompt_tokens + output_tokens) / alone_s
+    else:
+        total = headroom * both * (1.0 + prefill_a_sequence) / step_s(both, True)
+    return Capability(prompts, outputs, total, PROFILED, 0, note)
+
+
+def niw_buffer(niw_tokens: ArrayLike, window_s: float = 3600.0, share: float = NIW_SHARE) -> NDArray[np.float64]:
+    """beta in tokens a second, for `Problem.buffer_tokens_per_s`: *share* of *niw_tokens* (l, r) in the past *window_s*."""
+    return np.asarray(share * np.asarray(niw_tokens, np.float64) / window_s)
