@@ -80,6 +80,45 @@ ENV: dict[str, Variable] = {
         "float", 120.0, "Seconds without a byte from an instance after which the request fails."
     ),
     "PILOTHOUSE_EMULATOR_PORT": Variable("int", 8100, "Port of the emulated fleet that `manage.py up` starts."),
+    "PILOTHOUSE_FORECASTER": Variable(
+        "str", "", "Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."
+    ),
+    "PILOTHOUSE_FORECAST_WINDOW_S": Variable("int", 600, "Length of the windows of demand, in whole minutes."),
+    "PILOTHOUSE_FORECAST_WINDOWS": Variable("int", 6, "Windows that are forecast: how far plans look ahead."),
+    "PILOTHOUSE_FORECAST_EVERY_S": Variable("float", 600.0, "Seconds between forecasts."),
+    "PILOTHOUSE_FORECAST_HISTORY_DAYS": Variable("float", 14.0, "Days of demand from which forecasters learn."),
+    "PILOTHOUSE_FORECAST_REFIT_S": Variable(
+        "float", 86_400.0, "Seconds after which a forecaster is fitted anew; between, it takes in what is new."
+    ),
+    "PILOTHOUSE_PLAN_EVERY_S": Variable("float", 3600.0, "Seconds between scaling plans."),
+    "PILOTHOUSE_PLAN_DEMAND": Variable(
+        "str", "mean", "What of a forecast plans are made for: `mean`, `upper_80` or `upper_95`."
+    ),
+    "PILOTHOUSE_PLAN_NIW_BUFFER": Variable(
+        "float", 0.1, "Share of the last hour's non-interactive load that plans keep room for beside the forecast."
+    ),
+    "PILOTHOUSE_PLAN_EPSILON": Variable(
+        "float",
+        0.8,
+        "Share of its own demand that each region must be able to serve; the rest may be served elsewhere.",
+    ),
+    "PILOTHOUSE_PLAN_TIME_LIMIT_S": Variable("float", 20.0, "Seconds for which the exact solver may search."),
+    "PILOTHOUSE_PLANNING_KEEP_DAYS": Variable(
+        "float", 7.0, "Days for which forecasts, and plans that were never carried out, are kept."
+    ),
+    "PILOTHOUSE_STRATEGY_EVERY_S": Variable("float", 5.0, "Seconds between the strategies' looks at live load."),
+    "PILOTHOUSE_COMPARE_EVERY_S": Variable("float", 3600.0, "Seconds between comparisons of strategies; 0 is never."),
+    "PILOTHOUSE_COMPARE_HOURS": Variable("float", 6.0, "Hours of the ledger that a comparison simulates."),
+    "PILOTHOUSE_COMPARE_REQUESTS": Variable(
+        "int", 50_000, "Requests that a comparison simulates at most, the newest first."
+    ),
+    "PILOTHOUSE_COMPARE_LIMIT_S": Variable("float", 300.0, "Seconds that a comparison may take."),
+    "PILOTHOUSE_FLOOR": Variable(
+        "bool", True, "The gateway adds instances to endpoints that are full, whatever planners and strategies do."
+    ),
+    "PILOTHOUSE_FLOOR_PATIENCE_S": Variable(
+        "float", 5.0, "Seconds that the floor's commands wait for a worker before the gateway carries them out itself."
+    ),
     "DATABASE_URL": Variable(
         "secret",
         "",

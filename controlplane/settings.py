@@ -210,6 +210,68 @@ VLLM_PYTHON = env.value("VLLM_PYTHON")
 if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
 
+# Forecasts, plans and strategies (docs/live-scaling.md).
+FORECASTER = env.value("PILOTHOUSE_FORECASTER")
+FORECAST_WINDOW_S = env.value("PILOTHOUSE_FORECAST_WINDOW_S")
+FORECAST_WINDOWS = env.value("PILOTHOUSE_FORECAST_WINDOWS")
+FORECAST_EVERY_S = env.value("PILOTHOUSE_FORECAST_EVERY_S")
+FORECAST_HISTORY_DAYS = env.value("PILOTHOUSE_FORECAST_HISTORY_DAYS")
+FORECAST_REFIT_S = env.value("PILOTHOUSE_FORECAST_REFIT_S")
+PLAN_EVERY_S = env.value("PILOTHOUSE_PLAN_EVERY_S")
+PLAN_DEMAND = env.value("PILOTHOUSE_PLAN_DEMAND")
+PLAN_NIW_BUFFER = env.value("PILOTHOUSE_PLAN_NIW_BUFFER")
+PLAN_EPSILON = env.value("PILOTHOUSE_PLAN_EPSILON")
+PLAN_TIME_LIMIT_S = env.value("PILOTHOUSE_PLAN_TIME_LIMIT_S")
+PLANNING_KEEP_DAYS = env.value("PILOTHOUSE_PLANNING_KEEP_DAYS")
+STRATEGY_EVERY_S = env.value("PILOTHOUSE_STRATEGY_EVERY_S")
+COMPARE_EVERY_S = env.value("PILOTHOUSE_COMPARE_EVERY_S")
+COMPARE_HOURS = env.value("PILOTHOUSE_COMPARE_HOURS")
+COMPARE_REQUESTS = env.value("PILOTHOUSE_COMPARE_REQUESTS")
+COMPARE_LIMIT_S = env.value("PILOTHOUSE_COMPARE_LIMIT_S")
+FLOOR = env.value("PILOTHOUSE_FLOOR")
+FLOOR_PATIENCE_S = env.value("PILOTHOUSE_FLOOR_PATIENCE_S")
+if FORECAST_WINDOW_S < 60 or FORECAST_WINDOW_S % 60:
+    raise ImproperlyConfigured(f"PILOTHOUSE_FORECAST_WINDOW_S is whole minutes in seconds, not {FORECAST_WINDOW_S}")
+if PLAN_DEMAND not in {"mean", "upper_80", "upper_95"}:
+    raise ImproperlyConfigured(f"PILOTHOUSE_PLAN_DEMAND is mean, upper_80 or upper_95, not {PLAN_DEMAND!r}")
+if min(FORECAST_WINDOWS, FORECAST_EVERY_S, PLAN_EVERY_S, STRATEGY_EVERY_S) <= 0:
+    raise ImproperlyConfigured(
+        "PILOTHOUSE_FORECAST_WINDOWS, _FORECAST_EVERY_S, _PLAN_EVERY_S and _STRATEGY_EVERY_S are above 0"
+    )
+
+# Each of these looks whether its work is due (by the newest row), so that a restart neither skips nor repeats it.
+CELERY_TASK_ROUTES = {
+    "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
+}
+LOOK_S = min(30.0, FORECAST_EVERY_S, PLAN_EVERY_S)
+CELERY_BEAT_SCHEDULE |= {
+    "forecast-and-plan": {
+        "task": "workers.tasks.planning.forecast_and_plan",
+        "schedule": LOOK_S,
+        "options": {"expires": LOOK_S},
+    },
+    "run-strategies": {
+        "task": "workers.tasks.planning.run_strategies",
+        "schedule": STRATEGY_EVERY_S,
+        "options": {"expires": STRATEGY_EVERY_S},
+    },
+    "apply-plans": {
+        "task": "workers.tasks.planning.apply_plans",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "finish-drains": {
+        "task": "workers.tasks.planning.finish_drains",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "prune-planning": {
+        "task": "workers.tasks.planning.prune_planning",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
+}
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -18,9 +18,10 @@ import orjson
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway import inventory
+from controlplane.gateway import floor, inventory
 from controlplane.gateway.dispatcher import Dispatcher
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailable, unknown_model
+from controlplane.gateway.floor import Floor
 from controlplane.gateway.heartbeats import Heartbeats
 from controlplane.gateway.keys import Grant, Keys
 from controlplane.gateway.lease import Lease
@@ -76,6 +77,7 @@ class Gateway:
         self.lease = Lease(settings.REDIS_URL)
         self.heartbeats = Heartbeats(self.topology, self.upstream, self.lease, self.refresh_now)
         self.publisher = Publisher(self)
+        self.floor = Floor(self)
         self.pace = Pace()
         self.active = 0  # requests between arrival and answer
         self.stopping = False
@@ -88,6 +90,7 @@ class Gateway:
 
     async def start(self) -> None:
         await asyncio.to_thread(warm_up)
+        await asyncio.to_thread(floor.warm_up)
         await self.upstream.start()
         await self.ledger.start()
         await self.lease.start()
@@ -101,6 +104,7 @@ class Gateway:
             self._keep_inventory(),
             self.heartbeats.run(),
             self.publisher.run(),
+            self.floor.run(),
         ):
             self._tasks.append(asyncio.create_task(work))
         # What is loaded by now stays: without this, each full collection walks half a million objects (100 ms).
@@ -118,6 +122,7 @@ class Gateway:
         await self.ledger.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
+        await self.floor.stop()
         await self.publisher.stop()
         await self.lease.stop()
         await self.upstream.stop()
@@ -246,6 +251,7 @@ class Gateway:
         ticket = self._ticket(grant, terms, call, headers, request_id)
         predicted = ticket.prompt_tokens + ticket.predicted_tokens
         self.records.arrived(call.model)
+        self.floor.arrived(ticket)
         try:
             self.limits.enter(
                 grant.tenant_id,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from django.db.models import Min
 
-from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Launcher, Model, SloClass, SloKind
 from controlplane.fleet.states import InstanceState
 
 POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
@@ -19,6 +19,8 @@ class EndpointSpec:
     routing_policy: str
     ordering_policy: str
     queue_bound: int
+    min_instances: int = 0
+    max_instances: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class InstanceSpec:
     gpu_type: str
     max_num_seqs: int
     kv_capacity_tokens: int
+    launched: bool = False  # by Pilothouse, which could start it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ def read() -> Inventory:
             routing_policy=known.routing_policy if known else row.routing_policy,
             ordering_policy=known.ordering_policy if known else row.ordering_policy,
             queue_bound=row.queue_bound + (known.queue_bound if known else 0),
+            min_instances=row.min_instances + (known.min_instances if known else 0),
+            max_instances=row.max_instances + (known.max_instances if known else 0),
         )
     instances = Instance.objects.exclude(state=InstanceState.STOPPED).select_related(
         "deployment__model", "deployment__region", "deployment__gpu_type"
@@ -86,6 +91,7 @@ def read() -> Inventory:
                 gpu_type=row.deployment.gpu_type.name,
                 max_num_seqs=row.deployment.max_num_seqs,
                 kv_capacity_tokens=row.kv_capacity_tokens,
+                launched=row.launcher != Launcher.EXTERNAL,
             )
             for row in instances.order_by("name")
         ),

@@ -101,7 +101,7 @@ class Topology:
         """Endpoints of *model*, the one in *region* first, then the others by name of region."""
         found = self._candidates.get((model, region))
         if found is None:
-            of_model = [endpoint for endpoint in self.endpoints if endpoint.model == model and self._serves(endpoint)]
+            of_model = [endpoint for endpoint in self.endpoints if endpoint.model == model and self.serves(endpoint)]
             of_model.sort(key=lambda endpoint: (endpoint.region != region, endpoint.region))
             found = np.array([endpoint.index for endpoint in of_model], np.int32)
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: do not remember without end
@@ -142,7 +142,7 @@ class Topology:
         accepting = (
             replica.spec.state == InstanceState.READY
             and replica.reachable
-            and self._serves(replica.endpoint)
+            and self.serves(replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
             and not (replica.metrics and replica.metrics.sleeping)  # it would hang until somebody wakes it
         )
@@ -162,7 +162,8 @@ class Topology:
         self.fleet.kv_capacity_tokens[replica.slot] = capacity
         self.settle(replica)
 
-    def _serves(self, endpoint: Endpoint) -> bool:
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether its deployment is active: requests are given to it."""
         return (endpoint.model, endpoint.region) in self._active
 
     def _add_endpoint(self, spec: EndpointSpec) -> Endpoint:

@@ -1,8 +1,8 @@
 """Writes of planning: what operators decide about plans and policies, and the results of backtests.
 
 Approving is a row like any other promise: a Celery worker is told at once, and when no broker answers, beat finds the
-approved plan within seconds. What the planners themselves write is in `forecasts`, `plans`, `executor`, `strategist` and
-`comparison`; the functions that others call are named here too.
+approved plan within seconds. What the planners write is in modules of their own, and what others call of it is named here
+too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between plans), `executor` (instances).
 """
 
 import logging
@@ -21,8 +21,24 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model
 from controlplane.fleet.services import DELIVERY_OPTIONS
 from controlplane.fleet.states import ActionError
+from controlplane.planning.forecasts import make_forecasts
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Backtest, PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.planning.plans import make_plans
+from controlplane.planning.rollout import apply_plan, apply_plans
+from controlplane.planning.strategist import run_strategies
+
+__all__ = [
+    "apply_plan",
+    "apply_plans",
+    "approve",
+    "make_forecasts",
+    "make_plans",
+    "reject",
+    "run_strategies",
+    "set_policy",
+    "store_backtest",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +72,13 @@ def set_policy(
 ) -> ScalingPolicy:
     """How *model* is scaled from now on. Raises ValidationError naming the field that cannot be.
 
-    Plans that waited for approval under another strategy or mode are superseded.
+    Plans that waited for approval under another strategy or mode are superseded, and a new strategy remembers nothing.
     """
     row = ScalingPolicy.objects.select_for_update().filter(model=model).first()
     before = snapshot(row) if row else None
     row = row or ScalingPolicy(model=model)
+    if row.strategy != strategy:
+        row.memory = {}
     row.strategy, row.mode, row.parameters = strategy, mode, parameters
     row.full_clean()
     row.save()

@@ -1,28 +1,33 @@
 """The strategies by which a model may be scaled, as the policy library names them, made from a policy's row."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scheduling.scaling import Strategy
-
-try:  # the package of strategies is being written
-    from scheduling.scaling import STRATEGIES
-except ImportError:
-    STRATEGIES = dict.fromkeys(
-        ("siloed", "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "proactive", "hybrid", "ours"), dict
-    )
+    from scheduling.scaling import ByEndpoint
 
 
 def names() -> list[str]:
     """All strategies, in the order in which they are listed."""
+    from scheduling.scaling import STRATEGIES  # brings Numba, which few pages need
+
     return list(STRATEGIES)
 
 
-def make(name: str, parameters: dict[str, Any]) -> "Strategy":
-    """The strategy *name* with *parameters*. Raises ValueError, in words to show, if there is none or they do not fit."""
-    if name not in STRATEGIES:
-        raise ValueError(f"There is no strategy {name!r}; there are {', '.join(STRATEGIES)}.")
-    try:
-        return STRATEGIES[name](**parameters)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"The parameters do not fit {name}: {error}") from error
+def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] | None = None) -> "ByEndpoint":
+    """The strategy *name* with *parameters*, remembering *memory*.
+
+    Raises ValueError, in words to show, if there is no such strategy or the parameters do not fit.
+    """
+    from scheduling.scaling import make_strategy
+
+    made = make_strategy(name, parameters)
+    made.memory.update(memory or {})
+    return made
+
+
+def follows_plans(name: str) -> bool:
+    """Whether the strategy *name* acts on plans; the others decide from live load alone."""
+    from scheduling.scaling import STRATEGIES
+
+    return name in STRATEGIES and STRATEGIES[name]().uses_advice

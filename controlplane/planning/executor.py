@@ -1,0 +1,363 @@
+"""Moving instances for scaling: the nearest way to one more, the least loaded to go, and never past a bound.
+
+Every move is one transaction that locks the endpoint's deployments, counts again and acts, so that planner, strategies
+and floor cannot step on each other, and repeating one that was cut off does no harm. A move writes a `ScalingMove` and
+an event with what it was decided from; the instance's own moves and commands are written by `fleet.services`.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+from controlplane.fleet import services as fleet
+from controlplane.fleet.models import Deployment, Instance, Launcher, Node
+from controlplane.fleet.states import ActionError, InstanceState
+from controlplane.planning.json_values import plain
+from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
+
+logger = logging.getLogger(__name__)
+
+PRESENT = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY})
+"""States of instances that serve or soon will: what a target counts."""
+DRAIN_SETTLE = timedelta(seconds=3)
+"""Until every gateway has seen that an instance drains, and its last request has reached it."""
+DRAIN_LIMIT = timedelta(minutes=10)
+"""A drained instance is stopped then, whatever still runs on it."""
+FAILED_REST = timedelta(minutes=1)
+"""An instance that failed is not started again before, so that a broken one is not tried at every turn."""
+STOP_REST = timedelta(minutes=1)
+"""When stopping a drained instance failed, it is tried again after this."""
+REFUSALS_KEPT_APART = timedelta(minutes=5)
+"""The same refusal of the same endpoint is an event once in this time."""
+
+
+class Refused(ActionError):
+    """A move cannot be made; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Who asks for a move and what it was decided from."""
+
+    source: MoveSource
+    strategy: str
+    reason: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ScalingPlan | None = None
+
+    @property
+    def actor(self) -> str:
+        match self.source:
+            case MoveSource.FLOOR:
+                return FLOOR_ACTOR
+            case MoveSource.STRATEGY:
+                return f"strategy {self.strategy}"
+            case _:
+                return "planner"
+
+
+FLOOR_ACTOR = "reactive floor"
+
+
+def present_count(deployment: Deployment) -> int:
+    """Instances of *deployment* that serve or soon will."""
+    return deployment.instances.filter(state__in=PRESENT).count()
+
+
+def present(model: str, region: str, gpu_type: str = "") -> int:
+    """Instances at an endpoint (on *gpu_type*, or all) that serve or soon will."""
+    rows = Instance.objects.filter(
+        deployment__model__name=model, deployment__region__name=region, deployment__active=True, state__in=PRESENT
+    )
+    return (rows.filter(deployment__gpu_type__name=gpu_type) if gpu_type else rows).count()
+
+
+@transaction.atomic
+def add(model: str, region: str, why: Why, gpu_type: str = "") -> ScalingMove:
+    """One instance more at an endpoint, on *gpu_type* or (empty) where it is there soonest, then cheapest.
+
+    The nearest way counts: one that still drains is taken back, a sleeping one woken, a stopped one started, then a new
+    one made beside its siblings, at last a failed one started again. Raises Refused, which says what stands in the way.
+    """
+    obstacles: list[str] = []
+    open_to_more = []
+    for deployment in _locked(model, region, gpu_type):
+        count = present_count(deployment)
+        if count < deployment.max_instances:
+            open_to_more.append(deployment)
+        else:
+            obstacles.append(
+                f"{deployment.gpu_type.name}: {count} instances are there, at most {deployment.max_instances}"
+            )
+    ways = _ways(open_to_more)
+    for way in sorted(ways, key=lambda way: (way.rank, way.deployment.tensor_parallel * _usd(way.deployment))):
+        try:
+            with transaction.atomic():
+                instance, how = way.go(why)
+        except (ActionError, ValidationError) as error:
+            obstacles.append(f"{way.deployment.gpu_type.name}: {_sentence(error)}")
+        else:
+            return _moved(instance, +1, why, how)
+    raise Refused("; ".join(dict.fromkeys(obstacles)) or f"{model} is not deployed in {region}")
+
+
+@transaction.atomic
+def remove(
+    model: str, region: str, why: Why, gpu_type: str = "", load: Mapping[str, float] | None = None
+) -> ScalingMove:
+    """One instance fewer at an endpoint: it drains, and `finish_drains` stops it when nothing runs on it any more.
+
+    The dearest GPU type goes first, and there the instance with the least *load* (by name; without it, the newest).
+    Raises Refused, also when its bounds or who started it do not allow it.
+    """
+    obstacles: list[str] = []
+    load = load or {}
+    deployments = _locked(model, region, gpu_type)
+    deployments.sort(key=lambda row: -row.tensor_parallel * _usd(row))
+    for deployment in deployments:
+        count = present_count(deployment)
+        if count <= deployment.min_instances:
+            obstacles.append(
+                f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
+            )
+            continue
+        rows = deployment.instances.filter(state=InstanceState.READY).exclude(launcher=Launcher.EXTERNAL)
+        rows = [row for row in rows.order_by("-pk") if fleet.open_command(row) is None]
+        if not rows:
+            obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
+            continue
+        instance = min(rows, key=lambda row: load.get(row.name, 0.0))
+        fleet.drain(instance, why.actor, why.reason[:255])
+        return _moved(instance, -1, why, "drained")
+    raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
+
+
+def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> ScalingMove | None:
+    """`add` (delta 1) or `remove` (-1); a refusal is an event, once in a while, and None."""
+    act = add if delta > 0 else remove
+    try:
+        return act(model, region, why, **options)
+    except Refused as refusal:
+        refuse(delta, model, region, why, str(refusal))
+        return None
+
+
+def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None:
+    """Write down that a move could not be made, unless the same was written down in the last minutes."""
+    logger.info("scaling: %+d %s in %s refused: %s", delta, model, region, obstacle)
+    subject = {"delta": delta, "model": model, "region": region}
+    recent = Event.objects.filter(
+        kind="scaling.refused", at__gte=timezone.now() - REFUSALS_KEPT_APART, reason=obstacle, actor=why.actor
+    )
+    if any(event.after == subject for event in recent):
+        return
+    record(
+        "scaling.refused",
+        why.plan,
+        actor=why.actor,
+        after=subject,
+        reason=obstacle,
+        inputs={"asked": why.reason, **plain(why.inputs)},
+        severity=Severity.WARNING,
+    )
+
+
+def drained() -> list[Instance]:
+    """Instances that scaling has drained, and that have no command under way: to be stopped when nothing runs there."""
+    now = timezone.now()
+    rows = Instance.objects.filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
+    rows = rows.exclude(launcher=Launcher.EXTERNAL).select_related("deployment__model", "deployment__region")
+    rows = rows.exclude(commands__finished_at__gt=now - STOP_REST)
+    return [row for row in rows.order_by("name") if _drained_by_scaling(row) and fleet.open_command(row) is None]
+
+
+def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
+    """Stop a drained *instance* if nothing runs there (None: it does not say) or its time is over. Returns whether."""
+    waited = timezone.now() - instance.state_changed_at
+    if running != 0 and waited < DRAIN_LIMIT:
+        return False
+    reason = "drained: nothing runs on it" if running == 0 else f"drained for {DRAIN_LIMIT.seconds // 60} minutes"
+    try:
+        fleet.stop(instance, actor, reason)
+    except ActionError as error:
+        logger.info("scaling: %s", error)
+        return False
+    return True
+
+
+# The ways to one more
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    rank: int
+    deployment: Deployment
+    instance: Instance | None  # None: a new row
+
+    def go(self, why: Why) -> tuple[Instance, str]:
+        row = self.instance
+        reason = why.reason[:255]
+        if row is None:
+            row = _new_instance(self.deployment)
+            fleet.start(row, why.actor, reason)
+            return row, "new"
+        match row.state:
+            case InstanceState.DRAINING:
+                fleet.resume(row, why.actor, reason)
+                return row, "taken back while it drained"
+            case InstanceState.SLEEPING:
+                fleet.wake(row, why.actor, reason)
+                return row, "woken"
+            case _:
+                if row.node is not None and _free_gpus(row.node, row) < self.deployment.tensor_parallel:
+                    row.node = _place(self.deployment)
+                    row.save(update_fields=["node", "changed_at"])
+                was = row.get_state_display().lower()
+                fleet.start(row, why.actor, reason)
+                return row, f"started again ({was})"
+
+
+def _ways(deployments: Sequence[Deployment]) -> list[_Way]:
+    """Every way, best rank first among those of one deployment."""
+    ways = []
+    for deployment in deployments:
+        rows = deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model")
+        for row in rows.order_by("-state_changed_at"):
+            rank = _rank(row)
+            if rank is not None:
+                ways.append(_Way(rank, deployment, row))
+        ways.append(_Way(3, deployment, None))
+    return ways
+
+
+def _rank(row: Instance) -> int | None:
+    """How near *row* is to serving, 0 nearest; None if it is not to be touched."""
+    if fleet.open_command(row) is not None:
+        return None
+    match row.state:
+        case InstanceState.DRAINING:  # not one that an operator drains
+            return 0 if _drained_by_scaling(row) else None
+        case InstanceState.SLEEPING:
+            return 1
+    if row.launcher == Launcher.EXTERNAL or (row.node is not None and not row.node.active):
+        return None
+    if row.state == InstanceState.STOPPED:
+        return 2
+    return 4 if timezone.now() - row.state_changed_at >= FAILED_REST else None
+
+
+def _new_instance(deployment: Deployment) -> Instance:
+    """A saved row beside its siblings. Raises Refused when there is no sibling to copy, or no node with free GPUs."""
+    siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
+    here = siblings.filter(deployment=deployment)
+    launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
+    if not launchers:
+        raise Refused("Pilothouse has started none of its instances, so it does not know how to start one")
+    row = Instance(
+        name=_free_name(deployment),
+        deployment=deployment,
+        launcher=launchers.most_common(1)[0][0],
+        node=_place(deployment),
+    )
+    row.full_clean()
+    row.save()
+    return row
+
+
+def _free_name(deployment: Deployment) -> str:
+    """`<model>-<region>-<number>` with the first number that is free."""
+    model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
+    base = f"{model}-{deployment.region.name}"[:70]
+    taken = set(Instance.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
+    number = 1
+    while f"{base}-{number}" in taken:
+        number += 1
+    return f"{base}-{number}"
+
+
+def _place(deployment: Deployment) -> Node | None:
+    """The fullest node that still has the GPUs, to keep room in one piece; None where no hardware is kept.
+
+    Raises Refused when no node has room.
+    """
+    nodes = Node.objects.select_for_update().filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True)
+    free = [(node.free_gpus(), node.pk, node) for node in nodes.order_by("pk")]
+    if not free:
+        return None
+    fitting = [found for found in free if found[0] >= deployment.tensor_parallel]
+    if not fitting:
+        largest = max(count for count, _, _ in free)
+        raise Refused(f"no node has {deployment.tensor_parallel} free GPUs, {largest} at most")
+    return min(fitting)[2]
+
+
+def _free_gpus(node: Node, without: Instance) -> int:
+    return node.free_gpus(without=without) if node.active else 0
+
+
+def _drained_by_scaling(row: Instance) -> bool:
+    """Whether the last word about *row* is a move of ours to take it away."""
+    last = ScalingMove.objects.filter(instance=row.name).aggregate(last=Max("pk"))["last"]
+    move = ScalingMove.objects.filter(pk=last).first()
+    # The move's row is written just after the instance's own; an operator's drain since then is later than both.
+    return move is not None and move.delta < 0 and move.at >= row.state_changed_at - timedelta(seconds=1)
+
+
+def _locked(model: str, region: str, gpu_type: str) -> list[Deployment]:
+    """The active deployments of an endpoint, locked until the transaction ends."""
+    rows = Deployment.objects.select_for_update(of=("self",)).select_related("model", "region", "gpu_type")
+    rows = rows.filter(model__name=model, region__name=region, active=True, model__active=True, region__active=True)
+    if gpu_type:
+        rows = rows.filter(gpu_type__name=gpu_type)
+    return list(rows.order_by("pk"))
+
+
+def _usd(deployment: Deployment) -> float:
+    return float(deployment.gpu_type.on_demand_usd_per_hour)
+
+
+def _moved(instance: Instance, delta: int, why: Why, how: str) -> ScalingMove:
+    deployment = instance.deployment
+    inputs = {**plain(why.inputs), "how": how}
+    move = ScalingMove.objects.create(
+        plan=why.plan,
+        source=why.source,
+        strategy=why.strategy,
+        model=deployment.model.name,
+        region=deployment.region.name,
+        gpu_type=deployment.gpu_type.name,
+        instance=instance.name,
+        delta=delta,
+        reason=why.reason[:255],
+        inputs=inputs,
+    )
+    record(
+        "scaling.added" if delta > 0 else "scaling.removed",
+        instance,
+        actor=why.actor,
+        after={
+            "delta": delta,
+            "move": move.pk,
+            "plan": why.plan.pk if why.plan else None,
+            "source": str(why.source),
+            "strategy": why.strategy,
+        },
+        reason=why.reason,
+        inputs=inputs,
+    )
+    return move
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(error.messages) if isinstance(error, ValidationError) else str(error)

@@ -1,0 +1,306 @@
+"""Scaling plans: what the planner would have each model's instances be until the end of the horizon, with all its inputs.
+
+All models with a policy that is not off are planned together, since they share GPUs; each gets a row of its own, and the
+rows of one round have the same `round`. What becomes of a plan is the policy's mode: kept for comparison (shadow), laid
+before an operator (ask), or in force at once (auto).
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from django.conf import settings
+from django.db import transaction
+from numpy.typing import NDArray
+
+from controlplane.events.services import record
+from controlplane.planning import capability, demand, forecasts, inventory, strategies
+from controlplane.planning.json_values import plain
+from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, Quantity, ScalingPlan, ScalingPolicy
+
+if TYPE_CHECKING:
+    from scheduling.planning.plan import Plan
+    from scheduling.planning.problem import Problem
+
+logger = logging.getLogger(__name__)
+ACTOR = "planner"
+RECENT = timedelta(minutes=10)
+"""Where there is no forecast yet, the demand of this time stands in for it."""
+OPEN = (PlanStatus.ADVICE, PlanStatus.SHADOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Demand by (model, region) for each window of the horizon, in tokens a second, and where it is from."""
+
+    start: datetime
+    window_s: int
+    tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
+    buffer_tokens_per_s: dict[demand.Endpoint, float]
+    notes: dict[demand.Endpoint, str]
+
+    def notes_of(self, model: str) -> list[str]:
+        return [note for (name, _), note in self.notes.items() if name == model]
+
+    @property
+    def end(self) -> datetime:
+        count = max((len(values) for values in self.tokens_per_s.values()), default=0)
+        return self.start + timedelta(seconds=self.window_s * count)
+
+
+def make_plans(now: datetime) -> list[ScalingPlan]:
+    """Plan every model whose policy is not off; the rows of the round, none when there is nothing to plan.
+
+    Whatever the solver raises is raised: plans that are in force stay so until their time is over.
+    """
+    policies = {
+        row.model.name: row for row in ScalingPolicy.objects.exclude(mode=PolicyMode.OFF).select_related("model")
+    }
+    fleet = inventory.read(set(policies))
+    measured = capability.read(fleet, now)
+    unknown = {place[0] for place, count in fleet.present.items() if count and (place[0], place[2]) not in measured}
+    if unknown:  # a plan would take away what it cannot value
+        logger.warning("planning: no plan for %s: neither profile nor ledger tells what an instance serves", unknown)
+        fleet = inventory.read(set(policies) - unknown)
+    if not fleet.deployments:
+        return []
+    expected = expect(now)
+    if expected is None:
+        logger.info("planning: no plan yet: no demand has been counted")
+        return []
+    horizon = expected.end - now
+    planned = inventory.problem_of(
+        fleet,
+        expected.tokens_per_s,
+        expected.buffer_tokens_per_s,
+        {key: found.tokens_per_s for key, found in measured.items()},
+        horizon,
+        settings.PLAN_EPSILON,
+    )
+    began = time.perf_counter()
+    plan = solve(planned.problem)
+    took_ms = (time.perf_counter() - began) * 1000
+    round_id = uuid.uuid4()
+    with transaction.atomic():
+        return [
+            _store(policies[model], round_id, now, planned, plan, took_ms, fleet, expected, measured)
+            for model in fleet.models
+        ]
+
+
+def solve(problem: "Problem") -> "Plan":
+    from scheduling.planning import planner  # brings the solver
+
+    return planner.solve(problem, time_limit_s=settings.PLAN_TIME_LIMIT_S)
+
+
+def expect(now: datetime) -> Expected | None:
+    """Demand of the next windows by the newest forecasts; where one is missing or old, what came in the last minutes.
+
+    None when neither is known of any endpoint: nothing is not the same as no demand.
+    """
+    window_s, count = settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS
+    start = demand.window_start(now, window_s)
+    within = timedelta(seconds=2 * max(settings.FORECAST_EVERY_S, window_s))
+    newest = forecasts.newest(now, within)
+    recent = demand.read(now - RECENT, now, demand.MINUTE_S)
+    if not newest and not recent.known:
+        return None
+    tokens: dict[demand.Endpoint, NDArray[np.float64]] = {}
+    notes: dict[demand.Endpoint, str] = {}
+    for endpoint in demand.endpoints():
+        total = np.zeros(count)
+        for quantity in Quantity:
+            forecast = newest.get((*endpoint, quantity))
+            values = ahead(forecast, start, count) if forecast else None
+            if values is None:
+                series = recent.of(endpoint, quantity)
+                values = np.full(count, float(np.nanmax(series)) if np.any(np.isfinite(series)) else 0.0)
+                notes[endpoint] = "no forecast yet: the highest minute of the last ten stands in"
+            elif forecast is not None and forecast.note:
+                notes.setdefault(endpoint, forecast.note)
+            total += values
+        tokens[endpoint] = total
+    share = settings.PLAN_NIW_BUFFER
+    buffer = {endpoint: share * rate for endpoint, rate in demand.non_interactive(now).items()} if share else {}
+    return Expected(start, window_s, tokens, buffer, notes)
+
+
+def ahead(forecast: Forecast, start: datetime, count: int) -> NDArray[np.float64] | None:
+    """What *forecast* says of the *count* windows from *start*; its last one stands for those beyond it.
+
+    None if it says nothing of the time from *start* on, or its windows are of another length.
+    """
+    values = np.array(getattr(forecast, settings.PLAN_DEMAND), np.float64)
+    skipped = round((start - forecast.start_at).total_seconds() / forecast.window_s)
+    if forecast.window_s != settings.FORECAST_WINDOW_S or skipped >= len(values):
+        return None
+    values = np.concatenate([np.repeat(values[:1], max(0, -skipped)), values[max(0, skipped) :]])[:count]
+    return np.maximum(0.0, np.concatenate([values, np.repeat(values[-1:], count - len(values))]))
+
+
+def _store(
+    policy: ScalingPolicy,
+    round_id: uuid.UUID,
+    now: datetime,
+    planned: inventory.Planned,
+    plan: "Plan",
+    took_ms: float,
+    fleet: inventory.Fleet,
+    expected: Expected,
+    measured: Mapping[tuple[str, str], capability.Capability],
+) -> ScalingPlan:
+    model = policy.model.name
+    targets, before, after = _targets(model, planned, plan, fleet)
+    inputs = _inputs(model, planned, fleet, expected, measured)
+    old = ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.ADVICE).order_by("-pk").first()
+    changes = any(row["target"] != row["present"] for row in targets)
+    if policy.mode == PolicyMode.ASK and changes and old is not None and _same(old, policy, targets):
+        # An operator who reads the page must not find that what they approve was replaced by its like.
+        old.round, old.made_at, old.valid_until, old.inputs = round_id, now, expected.end, inputs
+        old.save(update_fields=["round", "made_at", "valid_until", "inputs"])
+        return old
+    ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).update(status=PlanStatus.SUPERSEDED)
+    status, note = _status(policy, changes)
+    shortage = _unmet(model, planned, plan)
+    row = ScalingPlan.objects.create(
+        round=round_id,
+        made_at=now,
+        valid_until=expected.end,
+        model=policy.model,
+        strategy=policy.strategy,
+        status=status,
+        inputs=inputs,
+        targets=targets,
+        binding=[text for text in plan.binding if _about(text, model, planned)],
+        cost_usd_per_hour_before=before,
+        cost_usd_per_hour_after=after,
+        solver=str(plan.solver)[:40],
+        gap=plain(plan.gap),
+        solve_ms=round(took_ms, 3),
+        note="; ".join(dict.fromkeys(filter(None, [shortage, note, plan.note, *expected.notes_of(model)])))[:255],
+        decided_by="" if status in OPEN else ACTOR,
+        decided_at=None if status in OPEN else now,
+        applied_at=now if status == PlanStatus.APPLIED else None,
+    )
+    if status not in OPEN and changes:
+        record(
+            "plan.applied",
+            row,
+            actor=ACTOR,
+            after={"status": status, "round": str(round_id), "targets": targets},
+            reason=f"Scaled automatically: {policy.strategy} follows this plan until {row.valid_until:%H:%M} UTC.",
+        )
+    return row
+
+
+def _status(policy: ScalingPolicy, changes: bool) -> tuple[PlanStatus, str]:
+    match policy.mode:
+        case PolicyMode.SHADOW:
+            return PlanStatus.SHADOW, ""
+        case PolicyMode.ASK:
+            return (PlanStatus.ADVICE, "") if changes else (PlanStatus.APPLIED, "nothing to move")
+    if strategies.follows_plans(policy.strategy):
+        return PlanStatus.APPLIED, ""
+    return PlanStatus.SHADOW, f"{policy.strategy} does not follow plans"
+
+
+def _targets(
+    model: str, planned: inventory.Planned, plan: "Plan", fleet: inventory.Fleet
+) -> tuple[list[dict[str, Any]], float, float]:
+    """The rows of `ScalingPlan.targets`, and the price in USD an hour before and after."""
+    problem = planned.problem
+    i = problem.models.index(model)
+    rows, before, after = [], 0.0, 0.0
+    for j, region in enumerate(problem.regions):
+        for k, (gpu_type, _) in enumerate(planned.pools):
+            deployment = fleet.deployments.get((model, region, gpu_type))
+            if deployment is None or planned.pools[k] != fleet.pools()[region, gpu_type]:
+                continue
+            delta = int(plan.delta[i, j, k])
+            present = int(problem.instances[i, j, k])
+            usd = float(deployment.gpu_type.on_demand_usd_per_hour) * deployment.tensor_parallel
+            before += usd * present
+            after += usd * (present + delta)
+            rows.append(
+                {
+                    "region": region,
+                    "gpu_type": gpu_type,
+                    "present": present,
+                    "target": present + delta,
+                    "demand_tokens_per_s": round(float(problem.peak_tokens_per_s[i, j]), 1),
+                    "capability_tokens_per_s": round(float(problem.capability_tokens_per_s[i, k]), 1),
+                    "reason": plan.reasons.get((i, j, k), "") if delta else "as it is",
+                }
+            )
+    return rows, round(before, 4), round(after, 4)
+
+
+def _inputs(
+    model: str,
+    planned: inventory.Planned,
+    fleet: inventory.Fleet,
+    expected: Expected,
+    measured: Mapping[tuple[str, str], capability.Capability],
+) -> dict[str, Any]:
+    regions = [region for region in fleet.regions if (model, region) in expected.tokens_per_s]
+    return plain(
+        {
+            "start_at": expected.start,
+            "window_s": expected.window_s,
+            "demand_tokens_per_s": {region: np.round(expected.tokens_per_s[model, region], 1) for region in regions},
+            "demand_of": settings.PLAN_DEMAND,
+            "buffer_tokens_per_s": {
+                region: round(expected.buffer_tokens_per_s.get((model, region), 0.0), 1) for region in regions
+            },
+            "capability_tokens_per_s": {
+                gpu_type: {"tokens_per_s": round(found.tokens_per_s, 1), "source": found.source}
+                for (name, gpu_type), found in measured.items()
+                if name == model
+            },
+            "bounds": {
+                f"{region} {gpu_type}": [row.min_instances, row.max_instances]
+                for (name, region, gpu_type), row in fleet.deployments.items()
+                if name == model
+            },
+            "usd_per_gpu_hour": {
+                gpu_type: row.gpu_type.on_demand_usd_per_hour
+                for (name, _, gpu_type), row in fleet.deployments.items()
+                if name == model
+            },
+            "gpus": {f"{region} {gpu_type}": count for (region, gpu_type), count in sorted(fleet.units.items())},
+            "epsilon": settings.PLAN_EPSILON,
+            "planned_with": [name for name in fleet.models if name != model],
+        }
+    )
+
+
+def _same(old: ScalingPlan, policy: ScalingPolicy, targets: list[dict[str, Any]]) -> bool:
+    def wanted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return sorted((row["region"], row["gpu_type"], row["present"], row["target"]) for row in rows)
+
+    return old.strategy == policy.strategy and wanted(old.targets) == wanted(targets)
+
+
+def _unmet(model: str, planned: inventory.Planned, plan: "Plan") -> str:
+    """What no capacity could serve, in words; empty if all is."""
+    i = planned.problem.models.index(model)
+    overall = float(plan.unmet_total_tokens_per_s[i])
+    if overall > 0:
+        return f"{overall:,.0f} tokens/s cannot be served anywhere"
+    here = {
+        region: float(plan.unmet_tokens_per_s[i, j])
+        for j, region in enumerate(planned.problem.regions)
+        if plan.unmet_tokens_per_s[i, j] > 0
+    }
+    return "; ".join(f"{region} falls {rate:,.0f} tokens/s short of its share" for region, rate in here.items())
+
+
+def _about(text: str, model: str, planned: inventory.Planned) -> bool:
+    """Whether a binding row concerns *model*: it names it, or no model at all."""
+    return model in text or not any(name in text for name in planned.problem.models)

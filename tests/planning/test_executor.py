@@ -1,0 +1,227 @@
+"""One instance more or fewer: the nearest way, the bounds, the GPUs, who is let go, and what is written about it."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet import services as fleet
+from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher, Node
+from controlplane.fleet.states import InstanceState
+from controlplane.planning import executor
+from controlplane.planning.models import MoveSource, ScalingMove
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+PLACE = ("llama-3.1-8b", "us-east")
+
+
+def why(reason="a test asks for it", source=MoveSource.STRATEGY, **inputs):
+    return executor.Why(source, "reactive", reason, inputs)
+
+
+def states():
+    return {row.name: row.state for row in Instance.objects.all()}
+
+
+def long_ago(instance, **ago):
+    Instance.objects.filter(pk=instance.pk).update(state_changed_at=timezone.now() - timedelta(**ago))
+
+
+class TestAdding:
+    def test_a_new_one_is_made_beside_its_siblings(self, make_instance, node):
+        make_instance(node=node)
+        move = executor.add(*PLACE, why(use=0.9))
+        row = Instance.objects.get(name=move.instance)
+        assert row.name == "llama-3-1-8b-us-east-1"
+        assert (row.state, row.launcher, row.node) == (S.PROVISIONING, Launcher.EMULATED, node)
+        assert InstanceCommand.objects.get().instance == row
+        assert (move.delta, move.source, move.gpu_type) == (1, "strategy", "a100-80gb")
+        event = Event.objects.get(kind="scaling.added")
+        assert (event.subject, event.actor, event.reason) == (row.name, "strategy reactive", "a test asks for it")
+        assert event.inputs == {"use": 0.9, "how": "new"}
+
+    def test_the_nearest_way_comes_first(self, make_instance, deployment, django_capture_on_commit_callbacks):
+        deployment.max_instances = 9
+        deployment.save()
+        serving, drained = make_instance(), make_instance()
+        failed = make_instance(state=S.FAILED)
+        stopped = make_instance(state=S.STOPPED)
+        asleep = make_instance(state=S.SLEEPING)
+        long_ago(failed, minutes=5)
+        executor.remove(*PLACE, why(), load={serving.name: 5})
+        assert states()[drained.name] == S.DRAINING
+        ways = [executor.add(*PLACE, why()) for _ in range(5)]
+        assert [way.instance for way in ways[:3]] == [drained.name, asleep.name, stopped.name]
+        assert [way.inputs["how"] for way in ways] == [
+            "taken back while it drained",
+            "woken",
+            "started again (stopped)",
+            "new",
+            "new",
+        ]
+        assert states()[drained.name] == S.READY
+        assert states()[failed.name] == S.FAILED
+
+    def test_a_failed_one_is_the_last_way_and_not_at_once(self, make_instance, node, deployment):
+        deployment.max_instances = 4
+        deployment.save()
+        Node.objects.update(gpu_count=2)
+        failed = make_instance(state=S.FAILED, node=node)
+        with pytest.raises(executor.Refused, match="no node has 2 free GPUs, 0 at most"):
+            executor.add(*PLACE, why())
+        long_ago(failed, minutes=2)
+        assert executor.add(*PLACE, why()).instance == failed.name
+        assert states()[failed.name] == S.PROVISIONING
+
+    def test_one_that_an_operator_drains_is_left_alone(self, make_instance, operator):
+        instance = make_instance()
+        fleet.drain(instance, operator, "new driver")
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+        assert states()[instance.name] == S.DRAINING
+
+    def test_nor_is_one_taken_back_that_an_operator_drained_after_us(self, make_instance, operator, deployment):
+        deployment.min_instances = 0
+        deployment.save()
+        instance = make_instance()
+        executor.remove(*PLACE, why())
+        fleet.resume(instance, operator, "not yet")
+        ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=1))
+        fleet.drain(instance, operator, "but now")
+        assert executor.drained() == []
+        assert executor.add(*PLACE, why()).instance != instance.name
+
+    def test_not_past_the_maximum(self, make_instance):
+        for _ in range(3):
+            make_instance()
+        with pytest.raises(executor.Refused, match="a100-80gb: 3 instances are there, at most 3"):
+            executor.add(*PLACE, why())
+        assert not ScalingMove.objects.exists()
+
+    def test_what_is_on_its_way_counts(self, make_instance):
+        make_instance(), make_instance(state=S.LOADING), make_instance(state=S.PROVISIONING)
+        with pytest.raises(executor.Refused, match="at most 3"):
+            executor.add(*PLACE, why())
+
+    def test_not_without_free_gpus(self, make_instance, node):
+        Node.objects.update(gpu_count=3)
+        make_instance(node=node)
+        with pytest.raises(executor.Refused, match="no node has 2 free GPUs, 1 at most"):
+            executor.add(*PLACE, why())
+        assert Instance.objects.count() == 1
+
+    def test_the_fullest_node_that_has_room_is_taken(self, make_instance, node, region, gpu_type):
+        fuller = Node.objects.create(name="node-2", region=region, gpu_type=gpu_type, gpu_count=4)
+        Node.objects.create(name="node-3", region=region, gpu_type=gpu_type, gpu_count=4, active=False)
+        make_instance(node=fuller)
+        assert Instance.objects.get(name=executor.add(*PLACE, why()).instance).node == fuller
+        assert Instance.objects.get(name=executor.add(*PLACE, why()).instance).node == node
+
+    def test_one_that_stopped_moves_to_a_node_with_room(self, make_instance, node, region, gpu_type):
+        Node.objects.update(gpu_count=2)
+        make_instance(node=node)
+        stopped = make_instance(state=S.STOPPED, node=node)
+        other = Node.objects.create(name="node-2", region=region, gpu_type=gpu_type, gpu_count=8)
+        assert executor.add(*PLACE, why()).instance == stopped.name
+        stopped.refresh_from_db()
+        assert stopped.node == other
+
+    def test_what_pilothouse_never_started_it_cannot_start(self, make_instance):
+        make_instance(launcher=Launcher.EXTERNAL)
+        with pytest.raises(executor.Refused, match="does not know how to start one"):
+            executor.add(*PLACE, why())
+
+    def test_where_nothing_is_deployed(self, make_instance, deployment):
+        with pytest.raises(executor.Refused, match="is not deployed in mars"):
+            executor.add(PLACE[0], "mars", why())
+        deployment.active = False
+        deployment.save()
+        with pytest.raises(executor.Refused, match="is not deployed"):
+            executor.add(*PLACE, why())
+
+    def test_names_are_not_given_twice(self, make_instance):
+        make_instance(name="llama-3-1-8b-us-east-1")
+        assert executor.add(*PLACE, why()).instance == "llama-3-1-8b-us-east-2"
+
+
+class TestRemoving:
+    def test_the_least_loaded_drains(self, make_instance):
+        busy, idle = make_instance(), make_instance()
+        newest = make_instance()
+        move = executor.remove(*PLACE, why(), load={busy.name: 9, idle.name: 1, newest.name: 4})
+        assert (move.instance, move.delta) == (idle.name, -1)
+        assert states() == {busy.name: S.READY, idle.name: S.DRAINING, newest.name: S.READY}
+        assert Event.objects.get(kind="scaling.removed").subject == idle.name
+
+    def test_without_a_load_the_newest(self, make_instance):
+        make_instance()
+        newest = make_instance()
+        assert executor.remove(*PLACE, why()).instance == newest.name
+
+    def test_not_below_the_minimum(self, make_instance):
+        make_instance(), make_instance(state=S.DRAINING)
+        with pytest.raises(executor.Refused, match="1 instances are there, at least 1"):
+            executor.remove(*PLACE, why())
+
+    def test_not_one_that_could_not_be_started_again(self, make_instance):
+        make_instance(launcher=Launcher.EXTERNAL), make_instance(launcher=Launcher.EXTERNAL)
+        with pytest.raises(executor.Refused, match="none is ready that Pilothouse could start again"):
+            executor.remove(*PLACE, why())
+
+
+class TestFinishing:
+    def test_a_drained_one_is_stopped_when_nothing_runs_there(self, make_instance):
+        make_instance()
+        instance = make_instance()
+        executor.remove(*PLACE, why())
+        assert executor.drained() == []  # too early: the gateway may not know yet
+        instance.refresh_from_db()
+        ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=9))
+        long_ago(instance, seconds=9)
+        (row,) = executor.drained()
+        assert not executor.finish_drain(row, 2, "a test")
+        assert not executor.finish_drain(row, None, "a test")
+        assert executor.finish_drain(row, 0, "a test")
+        assert InstanceCommand.objects.get().verb == "stop"
+        assert executor.drained() == []  # its stop is under way
+
+    def test_what_never_ends_is_stopped_in_the_end(self, make_instance):
+        make_instance()
+        instance = make_instance()
+        executor.remove(*PLACE, why())
+        ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=11))
+        long_ago(instance, minutes=11)
+        (row,) = executor.drained()
+        assert executor.finish_drain(row, 3, "a test")
+
+    def test_a_stop_that_failed_is_tried_again_later(self, make_instance):
+        make_instance()
+        instance = make_instance()
+        executor.remove(*PLACE, why())
+        ScalingMove.objects.update(at=timezone.now() - timedelta(minutes=2))
+        long_ago(instance, minutes=2)
+        executor.finish_drain(executor.drained()[0], 0, "a test")
+        now = timezone.now()
+        InstanceCommand.objects.update(state=CommandState.FAILED, finished_at=now)
+        assert executor.drained() == []
+        InstanceCommand.objects.update(finished_at=now - timedelta(minutes=2))
+        assert len(executor.drained()) == 1
+
+
+class TestRefusals:
+    def test_a_refusal_says_why_once_in_a_while(self, make_instance):
+        make_instance()
+        assert executor.attempt(-1, *PLACE, why("use is low")) is None
+        assert executor.attempt(-1, *PLACE, why("use is low")) is None
+        event = Event.objects.get(kind="scaling.refused")
+        assert "1 instances are there, at least 1" in event.reason
+        assert event.after == {"delta": -1, "model": PLACE[0], "region": PLACE[1]}
+        assert event.inputs["asked"] == "use is low"
+
+    def test_a_different_one_is_said_at_once(self, make_instance, deployment):
+        make_instance()
+        executor.attempt(-1, *PLACE, why())
+        make_instance(), make_instance()
+        executor.attempt(1, *PLACE, why())
+        assert Event.objects.filter(kind="scaling.refused").count() == 2

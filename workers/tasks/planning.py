@@ -1,0 +1,128 @@
+"""Forecasts, plans and strategies on their schedule: what Celery beat runs, each at most once at a time.
+
+Beat comes often, and a task looks at the newest row whether its work is due: a restart neither skips nor repeats a plan.
+Whoever is busy for long runs on the queue `simulation`, so that moves of instances never wait for a solver.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from celery import shared_task
+from django.conf import settings
+from django.utils import timezone
+
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+from controlplane.planning import executor, services
+from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
+from workers.vllm.client import VllmClient, VllmError
+
+logger = logging.getLogger(__name__)
+
+ACTOR = "planner"
+FORECAST_LIMIT_S = 1800
+COMPLAIN_EVERY = timedelta(minutes=15)
+"""The same failure is an event once in this time."""
+
+
+@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+def forecast_and_plan() -> None:
+    """Make the forecasts and the plans that are due. A failure of one is an event and leaves the other to be made."""
+    with only_one("forecast_and_plan") as free:
+        if not free:
+            return
+        now = timezone.now()
+        newest = Forecast.objects.order_by("-pk").values_list("made_at", flat=True).first()
+        if due(newest, settings.FORECAST_EVERY_S, now):
+            attempt("forecasts", services.make_forecasts, now)
+        newest = ScalingPlan.objects.order_by("-made_at").values_list("made_at", flat=True).first()
+        if due(newest, settings.PLAN_EVERY_S, now):
+            attempt("plans", services.make_plans, timezone.now())
+
+
+@shared_task
+def apply_plans() -> int:
+    """Carry out approved plans; returns how many instances were moved."""
+    with only_one("apply_plans") as free:
+        return len(services.apply_plans(timezone.now())) if free else 0
+
+
+@shared_task
+def run_strategies() -> int:
+    """Let automatic strategies look at live load; returns how many instances were moved."""
+    with only_one("run_strategies") as free:
+        return len(services.run_strategies(timezone.now())) if free else 0
+
+
+@shared_task
+def finish_drains() -> int:
+    """Stop instances that scaling has drained and on which nothing runs any more; returns how many."""
+    rows = executor.drained()
+    running = asyncio.run(_running([row.url for row in rows])) if rows else {}
+    return sum(executor.finish_drain(row, running.get(row.url), ACTOR) for row in rows)
+
+
+@shared_task
+def prune_planning() -> int:
+    """Delete forecasts, and plans that were never carried out, after `PILOTHOUSE_PLANNING_KEEP_DAYS`."""
+    oldest = timezone.now() - timedelta(days=settings.PLANNING_KEEP_DAYS)
+    gone, _ = Forecast.objects.filter(made_at__lt=oldest).delete()
+    never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
+    plans, _ = ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).delete()
+    return gone + plans
+
+
+def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
+    """Whether it is time again; a little early counts, since beat comes late as often as early."""
+    return newest is None or (now - newest).total_seconds() >= 0.9 * every_s
+
+
+def attempt(what: str, make: object, now: datetime) -> None:
+    """Call *make* with *now*; a failure is logged, and an event unless one of its kind was written lately."""
+    try:
+        made = make(now)
+    except Exception as error:
+        logger.exception("planning: no %s", what)
+        text = f"{type(error).__name__}: {error}"[:500]
+        kind = f"planning.{what}_failed"
+        if not Event.objects.filter(kind=kind, reason=text, at__gt=now - COMPLAIN_EVERY).exists():
+            record(kind, actor=ACTOR, reason=text, severity=Severity.CRITICAL)
+    else:
+        logger.info("planning: %d %s", len(made), what)
+
+
+@contextlib.contextmanager
+def only_one(name: str) -> Iterator[bool]:
+    """Whether this process may do *name* now: no other process of this machine does. The lock ends with its process.
+
+    Between machines the rows are locked by whoever moves something; two that plan at once cost one plan too many.
+    """
+    folder = Path(settings.STATE_DIR) / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / name, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+async def _running(urls: list[str]) -> dict[str, int]:
+    """Requests that run or wait on each server, by address; one that does not answer is left out."""
+
+    async def ask(url: str) -> tuple[str, int] | None:
+        try:
+            async with VllmClient(url) as client:
+                metrics = await client.metrics()
+        except VllmError as error:
+            logger.info("planning: %s", error)
+            return None
+        return url, metrics.running + metrics.waiting
+
+    return dict(found for found in await asyncio.gather(*map(ask, urls)) if found)
