@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scheduling import lookahead
 from scheduling.compiled import compiled
 from scheduling.fleet import (
     EndpointArrays,
@@ -87,4 +88,5 @@ def warm_up() -> None:
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
     turn_key(0, 0.0, 1.0, 0, 1)
+    lookahead.warm_up()
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

@@ -287,3 +287,13 @@ def overloaded(ahead: LookAhead, instance: int, kv_capacity_tokens: int, queued_
     if kv_capacity_tokens == 0:
         return False
     return bool(share_above(ahead, instance, ITERATIONS, OVER_KV * kv_capacity_tokens, queued_tokens) > OVER_SHARE)
+
+
+def warm_up() -> None:
+    """Load every kernel of this module that runs live from the cache, or compile it."""
+    ahead = allocate(1, 1, 2)
+    slot = add(ahead, 0, 1, 1)
+    token_many(ahead, np.array([slot]), np.array([1]))
+    overloaded(ahead, 0, 1, 0.0)
+    peak_tokens(ahead, 0, 1)
+    finish(ahead, slot)

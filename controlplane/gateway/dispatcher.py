@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from controlplane.fleet.states import InstanceState
+from controlplane.gateway.anticipation import Anticipation, Outlook
 from controlplane.gateway.errors import ApiError, too_many, unavailable
 from controlplane.gateway.ticket import Ticket, TicketState
 from controlplane.gateway.topology import Endpoint, Replica, Topology
@@ -33,6 +34,7 @@ class Dispatcher:
         self.clock = clock
         self.max_hold_s = max_hold_s
         self.waiting = allocate_waiting(16, 1024)
+        self.anticipation = Anticipation(topology.fleet.endpoint.size)
         self.streaming: set[Ticket] = set()
         self._held: dict[int, Ticket] = {}  # by slot of the waiting set
         self._began_s = clock()
@@ -123,6 +125,7 @@ class Dispatcher:
             ticket.placed_s = self.clock()
             ticket.replica = replica
             ticket.attempts += 1
+            self.anticipation.add(ticket, instance)
             replica.tickets.add(ticket)
             ticket.instance = replica.name
             ticket.trace.append(self._explain(ticket, endpoint, replica))
@@ -176,6 +179,7 @@ class Dispatcher:
 
     def count_tokens(self) -> None:
         """Tell the arrays how far every streaming request has come since the last call. Call it some ten times a second."""
+        self.anticipation.count_tokens(self.streaming)
         moved = [
             (ticket.replica.slot, ticket.expected_tokens, ticket.counted_tokens, tokens)
             for ticket in self.streaming
@@ -192,6 +196,7 @@ class Dispatcher:
     def leave(self, ticket: Ticket) -> None:
         """Take *ticket* out of wherever it is (queue or instance) and let others have its room."""
         self.streaming.discard(ticket)
+        self.anticipation.remove(ticket)
         if ticket.slot >= 0:
             self._take_out(ticket.slot)
         replica, ticket.replica = ticket.replica, None
@@ -308,6 +313,12 @@ class Dispatcher:
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
         now_s = self.clock()
         return max((now_s - ticket.arrived_s for ticket in endpoint.waiting), default=0.0)
+
+    def outlook(self, endpoint: Endpoint) -> Outlook:
+        """What the look-ahead maps of *endpoint* say, counting what is held for it."""
+        queued = sum(ticket.prompt_tokens + ticket.predicted_tokens for ticket in endpoint.waiting)
+        slots = [replica.slot for replica in self.topology.members(endpoint)]
+        return self.anticipation.look(self.topology.fleet, slots, queued)
 
     def _coming(self, endpoint: Endpoint) -> bool:
         return any(replica.spec.state in COMING for replica in self.topology.members(endpoint))

@@ -78,6 +78,8 @@ class Ticket:
     instance: str = ""  # name of the last one, for the books
     expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
     counted_tokens: int = 0  # of those, what the arrays know to be done
+    ahead: int = -1  # in the look-ahead maps, while an instance has it
+    ahead_tokens: int = 0  # output tokens that the maps know of
     attempts: int = 0
     placed_s: float = 0.0
     first_token_s: float = 0.0

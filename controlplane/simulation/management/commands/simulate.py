@@ -22,9 +22,10 @@ from scheduling.simulation.world import Outcome
 PROGRESS_STEPS = 200
 CHUNK = 100_000
 WIDTH = 150  # where no terminal says otherwise
+DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
 REQUEST_COLUMNS = (
     "arrival_s", "model", "region", "slo_class", "tenant", "prompt_tokens", "output_tokens", "outcome", "instance",
-    "preemptions", *(f"{name}_s" for name in LATENCIES),
+    "preemptions", "cached_tokens", *(f"{name}_s" for name in LATENCIES),
 )  # fmt: skip
 
 
@@ -36,14 +37,18 @@ class Command(BaseCommand):
         parser.add_argument("--out", type=Path, help="folder for the tables; made if it is not there")
         parser.add_argument("--format", choices=("csv", "parquet"), default="csv", help="of the tables (default csv)")
         parser.add_argument("--requests", action="store_true", help="also write a row for every request")
+        parser.add_argument(
+            "--decisions", action="store_true", help="also write a row for every dispatch, in order of time"
+        )
         parser.add_argument("--seed", type=int, help="instead of the scenario's own")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["seed"] is not None and options["seed"] < 0:
             raise CommandError("--seed must be at least 0.")
-        if options["requests"] and not options["out"]:
-            raise CommandError("--requests writes into the folder of --out: give one.")
+        for name in ("requests", "decisions"):
+            if options[name] and not options["out"]:
+                raise CommandError(f"--{name} writes into the folder of --out: give one.")
         path = options["scenario"]
         try:
             scenario = load_scenario(path)
@@ -56,7 +61,7 @@ class Command(BaseCommand):
             with console.status("Compiling, once for each release"):
                 compile_for(staged)
             began = time.monotonic()
-            result = simulate(scenario, staged, seed, console)
+            result = simulate(scenario, staged, seed, console, decisions=options["decisions"])
         except (ValueError, RuntimeError) as error:
             raise CommandError(f"{path}: {error}") from error
         took_s = time.monotonic() - began
@@ -75,6 +80,8 @@ class Command(BaseCommand):
                 write(options["out"], options["format"], about, measures)
                 if options["requests"]:
                     write_requests(options["out"], options["format"], staged, result)
+                if options["decisions"]:
+                    write_decisions(options["out"], options["format"], staged, result)
             except (OSError, ParquetMissing) as error:
                 raise CommandError(str(error)) from error
         if options["json"]:
@@ -92,9 +99,9 @@ def compile_for(staged: Stage) -> None:
     Simulation(staged.cluster, first).run()
 
 
-def simulate(scenario: Scenario, staged: Stage, seed: int, console: Console) -> Result:
+def simulate(scenario: Scenario, staged: Stage, seed: int, console: Console, *, decisions: bool) -> Result:
     """Run *staged* under a progress bar."""
-    simulation = Simulation(staged.cluster, staged.requests, seed=seed, sample_s=scenario.sample_s)
+    simulation = Simulation(staged.cluster, staged.requests, seed=seed, sample_s=scenario.sample_s, decisions=decisions)
     last_s = float(staged.requests.arrival_s[-1])
     until_s = math.inf if scenario.until_h is None else 3600 * scenario.until_h
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
@@ -133,18 +140,39 @@ def write_requests(folder: Path, table_format: str, staged: Stage, result: Resul
         np.array([outcome.name.lower() for outcome in Outcome])[outcomes["state"]],
         outcomes["instance"],
         outcomes["preemptions"],
+        outcomes["cached_tokens"],
         *(latency_s(result, name) for name in LATENCIES),
     ]
-    if table_format == "parquet":
-        write_parquet(folder / "requests.parquet", REQUEST_COLUMNS, columns)
+    write_long(folder / f"requests.{table_format}", REQUEST_COLUMNS, columns)
+
+
+def write_decisions(folder: Path, table_format: str, staged: Stage, result: Result) -> None:
+    """Write the decision log: which request was given to which instance when, and how many were left waiting there."""
+    log, endpoints = result.decisions, result.cluster.endpoints
+    assert log is not None
+    columns: list[Any] = [
+        log["time_s"],
+        log["request"],
+        np.array([model for model, _ in endpoints])[log["endpoint"]],
+        np.array([region for _, region in endpoints])[log["endpoint"]],
+        log["instance"],
+        result.requests.arrival_s[log["request"]],
+        log["waiting"],
+    ]
+    write_long(folder / f"decisions.{table_format}", DECISION_COLUMNS, columns)
+
+
+def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
+    """A table of as many rows as there may be, by the ending of *path*."""
+    if path.suffix == ".parquet":
+        write_parquet(path, names, columns)
         return
-    chunks = range(0, len(requests.arrival_s), CHUNK)
     rows = (
         ["" if value != value else value for value in row]  # noqa: PLR0124  # NaN is not equal to itself
-        for start in chunks
+        for start in range(0, len(columns[0]), CHUNK)
         for row in zip(*(column[start : start + CHUNK].tolist() for column in columns), strict=True)
     )
-    write_csv(folder / "requests.csv", REQUEST_COLUMNS, rows)
+    write_csv(path, names, rows)
 
 
 def as_json(about: dict[str, Any], measures: Measures) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""The live look-ahead maps: what each instance will hold in its next iterations, moved by the tokens that stream through.
+
+One `scheduling.lookahead` map for each slot of the fleet's arrays. A request enters when it is given to an instance, moves
+with its tokens (ten times a second) and leaves with its end. All calls happen on the event loop.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from controlplane.gateway.ticket import Ticket
+from scheduling import lookahead
+from scheduling.fleet import FleetArrays
+
+FIRST_REQUESTS = 1024
+
+
+class Anticipation:
+    def __init__(self, instances: int) -> None:
+        self.maps = lookahead.allocate(instances, FIRST_REQUESTS)
+
+    def add(self, ticket: Ticket, instance: int) -> None:
+        """*ticket* was given to the instance in slot *instance*.
+
+        Several sequences of one request share their prompt; they count as one, which is a little too few.
+        """
+        maps = self.maps
+        instances, requests = maps.clock.size, maps.instance.size
+        if instance >= instances:
+            instances = 2 * instance
+        if maps.counters[lookahead.FREE] == 0:
+            requests = 2 * requests
+        if (instances, requests) != (maps.clock.size, maps.instance.size):
+            self.maps = maps = lookahead.grow(maps, instances, requests)
+        ticket.ahead = lookahead.add(maps, instance, ticket.prompt_tokens, ticket.predicted_tokens)
+        ticket.ahead_tokens = 0
+
+    def count_tokens(self, tickets: Iterable[Ticket]) -> None:
+        """Tell the maps how far *tickets* have come. The first token ended the prefill; `add` stands for it."""
+        moved = []
+        for ticket in tickets:
+            produced = ticket.output_tokens // ticket.call.sequences - 1
+            if ticket.ahead >= 0 and produced > ticket.ahead_tokens:
+                moved.append((ticket.ahead, produced - ticket.ahead_tokens))
+                ticket.ahead_tokens = produced
+        if moved:
+            columns = np.array(moved, np.int64).T
+            lookahead.token_many(self.maps, *map(np.ascontiguousarray, columns))
+
+    def remove(self, ticket: Ticket) -> None:
+        """*ticket* ended or was lost. Nothing happens to one that no instance has."""
+        if ticket.ahead >= 0:
+            lookahead.finish(self.maps, ticket.ahead)
+            ticket.ahead = -1
+
+    def look(self, fleet: FleetArrays, slots: list[int], queued_tokens: int) -> "Outlook":
+        """What is coming to the instances in *slots* that take work, each with its part of *queued_tokens*."""
+        accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]
+        overloaded, peaks = 0, []
+        for slot in accepting:
+            capacity = int(fleet.kv_capacity_tokens[slot])
+            overloaded += lookahead.overloaded(self.maps, slot, capacity, queued_tokens / len(accepting))
+            peaks.append(lookahead.peak_tokens(self.maps, slot, lookahead.ITERATIONS) / capacity)
+        return Outlook(overloaded, sum(peaks), max(peaks, default=0.0))
+
+
+class Outlook(NamedTuple):
+    """The next 100 iterations of an endpoint's instances (PreServe 4.3.2)."""
+
+    overloaded_instances: int
+    """Those above 95 % KV use in more than 10 % of them."""
+    peak_kv_sum: float
+    """Sum over the instances of their highest KV use."""
+    peak_kv_most: float
