@@ -69,11 +69,15 @@ def vllm_python() -> str:
 def tiny_model(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Llama."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    command = [vllm_python, "-m", "workers.vllm.tiny_model", str(folder)]
+    write_tiny_model(vllm_python, folder)
+    return folder
+
+
+def write_tiny_model(vllm_python: str, folder: Path, *options: str) -> None:
+    command = [vllm_python, "-m", "workers.vllm.tiny_model", str(folder), *options]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +121,7 @@ class VllmFleet:
     model: Path
     started: list[str]
 
-    def start(self, name: str, **changes: Any) -> str:
+    def start(self, name: str, *, environment: dict[str, str] | None = None, **changes: Any) -> str:
         """Start a server without waiting for it; its address."""
         spec = {
             "max_model_len": MAX_MODEL_LEN,
@@ -127,6 +131,7 @@ class VllmFleet:
             **changes,
         }
         environment = {
+            **(environment or {}),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "HF_HUB_OFFLINE": "1",

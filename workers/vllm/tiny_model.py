@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 VOCABULARY = 1024
+HEAD_SIZE = 32
 CONTEXT_TOKENS = 4096
 BEGIN, END, TURN = "<|begin|>", "<|end|>", "<|turn|>"
 
@@ -67,10 +68,10 @@ it was promised?
 """
 
 
-def write(directory: Path, seed: int = 0) -> None:
+def write(directory: Path, seed: int = 0, hidden_size: int = 128, layers: int = 2) -> None:
     """Write config, weights, tokenizer and chat template into *directory* (made if absent, files replaced).
 
-    Raises ImportError when `torch` or `transformers` is missing.
+    *hidden_size* is a multiple of 64. Raises ImportError when `torch` or `transformers` is missing.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -96,11 +97,11 @@ def write(directory: Path, seed: int = 0) -> None:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=bpe.get_vocab_size(),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // HEAD_SIZE,
+        num_key_value_heads=hidden_size // HEAD_SIZE // 2,
         max_position_embeddings=CONTEXT_TOKENS,
         bos_token_id=bpe.token_to_id(BEGIN),
         eos_token_id=bpe.token_to_id(END),
@@ -114,9 +115,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.vllm.tiny_model", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden-size", type=int, default=128, help="a multiple of 64; more makes its steps longer")
+    parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args(arguments)
     try:
-        write(options.directory, options.seed)
+        write(options.directory, options.seed, options.hidden_size, options.layers)
     except ImportError as error:
         sys.stderr.write(f"{error}. Run this with the vLLM environment's Python (`make vllm`).\n")
         return 1
