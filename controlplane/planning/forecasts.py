@@ -58,9 +58,9 @@ def make_forecasts(now: datetime) -> list[Forecast]:
 
 def forecaster_name() -> str:
     """The forecaster in use. Raises ImproperlyConfigured if the setting names one that does not exist."""
-    from forecasting.workload import DEFAULT, FORECASTERS
+    from forecasting.workload import BEST, FORECASTERS
 
-    name = settings.FORECASTER or DEFAULT
+    name = settings.FORECASTER or BEST
     if name not in FORECASTERS:
         raise ImproperlyConfigured(f"PILOTHOUSE_FORECASTER: there is no {name!r}; there are {', '.join(FORECASTERS)}")
     return name

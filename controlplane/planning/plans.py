@@ -24,6 +24,7 @@ from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, Quantity, ScalingPlan, ScalingPolicy
 
 if TYPE_CHECKING:
+    from scheduling.planning.capacity import Capability
     from scheduling.planning.plan import Plan
     from scheduling.planning.problem import Problem
 
@@ -41,8 +42,18 @@ class Expected:
     start: datetime
     window_s: int
     tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
+    prompt_tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
+    """The part of it that is prompts."""
     buffer_tokens_per_s: dict[demand.Endpoint, float]
     notes: dict[demand.Endpoint, str]
+
+    def prompt_share(self, model: str) -> float:
+        """Share of the model's tokens that are prompts; a half where none are expected."""
+        total, prompt = (
+            float(sum(values.sum() for (name, _), values in tokens.items() if name == model))
+            for tokens in (self.tokens_per_s, self.prompt_tokens_per_s)
+        )
+        return min(1.0, prompt / total) if total > 0 else 0.5
 
     def notes_of(self, model: str) -> list[str]:
         return [note for (name, _), note in self.notes.items() if name == model]
@@ -78,7 +89,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
         fleet,
         expected.tokens_per_s,
         expected.buffer_tokens_per_s,
-        {key: found.tokens_per_s for key, found in measured.items()},
+        {key: found.at(expected.prompt_share(key[0])) for key, found in measured.items()},
         horizon,
         settings.PLAN_EPSILON,
     )
@@ -112,6 +123,7 @@ def expect(now: datetime) -> Expected | None:
     if not newest and not recent.known:
         return None
     tokens: dict[demand.Endpoint, NDArray[np.float64]] = {}
+    prompts: dict[demand.Endpoint, NDArray[np.float64]] = {}
     notes: dict[demand.Endpoint, str] = {}
     for endpoint in demand.endpoints():
         total = np.zeros(count)
@@ -125,10 +137,12 @@ def expect(now: datetime) -> Expected | None:
             elif forecast is not None and forecast.note:
                 notes.setdefault(endpoint, forecast.note)
             total += values
+            if quantity == Quantity.PROMPT:
+                prompts[endpoint] = values
         tokens[endpoint] = total
     share = settings.PLAN_NIW_BUFFER
     buffer = {endpoint: share * rate for endpoint, rate in demand.non_interactive(now).items()} if share else {}
-    return Expected(start, window_s, tokens, buffer, notes)
+    return Expected(start, window_s, tokens, prompts, buffer, notes)
 
 
 def ahead(forecast: Forecast, start: datetime, count: int) -> NDArray[np.float64] | None:
@@ -153,7 +167,7 @@ def _store(
     took_ms: float,
     fleet: inventory.Fleet,
     expected: Expected,
-    measured: Mapping[tuple[str, str], capability.Capability],
+    measured: Mapping[capability.Key, "Capability"],
 ) -> ScalingPlan:
     model = policy.model.name
     targets, before, after = _targets(model, planned, plan, fleet)
@@ -246,7 +260,7 @@ def _inputs(
     planned: inventory.Planned,
     fleet: inventory.Fleet,
     expected: Expected,
-    measured: Mapping[tuple[str, str], capability.Capability],
+    measured: Mapping[capability.Key, "Capability"],
 ) -> dict[str, Any]:
     regions = [region for region in fleet.regions if (model, region) in expected.tokens_per_s]
     return plain(
@@ -259,7 +273,15 @@ def _inputs(
                 region: round(expected.buffer_tokens_per_s.get((model, region), 0.0), 1) for region in regions
             },
             "capability_tokens_per_s": {
-                gpu_type: {"tokens_per_s": round(found.tokens_per_s, 1), "source": found.source}
+                gpu_type: {
+                    "prompt": round(found.prompt_tokens_per_s, 1),
+                    "output": round(found.output_tokens_per_s, 1),
+                    "total": round(found.total_tokens_per_s, 1),
+                    "used": round(found.at(expected.prompt_share(model)), 1),
+                    "source": found.source,
+                    "windows": found.windows,
+                    "note": found.note,
+                }
                 for (name, gpu_type), found in measured.items()
                 if name == model
             },
