@@ -19,10 +19,11 @@ from forecasting.workload.calibrated import Calibrated
 from forecasting.workload.points import PointModel, Values, filled
 
 LEAST_WINDOWS: Final = 30
-SEARCH_WINDOWS: Final = 1008  # the last ones, on which orders are searched
+SEARCH_WINDOWS: Final = 432  # the last ones, on which orders are searched
 FIT_WINDOWS: Final = 2016  # the last ones, on which coefficients are estimated
 LONGEST_SARIMA: Final = 24  # windows a day
-HARMONICS: Final = 8  # tried at most
+HARMONICS: Final = 4  # tried at most
+ITERATIONS: Final = 30  # of the likelihood's maximiser
 
 
 class ArimaModel(PointModel):
@@ -104,16 +105,17 @@ class ArimaModel(PointModel):
 
     def _search(self, y: Values) -> None:
         """Orders by pmdarima's stepwise search; for long seasons, first the number of harmonics by AICc."""
-        import pmdarima  # takes seconds
+        import pmdarima  # type: ignore[import-untyped]  # and it takes seconds
 
         season = self.season if self.seasonal and 1 < self.season <= LONGEST_SARIMA else 1
         self.harmonics = self._count_harmonics(y) if self.seasonal and self.season > LONGEST_SARIMA else 0
-        exogenous = self._harmonic(np.arange(len(y))) if self.harmonics else None
+        if self.harmonics:
+            columns = self._harmonic(np.arange(len(y)))
+            y = y - columns @ np.linalg.lstsq(columns, y - y.mean(), rcond=None)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # orders that do not converge lose the search; that is what it is for
             model = pmdarima.auto_arima(
                 y,
-                X=exogenous,
                 seasonal=season > 1,
                 m=season,
                 max_p=3,
@@ -124,7 +126,7 @@ class ArimaModel(PointModel):
                 information_criterion="aicc",
                 suppress_warnings=True,
                 error_action="ignore",
-                maxiter=30,
+                maxiter=ITERATIONS,
             )
         self.order = tuple(model.order)
         self.seasonal_order = tuple(model.seasonal_order)
@@ -179,7 +181,7 @@ class ArimaModel(PointModel):
             seasonal_order=self.seasonal_order,
             with_intercept=self.intercept,
             suppress_warnings=True,
-            maxiter=50,
+            maxiter=ITERATIONS,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a likelihood that is still rising after maxiter steps is good enough
@@ -218,8 +220,11 @@ class ArimaModel(PointModel):
     def restore(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
-        self.order = tuple(self.order) if self.order is not None else None
-        self.seasonal_order = tuple(self.seasonal_order)
+        if self.order is not None:
+            p, d, q = self.order
+            self.order = p, d, q
+        seasonal_p, seasonal_d, seasonal_q, m = self.seasonal_order
+        self.seasonal_order = seasonal_p, seasonal_d, seasonal_q, m
 
 
 class SeasonalArimaModel(ArimaModel):

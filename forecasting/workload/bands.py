@@ -110,7 +110,7 @@ class Bands:
         above = np.minimum(below + 1, np.maximum(count[:, None] - 1, 0))
         rows = np.arange(reach)[:, None]
         low, high = ordered[rows, below], ordered[rows, above]
-        return np.nan_to_num(low + (place - below) * (high - low))
+        return np.asarray(np.nan_to_num(low + (place - below) * (high - low)))
 
     def state(self) -> dict[str, Any]:
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}

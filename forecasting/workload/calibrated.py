@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,8 @@ class Calibrated:
     then fits on everything. `update` moves the model on and fits again when a day has come since.
     """
 
-    model_class: type[PointModel]
-    name: str
+    name: ClassVar[str]
+    model_class: ClassVar[type[PointModel]]
 
     def __init__(self) -> None:
         self.window_s = 600.0

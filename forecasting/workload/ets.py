@@ -74,7 +74,7 @@ class EtsModel(PointModel):
     @staticmethod
     def _estimate(y: Values, form: str, season: int) -> tuple[float, tuple[Any, ...]]:
         """AICc, and alpha, beta, gamma, phi, level, trend and seasons at the end of *y*."""
-        from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+        from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # type: ignore[import-untyped]
 
         seasonal, trending = SEASON in form, TREND in form
         model = ETSModel(

@@ -136,12 +136,12 @@ def train(inputs: Values, targets: Values, weights: Weights) -> Weights:
     done = 0
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator)
-        for batch in order.split(BATCH):
+        for batch in order.split(BATCH):  # type: ignore[no-untyped-call]
             for group in optimiser.param_groups:  # down to a twentieth, along a cosine
                 group["lr"] = LEARNING_RATE * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * done / steps)))
             loss = torch.mean((_torch_run(parameters, x[batch]) - y[batch]) ** 2)
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters.values(), LARGEST_GRADIENT)
             optimiser.step()
             done += 1

@@ -183,7 +183,7 @@ def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHA
     factor = round(window_s / series.window_s)
     if factor < 1 or abs(factor * series.window_s - window_s) > 1e-6 * window_s:
         raise ValueError(f"windows of {window_s:g} s are no whole number of windows of {series.window_s:g} s")
-    if factor == 1 or not len(series):
+    if factor == 1:
         return Series(series.start_s, window_s, series.tokens_per_s, series.name)
     start_s = window_s * np.floor(series.start_s / window_s)
     lead = round((series.start_s - start_s) / series.window_s)

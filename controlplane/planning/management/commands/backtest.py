@@ -1,0 +1,295 @@
+import json
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import services
+from forecasting.workload import BEST, FORECASTERS, backtest
+from forecasting.workload.series import (
+    DAY_S,
+    QUANTITIES,
+    Series,
+    aggregate,
+    from_trace,
+    group_minutes,
+    without_partial,
+)
+from scheduling.simulation.rows import Row, csv_rows
+from scheduling.simulation.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
+
+WIDTH = 170  # where no terminal says otherwise
+FIT_DAYS = 7.0
+FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
+MOST_BINS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One source: what it is called in the stored result, and its series by name, prompt and output apart."""
+
+    source: str
+    series: dict[str, dict[str, Series]]
+
+
+class Command(BaseCommand):
+    help = (
+        "Say how well each forecaster would have done: fit it on the first days of a series, then forecast every further"
+        " window in its turn. Reads the ledger's minutes, or a trace; docs/forecasting.md explains the table."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", type=Path, nargs="?", help="a trace; without one, the ledger's minute rows")
+        parser.add_argument(
+            "--format", choices=sorted(FORMATS), default="servegen", help="of the file (default servegen)"
+        )
+        parser.add_argument("--window", type=float, default=600.0, metavar="S", help="seconds (default 600)")
+        parser.add_argument("--horizon", type=int, default=2, metavar="N", help="windows ahead (default 2)")
+        parser.add_argument(
+            "--fit-days",
+            type=float,
+            metavar="D",
+            help=f"days to fit on (default {FIT_DAYS:g}, or 70 %% of a shorter series)",
+        )
+        parser.add_argument(
+            "--test-days", type=float, metavar="D", help="days to judge after them (default all there are)"
+        )
+        parser.add_argument(
+            "--forecasters", nargs="+", choices=list(FORECASTERS), default=list(FORECASTERS), metavar="NAME",
+            help=f"of {', '.join(FORECASTERS)} (default all)",
+        )  # fmt: skip
+        parser.add_argument("--quantity", choices=QUANTITIES, help="tokens of that kind only (default both)")
+        parser.add_argument("--model", default="", help="of this model only, where the source tells models apart")
+        parser.add_argument("--region", default="", help="of this region only (ledger)")
+        parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
+        parser.add_argument(
+            "--keep-partial", action="store_true",
+            help="judge windows beside a gap that hold under 5 %% of the usual rate too; else they are gaps",
+        )  # fmt: skip
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+        parser.add_argument("--no-store", action="store_true", help="do not keep the result for the console")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        window_s, horizon = options["window"], options["horizon"]
+        if not 1 <= window_s <= DAY_S or not math.isfinite(window_s):
+            raise CommandError("--window is from 1 s to a day.")
+        if horizon < 1:
+            raise CommandError("--horizon is at least 1.")
+        for name in ("fit_days", "test_days"):
+            if options[name] is not None and not 0 < options[name] < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is above 0.")
+        try:
+            demand = read(options)
+        except TraceError as error:
+            raise CommandError(str(error)) from error
+        quantities = [options["quantity"]] if options["quantity"] else list(QUANTITIES)
+        chosen = {name: FORECASTERS[name] for name in dict.fromkeys(options["forecasters"])}
+        console = Console(stderr=True, quiet=options["json"])
+        rows: list[dict[str, Any]] = []
+        judged: list[dict[str, Any]] = []
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        with Progress(*columns, console=console, refresh_per_second=4) as progress:
+            for name, pair in demand.series.items():
+                for quantity in quantities:
+                    series = pair[quantity] if options["keep_partial"] else without_partial(pair[quantity])
+                    fit, test = split(series, name, options["fit_days"], options["test_days"])
+                    judged.append(
+                        {"series": name, "quantity": quantity, "fit_windows": fit, "test_windows": test,
+                         "gaps": int(np.count_nonzero(~series.known[: fit + test]))}
+                    )  # fmt: skip
+                    found = self._run(progress, series, chosen, fit, test, horizon, f"{name} {quantity}")
+                    rows += [{**row, "series": name, "quantity": quantity} for row in found]
+        if not options["no_store"]:
+            try:
+                services.store_backtest(demand.source, round(window_s), horizon, rows)
+            except ValidationError as error:
+                raise CommandError("; ".join(error.messages)) from error
+            except DatabaseError as error:  # minutes of work are not thrown away for it
+                self.stderr.write(f"The result could not be stored: {error}")
+        about = {
+            "source": demand.source,
+            "window_s": window_s,
+            "horizon_windows": horizon,
+            "best": BEST,
+            "series": judged,
+        }
+        if options["json"]:
+            self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))
+        else:
+            show(Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH), about, rows)
+
+    def _run(
+        self, progress: Progress, series: Series, chosen: dict[str, Any], fit: int, test: int, horizon: int, name: str
+    ) -> list[dict[str, Any]]:
+        found = []
+        for forecaster, make in chosen.items():
+            bar = progress.add_task(f"{name}: {forecaster}", total=test)
+            try:
+                found += backtest(
+                    series,
+                    {forecaster: make},
+                    fit,
+                    horizon,
+                    test_windows=test,
+                    progress=lambda _, done, __, bar=bar: progress.update(bar, completed=done),
+                )
+            except ValueError as error:
+                raise CommandError(f"{name}: {error}") from error
+            progress.remove_task(bar)
+        return found
+
+
+def split(series: Series, name: str, fit_days: float | None, test_days: float | None) -> tuple[int, int]:
+    """Windows to fit on and to judge. Raises CommandError when the series does not hold them."""
+    count = len(series)
+    day = DAY_S / series.window_s
+    if fit_days is None:
+        fit = round(FIT_DAYS * day) if count > FIT_DAYS * day else int(FIT_SHARE * count)
+    else:
+        fit = round(fit_days * day)
+    test = count - fit if test_days is None else min(count - fit, round(test_days * day))
+    if fit < 1 or test < 1:
+        raise CommandError(
+            f"{name}: {count} windows of {series.window_s:g} s ({count / day:.2f} days) leave none to judge."
+        )
+    return fit, test
+
+
+def read(options: dict[str, Any]) -> Demand:
+    """The source that the options name. Raises TraceError for a file, CommandError for what else cannot be."""
+    file, window_s = options["file"], options["window"]
+    if file is None:
+        return read_ledger(window_s, options["model"], options["region"], options["by_class"])
+    if options["region"] or options["by_class"]:
+        raise CommandError("--region and --by-class are for the ledger: a trace has one region and no classes here.")
+    if options["format"] == "servegen":
+        if options["model"]:
+            raise CommandError("--model: a servegen file is one model.")
+        return Demand(file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)})
+    workload = load_trace(file, options["format"])
+    if not len(workload.arrival_s):
+        raise CommandError(f"{file}: no request in it has a prompt and an output.")
+    names = workload.model.names
+    series = {}
+    for code, model in enumerate(names):
+        if options["model"] and model != options["model"]:
+            continue
+        chosen = workload.model.codes == code
+        # All models' series end with the trace, so that a model that is asked for no more is seen to be.
+        arrivals = np.append(workload.arrival_s[chosen], workload.arrival_s[-1])
+        counts = {"prompt": workload.prompt_tokens[chosen], "output": workload.output_tokens[chosen]}
+        series[model or file.stem] = {
+            quantity: from_trace(arrivals, np.append(tokens, 0), window_s, name=f"{model} {quantity}")
+            for quantity, tokens in counts.items()
+        }
+    if not series:
+        raise CommandError(f"{file}: no request is for {options['model']!r}; there are {', '.join(names)}.")
+    return Demand(file.name, series)
+
+
+def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
+    """Prompt and output series of a file of ten-minute bins, summed into windows of *window_s*.
+
+    Bins that are not in the file, and those without any request, were not collected: they are gaps.
+    """
+    if window_s % SERVEGEN_BIN_S:
+        raise CommandError(f"--window: this file has bins of {SERVEGEN_BIN_S:g} s; windows are a whole number of them.")
+    bins: list[int] = []
+    rates: dict[str, list[float]] = {quantity: [] for quantity in QUANTITIES}
+    row: Row | None = None
+    for row in csv_rows(path, "t_s", "requests", "prompt_tokens", "output_tokens"):
+        index = row.number("t_s") / SERVEGEN_BIN_S
+        if index != int(index):
+            raise TraceError(path, row.line, "t_s", f"{row.values['t_s']!r} is no multiple of {SERVEGEN_BIN_S:g} s")
+        if bins and index <= bins[-1]:
+            raise TraceError(path, row.line, "t_s", f"{row.values['t_s']!r} is not after the row above it")
+        if index - (bins[0] if bins else index) > MOST_BINS:
+            raise TraceError(path, row.line, "t_s", f"{row.values['t_s']!r} is over {MOST_BINS:,} bins after the first")
+        empty = row.number("requests") == 0
+        bins.append(int(index))
+        for quantity in QUANTITIES:
+            tokens = row.number(f"{quantity}_tokens")
+            rates[quantity].append(math.nan if empty else tokens / SERVEGEN_BIN_S)
+    if row is None:
+        raise TraceError(path, 1, "", "holds no bin")
+    places = np.array(bins) - bins[0]
+    found = {}
+    for quantity in QUANTITIES:
+        values = np.full(places[-1] + 1, np.nan)
+        values[places] = rates[quantity]
+        found[quantity] = aggregate(Series(bins[0] * SERVEGEN_BIN_S, SERVEGEN_BIN_S, values, quantity), window_s)
+    return found
+
+
+def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Demand:
+    """Series of every model and region (and SLO class) of the ledger's minute rows."""
+    if window_s % 60:
+        raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
+    rows: Iterable[dict[str, Any]] = MinuteRow.objects.order_by().values(
+        "minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens"
+    )
+    by = ("model", "region", "slo_class") if by_class else ("model", "region")
+    groups = group_minutes(rows, by=by)
+    if not groups:
+        raise CommandError("The ledger holds no minute yet: name a file, or come back when requests were served.")
+    series = {
+        " ".join(part for part in key if part): {
+            quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
+        }
+        for key in sorted(groups)
+        if (not model or key[0] == model) and (not region or key[1] == region)
+    }
+    if not series:
+        raise CommandError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
+    return Demand("ledger", series)
+
+
+def show(console: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """One table a series and quantity, best mean APE first."""
+    horizon = about["horizon_windows"]
+    console.print(
+        f"[bold]{about['source']}[/], windows of {about['window_s'] / 60:g} min, forecast {horizon} ahead before each window"
+    )
+    for judged in about["series"]:
+        table = Table(
+            title=f"{judged['series']}, {judged['quantity']} tokens: fitted on {judged['fit_windows']:,} windows,"
+            f" judged on {judged['test_windows']:,} ({judged['gaps']:,} gaps in both)"
+        )
+        table.add_column("Forecaster")
+        steps = sorted({1, min(2, horizon), horizon})
+        titles = ["APE mean", "max", *(f"step {step}" for step in steps), "pinball", "in 80 %", "in 95 %", "once mean",
+                  "once max", "fit", "update", "predict"]  # fmt: skip
+        for title in titles:
+            table.add_column(title, justify="right", no_wrap=True)
+        mine = [row for row in rows if (row["series"], row["quantity"]) == (judged["series"], judged["quantity"])]
+        for place, row in enumerate(sorted(mine, key=lambda row: row["mean_ape"])):
+            table.add_row(
+                row["forecaster"],
+                *(percent(row[name]) for name in ("mean_ape", "max_ape")),
+                *(percent(row["mean_ape_by_horizon"][step - 1]) for step in steps),
+                *(percent(row[name]) for name in ("pinball", "coverage_80", "coverage_95")),
+                *(percent(row[name]) for name in ("one_origin_mean_ape", "one_origin_max_ape")),
+                f"{row['fit_s']:.2f} s",
+                *(f"{1000 * row[name]:.1f} ms" for name in ("update_s", "predict_s")),
+                style="bold" if place == 0 else "",
+            )
+        console.print(table)
+        for row in mine:
+            words = ". ".join(filter(None, (row["note"], row["found"])))
+            if words:
+                console.print(f"  {row['forecaster']}: {words}", highlight=False, markup=False)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %" if value < 10 else f"{100 * value:,.0f} %"
