@@ -171,7 +171,8 @@ def _store(
 ) -> ScalingPlan:
     model = policy.model.name
     targets, before, after = _targets(model, planned, plan, fleet)
-    inputs = _inputs(model, planned, fleet, expected, measured)
+    shortage = _unmet(model, planned, plan)
+    inputs = {**_inputs(model, planned, fleet, expected, measured), "shortage": shortage}
     old = ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.ADVICE).order_by("-pk").first()
     changes = any(row["target"] != row["present"] for row in targets)
     if policy.mode == PolicyMode.ASK and changes and old is not None and _same(old, policy, targets):
@@ -181,7 +182,6 @@ def _store(
         return old
     ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).update(status=PlanStatus.SUPERSEDED)
     status, note = _status(policy, changes)
-    shortage = _unmet(model, planned, plan)
     row = ScalingPlan.objects.create(
         round=round_id,
         made_at=now,
