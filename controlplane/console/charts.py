@@ -33,11 +33,12 @@ NO_TRAFFIC = "No traffic in this range."
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry of the legend above a chart: a stroke of *style* (see `STYLES`) in the colour *color*."""
+    """One entry of the legend above a chart: a stroke of *dash* in the colour *color*, or a point of *shape*."""
 
     label: str
     color: str
     dash: str = "solid"
+    shape: str = ""  # circle or diamond
 
     @property
     def stroke(self) -> str:

@@ -140,7 +140,7 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
                 "region": region,
                 "region_title": regions.get(region, region),
                 "ready": sum(ready.values()),
-                "demand": now_by_series.get((model, region), 0.0),
+                "demand": None if now_by_series is None else now_by_series.get((model, region), 0.0),
                 "next": ahead[0].mean if ahead else None,
                 "peak": peak.mean if peak else None,
                 "peak_at": peak.start if peak else None,
@@ -224,6 +224,7 @@ def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
                 "scores": pair,
                 "mean_ape": sum(known) / len(known) if known else None,
                 "fit_s": sum(fits) / len(fits) if fits else None,
+                "fit_ms": 1_000 * sum(fits) / len(fits) if fits else None,
             }
         )
     rows.sort(key=lambda row: (row["mean_ape"] is None, row["mean_ape"] or 0.0, row["forecaster"]))

@@ -91,8 +91,10 @@ def forecast(outlook: Outlook, empty: str) -> Chart:
         legend.insert(0, actual)
     if any(outlook.capacity) and (known or legend):
         capacity = Line("capacity of ready instances", "var(--s2)")
-        steps = scatter(starts, outlook.capacity, capacity, 1.75).update(name="capacity", line={"shape": "hv"})
-        traces.append(steps)
+        past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
+        past.append((timezone.localtime(outlook.now), past[-1][1]))
+        steps = scatter([at for at, _ in past], [value for _, value in past], capacity, 1.75)
+        traces.append(steps.update(name="capacity", line={"shape": "hv"}))
         legend.append(capacity)
     if outlook.planned is not None and legend:
         planned = Line("as planned", "var(--s2)", "dot")
@@ -171,7 +173,7 @@ def _outlook_sentence(outlook: Outlook) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How one forecaster did on one quantity of a backtest: ratios, pinball loss in tokens a second, fit in seconds."""
+    """How one forecaster did on one quantity of a backtest: ratios (pinball loss of the mean rate), fit in seconds."""
 
     forecaster: str
     title: str
@@ -193,15 +195,14 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
         Line(score.title, f"var(--{color})", dash) for score, (color, dash) in zip(shown, STYLES, strict=False)
     )
     values = [[*score.by_horizon, *[None] * (longest - len(score.by_horizon))] for score in shown]
-    mode = "lines" if longest > 1 else "markers"
     traces = [
         go.Scatter(
             x=ahead,
             y=series,
-            mode=mode,
+            mode="lines+markers",
             name=line.label,
             line={"color": line.color, "dash": line.dash, "width": 2},
-            marker={"color": line.color, "size": 9},
+            marker={"color": line.color, "size": 6},
         )
         for series, line in zip(values, legend, strict=True)
     ]
@@ -232,7 +233,11 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
 def coverage(scores: Sequence[Score], what: str) -> Chart:
     """Share of windows within each band, beside what the band promises."""
     shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
-    legend = (Line("80 % band", "var(--s1)"), Line("95 % band", "var(--s2)"), Line("promised", "var(--crit)", "dash"))
+    legend = (
+        Line("80 % band", "var(--s1)", shape="circle"),
+        Line("95 % band", "var(--s2)", shape="diamond"),
+        Line("promised", "var(--crit)", "dash"),
+    )
     names = [score.title for score in shown]
     traces = [
         go.Scatter(
@@ -240,10 +245,10 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
             y=[getattr(score, field) for score in shown],
             mode="markers",
             name=line.label,
-            marker={"color": line.color, "size": 11, "symbol": symbol},
+            marker={"color": line.color, "size": 11, "symbol": line.shape},
             hovertemplate="%{y:.1%}",
         )
-        for field, line, symbol in zip(("coverage_80", "coverage_95"), legend[:2], ("circle", "diamond"), strict=True)
+        for field, line in zip(("coverage_80", "coverage_95"), legend[:2], strict=True)
     ]
     promised = [
         {
@@ -292,8 +297,16 @@ def strategies(rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], u
     """Instance-hours against SLO attainment, one point a strategy; those in use are marked. Left and high is good."""
     known = [row for row in rows if row.get("instance_hours") is not None and row.get("slo_met") is not None]
     groups = (
-        (Line("in use", "var(--s1)"), "circle", [row for row in known if row["strategy"] in used]),
-        (Line("simulated only", "var(--s2)"), "diamond", [row for row in known if row["strategy"] not in used]),
+        (Line("in use", "var(--s1)", shape="circle"), [row for row in known if row["strategy"] in used]),
+        (Line("simulated only", "var(--s2)", shape="diamond"), [row for row in known if row["strategy"] not in used]),
+    )
+    lowest = min((row["slo_met"] for row in known), default=1.0)
+    room = max(0.005, (1 - lowest) * 0.25)
+    across, up = _padded([row["instance_hours"] for row in known]), [max(0.0, lowest - room), 1 + room]
+    sides = label_sides(
+        [(row["strategy"], title_of(row["strategy"]), row["instance_hours"], row["slo_met"]) for row in known],
+        across,
+        up,
     )
     traces = [
         go.Scatter(
@@ -302,24 +315,22 @@ def strategies(rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], u
             mode="markers+text",
             name=line.label,
             text=[title_of(row["strategy"]) for row in members],
-            textposition=[_side(row, known) for row in members],
+            textposition=[sides[row["strategy"]] for row in members],
             textfont={"color": "var(--text)", "size": 11},
-            marker={"color": line.color, "size": 11, "symbol": symbol},
+            marker={"color": line.color, "size": 11, "symbol": line.shape},
             hovertemplate="%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>",
         )
-        for line, symbol, members in groups
+        for line, members in groups
         if members
     ]
-    lowest = min((row["slo_met"] for row in known), default=1.0)
-    room = max(0.005, (1 - lowest) * 0.25)
     axes = {
         "xaxis": {
             "type": "linear",
             "ticksuffix": " h",
             "hoverformat": ",.1f",
-            "range": _padded([row["instance_hours"] for row in known]),
+            "range": across,
         },
-        "yaxis": {"tickformat": ".1%", "range": [max(0.0, lowest - room), 1 + room], "rangemode": "normal"},
+        "yaxis": {"tickformat": ".1%", "range": up, "rangemode": "normal"},
     }
     sentence = "Strategies: not compared yet."
     if known:
@@ -341,7 +352,7 @@ def strategies(rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], u
             for row in sorted(known, key=lambda row: row["instance_hours"])
         ],
         figure=as_json(traces, layout(hovermode="closest", **axes)) if known else None,
-        legend=tuple(line for line, _, members in groups if members),
+        legend=tuple(line for line, members in groups if members),
         empty="" if known else "No comparison has been made yet.",
     )
 
@@ -353,7 +364,53 @@ def _padded(values: Sequence[float]) -> list[float]:
     return [max(0.0, low - room), high + room]
 
 
-def _side(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Where a point's name stands: names of neighbours alternate above and below, so that they do not overlap."""
-    order = sorted(rows, key=lambda other: (other["instance_hours"], other["slo_met"]))
-    return ("top center", "bottom center")[order.index(row) % 2]
+# Where the name of a point may stand, best first: its left edge and middle from the point, by its width, in pixels.
+SIDES = {
+    "top center": (-0.5, 0, -15),
+    "bottom center": (-0.5, 0, 15),
+    "middle right": (0, 10, 0),
+    "middle left": (-1, -10, 0),
+    "top right": (0, 4, -13),
+    "bottom right": (0, 4, 13),
+    "top left": (-1, -4, -13),
+    "bottom left": (-1, -4, 13),
+}
+DRAWN_PX = (460.0, 150.0)  # about the size of the plot's ground on a desktop
+LETTER_PX, LINE_PX, POINT_PX = 6.3, 14.0, 12.0
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def label_sides(
+    points: Sequence[tuple[str, str, float, float]], across: Sequence[float], up: Sequence[float]
+) -> dict[str, str]:
+    """For each (key, text, x, y): the side of its point on which the text covers least of other points and texts."""
+    places = {
+        key: (
+            (x - across[0]) / (across[1] - across[0]) * DRAWN_PX[0],
+            (up[1] - y) / (up[1] - up[0]) * DRAWN_PX[1],
+        )
+        for key, _, x, y in points
+    }
+    half = POINT_PX / 2
+    taken: list[Box] = [(x - half, y - half, x + half, y + half) for x, y in places.values()]
+    sides = {}
+    for key, text, _, _ in sorted(points, key=lambda point: (point[2], point[3])):
+        boxes = {side: _box(places[key], side, len(text) * LETTER_PX) for side in SIDES}
+        best = min(boxes, key=lambda side: sum(_overlap(boxes[side], other) for other in taken))
+        sides[key] = best
+        taken.append(boxes[best])
+    return sides
+
+
+def _box(place: tuple[float, float], side: str, width: float) -> Box:
+    share, right, down = SIDES[side]
+    left, middle = place[0] + share * width + right, place[1] + down
+    return left, middle - LINE_PX / 2, left + width, middle + LINE_PX / 2
+
+
+def _overlap(one: Box, other: Box) -> float:
+    """Square pixels that both cover."""
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    return wide * high if wide > 0 and high > 0 else 0.0

@@ -34,8 +34,11 @@ class _Scale:
     def __init__(self, traces: list[dict[str, Any]], layout: dict[str, Any], levels: list[float]) -> None:
         self._names: dict[str, int] = {}
         places = [self._place(value) for trace in traces for value in trace["x"]]
-        self._left = min(places, default=0.0)
-        self._across = (max(places, default=1.0) - self._left) or 1.0
+        room = 0.5 if self._names else 0.0  # names stand in the middle of their places
+        self._left, right = min(places, default=0.0) - room, max(places, default=1.0) + room
+        if across := layout.get("xaxis", {}).get("range"):
+            self._left, right = map(self._place, across)
+        self._across = (right - self._left) or 1.0
         fixed = layout.get("yaxis", {}).get("range")
         top = max([value for trace in traces for value in trace["y"] if value is not None] + levels, default=0) * 1.08
         self._bottom, self._top = fixed or (0.0, top or 1.0)

@@ -131,7 +131,7 @@ class Matrix:
 
     @property
     def usd_delta(self) -> float:
-        return self.usd_planned - self.usd_now
+        return round(self.usd_planned - self.usd_now, 2)
 
 
 def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, str], now: datetime) -> Matrix:
@@ -234,7 +234,12 @@ class Card:
 
     @property
     def usd_delta(self) -> float:
-        return self.plan.cost_usd_per_hour_after - self.plan.cost_usd_per_hour_before
+        return round(self.plan.cost_usd_per_hour_after - self.plan.cost_usd_per_hour_before, 2)
+
+    @property
+    def shortage(self) -> str:
+        """The demand that no capacity could meet, in words; empty when all could be."""
+        return self.plan.inputs.get("shortage", "")
 
     @property
     def decidable(self) -> bool:
@@ -242,11 +247,14 @@ class Card:
 
 
 def card(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
-    """*plan* with its changes, the largest first; what it saw as present then, not what there is now."""
+    """*plan* with its changes, the largest first; what it saw as present then, not what there is now.
+
+    *titles* are those of regions and GPU types.
+    """
     changes = [
         Change(
             region=titles.get(target["region"], target["region"]),
-            gpu_type=target["gpu_type"],
+            gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
             present=target["present"],
             target=target["target"],
             reason=target.get("reason") or "",

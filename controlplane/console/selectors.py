@@ -10,7 +10,7 @@ from controlplane.accounts.models import User
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.state import INSTANCE_FIELDS, LiveState, status_of
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Instance, Model, Region
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Region
 from controlplane.fleet.selectors import instances
 from controlplane.gateway.models import LedgerRow
 
@@ -39,6 +39,11 @@ def model_names() -> list[str]:
 
 def region_names() -> list[tuple[str, str]]:
     return list(Region.objects.filter(active=True).values_list("name", "title"))
+
+
+def place_titles() -> dict[str, str]:
+    """Titles of regions and GPU types by their names, those not in use too: plans and moves of the past name them."""
+    return {**dict(Region.objects.values_list("name", "title")), **dict(GpuType.objects.values_list("name", "title"))}
 
 
 # Instances

@@ -13,7 +13,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Instance, Model
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.demand import COLUMNS, MINUTE_S, window_start
+from controlplane.planning.demand import COLUMNS, LAG, MINUTE_S, window_start
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -68,16 +68,16 @@ def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], w
     return [total / (MINUTE_S * known) if known else None for total, known in zip(tokens, minutes, strict=True)]
 
 
-def demand_now(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], float]:
-    """Tokens a second by (model, region) over the last whole *minutes*; a series without requests is left out."""
-    until = now.replace(second=0, microsecond=0)
-    rows = (
-        MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until)
-        .order_by()
-        .values_list("model", "region")
-        .annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
-    )
-    return {(model, region): tokens / (MINUTE_S * minutes) for model, region, tokens in rows}
+def demand_now(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], float] | None:
+    """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
+
+    A series without requests is left out.
+    """
+    until = window_start(now - LAG, MINUTE_S)
+    rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
+    known_s = MINUTE_S * rows.values("minute").distinct().count()
+    sums = rows.values_list("model", "region").annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
+    return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
 
 
 def minutes_of(model: str, region: str) -> tuple[int, datetime | None]:
@@ -89,14 +89,14 @@ def minutes_of(model: str, region: str) -> tuple[int, datetime | None]:
 def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
     """Tokens a second of *quantity* that one instance serves, by (model, GPU type), as the newest plans count with it.
 
-    Planners count prompt and output tokens together; of those, *quantity* has the share that it had in the model's
-    demand over the last day. A model that was never planned, or without demand, is left out.
+    Planners count prompt and output tokens together, as they come; of those, *quantity* has the share that it had in
+    the model's demand over the last day. A model that was never planned, or without demand, is left out.
     """
     shares = _shares(quantity, now - SHARE_OVER)
     newest = ScalingPlan.objects.order_by().values("model").annotate(newest=Max("pk")).values_list("newest", flat=True)
     rows = ScalingPlan.objects.filter(pk__in=list(newest)).values_list("model__name", "inputs")
     return {
-        (model, gpu_type): measured["tokens_per_s"] * shares[model]
+        (model, gpu_type): measured["used"] * shares[model]
         for model, inputs in rows
         if model in shares
         for gpu_type, measured in inputs.get("capability_tokens_per_s", {}).items()

@@ -37,6 +37,8 @@ STRATEGIES = (
     ("lt_ua", 55.4, 0.9912),
     ("preserve", 58.8, 0.9933),
     ("hybrid", 60.1, 0.9921),
+    ("proactive", 56.8, 0.9688),
+    ("pilothouse", 52.9, 0.9947),
 )
 
 
@@ -132,7 +134,7 @@ def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-m
                         "quantity": quantity.value,
                         "mean_ape": mean_ape,
                         "max_ape": mean_ape * 4.2,
-                        "pinball": 18 + 7.5 * place,
+                        "pinball": 0.018 + 0.0075 * place,
                         "coverage_80": 0.81 - 0.02 * place,
                         "coverage_95": 0.953 - 0.015 * place,
                         "fit_s": 0.02 * 9**place % 40,
@@ -204,12 +206,13 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
             "window_s": WINDOW_S,
             "demand_of": "upper_80",
             "capability_tokens_per_s": {
-                name: {"tokens_per_s": CAPABILITY.get(name, 3_000.0), "source": "measured over 7 days"}
+                name: {"used": CAPABILITY.get(name, 3_000.0), "source": "measured", "windows": 41, "note": ""}
                 for name in sorted(gpu_types)
             },
             "bounds": bounds,
             "usd_per_gpu_hour": prices,
             "epsilon": 0.8,
+            "shortage": values.get("note", ""),
         },
     }
     return ScalingPlan.objects.create(**(defaults | values))

@@ -45,7 +45,7 @@ BACKTEST_CSV = (
         for what in (
             "mean APE (ratio)",
             "max APE (ratio)",
-            "pinball loss (tok/s)",
+            "pinball loss (ratio)",
             "within 80 % (ratio)",
             "within 95 % (ratio)",
         )
@@ -144,6 +144,10 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "series": series,
         "board": board,
         "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
+        "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
+        "stale": bool(
+            seen and seen.forecast and now - seen.forecast.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
+        ),
         "row": row,
         "use_level": use_level(row["use"]) if row else "",
         "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,

@@ -116,7 +116,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return csv_response("plans", PLANS_CSV, (plan_line(row) for row in rows[:ROW_LIMIT].iterator(chunk_size=500)))
     page, cursor, next_cursor = _page(request, rows)
-    titles, now = dict(selectors.region_names()), timezone.now()
+    titles, now = selectors.place_titles(), timezone.now()
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
         "plans": [scaling_tables.card(row, titles, now) for row in page],
@@ -151,9 +151,10 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
             for target in row.targets
         )
         return csv_response(f"plan-{row.pk}", TARGETS_CSV, lines)
-    titles = dict(selectors.region_names())
+    titles = selectors.place_titles()
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
+        "titles": titles,
         "card": scaling_tables.card(row, titles, timezone.now()),
         "plan": row,
         "targets": [
@@ -188,6 +189,7 @@ def moves(request: HttpRequest) -> HttpResponseBase:
     page, cursor, next_cursor = _page(request, rows)
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
+        "titles": selectors.place_titles(),
         "moves": page,
         "cursor": cursor,
         "next_cursor": next_cursor,

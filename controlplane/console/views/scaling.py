@@ -76,7 +76,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     models = selectors.model_names()
     view = view_of(request, models)
-    titles = dict(selectors.region_names())
+    titles = selectors.place_titles()
     current = planning.current_plans()
     matrix = scaling_tables.matrix(view.model, current, titles, now)
     comparison, used = planning.latest_comparison(), strategies_used()
@@ -93,12 +93,13 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     context = {
         **live_context(hub.state(), view, "overview,events"),
         "models": models,
+        "titles": titles,
         "matrix": matrix,
         "cards": cards,
         "waiting_count": len(waiting),
         "newest_plan": planning.plans(model=view.model).first(),
         "moves_day": planning.moves_since(planning.hours_ago(24), view.model),
-        "unmet": [card for card in cards if card.plan.note and not card.expired],
+        "unmet": [card for card in cards if card.shortage and not card.expired],
         "comparison": comparison,
         "compared": compared,
         "chart": chart,
