@@ -1,0 +1,136 @@
+"""What strategies see of a simulated fleet, by endpoint and ahead of time: read from the engines when a tick asks for it.
+
+The look-ahead map (`scheduling.lookahead`) is kept by token. Here tokens are not events, so the same figures are computed
+from the sequences that instances hold at the moment: where each stands, and where it is expected to end. A test holds the
+two against each other.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet import EndpointArrays, FleetArrays
+from scheduling.lookahead import OVER_KV, OVER_SHARE
+from scheduling.regions import pressure
+from scheduling.simulation.state import NONE, SEGMENT, EngineArrays
+
+
+@compiled
+def endpoint_loads(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: NDArray[np.int64],
+    use: NDArray[np.float64],
+    kv_use: NDArray[np.float64],
+) -> None:
+    """Write the pressure of every endpoint into *use*, and KV tokens by capacity of what accepts work into *kv_use*."""
+    for endpoint in range(use.size):
+        use[endpoint] = pressure(fleet, endpoints, endpoint, waiting[endpoint])
+        held, capacity = 0, 0
+        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            instance = endpoints.members[at]
+            if fleet.accepting[instance] != 0:
+                held += fleet.kv_tokens[instance]
+                capacity += fleet.kv_capacity_tokens[instance]
+        kv_use[endpoint] = held / capacity if capacity > 0 else 0.0
+
+
+@compiled
+def _draw(
+    engines: EngineArrays,
+    instance: int,
+    sequence: int,
+    passed: int,
+    unbegun: bool,
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+) -> None:
+    """Add the lines of the list that begins with *sequence*: KV now and how many iterations it goes on."""
+    while sequence != NONE:
+        this: Any = engines.sequences[sequence]
+        if this.streaming != 0 or unbegun:
+            produced = int(this.produced_tokens)
+            if this.decoding != 0:
+                produced = engines.instances[instance].iteration + passed + this.offset
+            # Its first token came with the prefill, so its KV is the prompt and what has come since.
+            since = max(produced - 1, 0)
+            expected = max(int(this.expected_tokens - this.prompt_tokens), 1)
+            while expected <= since:
+                expected += (expected + 4) // 5
+            left = min(expected - since, ending.size - 1)
+            ending[0] += 1
+            ending_tokens[0] += this.prompt_tokens + since
+            ending[left] -= 1
+            ending_tokens[left] -= this.prompt_tokens + since
+        sequence = int(this.next)
+
+
+@compiled
+def project_engine(
+    engines: EngineArrays,
+    instance: int,
+    unbegun: bool,
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> None:
+    """Write the KV tokens of *instance* in this and the coming iterations into *tokens*.
+
+    *unbegun*: also count, as if they began now, requests whose prefill is not over. The engine must have been brought up
+    to the moment (`loop.control`). *ending* and *ending_tokens* are scratch, one element longer than *tokens*.
+    """
+    engine: Any = engines.instances[instance]
+    ending[:] = 0
+    ending_tokens[:] = 0
+    passed = int(engine.counted) if engine.phase == SEGMENT else 0
+    _draw(engines, instance, int(engine.first_running), passed, unbegun, ending, ending_tokens)
+    _draw(engines, instance, int(engine.first_waiting), passed, unbegun, ending, ending_tokens)
+    active, at_now = 0, 0
+    for i in range(tokens.size):
+        active += ending[i]
+        at_now += ending_tokens[i]
+        tokens[i] = at_now + active * i
+
+
+@compiled
+def endpoint_outlook(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    queued_tokens: NDArray[np.float64],
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    overloaded: NDArray[np.int64],
+    peak_sum: NDArray[np.float64],
+    peak_most: NDArray[np.float64],
+) -> None:
+    """For every endpoint: instances potentially overloaded, and the sum and the highest of their peaks, as KV use.
+
+    *queued_tokens* by endpoint are held for it and count as if its ready instances had them already, in equal parts.
+    """
+    for endpoint in range(overloaded.size):
+        overloaded[endpoint], peak_sum[endpoint], peak_most[endpoint] = 0, 0.0, 0.0
+        first, last = endpoints.first[endpoint], endpoints.first[endpoint + 1]
+        accepting = 0
+        for at in range(first, last):
+            accepting += fleet.accepting[endpoints.members[at]]
+        for at in range(first, last):
+            instance = int(endpoints.members[at])
+            capacity = fleet.kv_capacity_tokens[instance]
+            if fleet.accepting[instance] == 0 or capacity == 0:
+                continue
+            project_engine(engines, instance, True, ending, ending_tokens, tokens)
+            queued = queued_tokens[endpoint] / accepting
+            above, peak = 0, 0.0
+            for i in range(tokens.size):
+                held = tokens[i] + queued
+                if held > OVER_KV * capacity:
+                    above += 1
+                peak = max(peak, held)
+            if above > OVER_SHARE * tokens.size:
+                overloaded[endpoint] += 1
+            peak_sum[endpoint] += peak / capacity
+            peak_most[endpoint] = max(peak_most[endpoint], peak / capacity)
