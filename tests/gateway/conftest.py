@@ -97,7 +97,7 @@ async def house(transactional_db, house_options, monkeypatch):
         yield House(gateway, url, backends, http)
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
+async def until(condition, timeout_s: float = 30.0) -> None:
     """Wait until *condition()* is true; fails after *timeout_s*."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

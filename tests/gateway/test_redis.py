@@ -137,6 +137,6 @@ async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):
     await second.start()
     assert (first.held, second.held, second.holder) == (True, False, first.owner)
     first._task.cancel()  # the first process dies without a word
-    await until(lambda: second.held, 3)
+    await until(lambda: second.held)
     await second.stop()
     await first._redis.aclose()

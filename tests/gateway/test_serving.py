@@ -81,7 +81,7 @@ async def test_disconnect_aborts_upstream_and_is_written_down(house):
     response = await house.chat(stream=True)
     await response.content.readany()
     response.close()
-    await until(lambda: house.backends[0].aborted == 1, 2)
+    await until(lambda: house.backends[0].aborted == 1)
     await until(lambda: house.gateway.active == 0)
     (row,) = await house.rows()
     assert (row.outcome, row.error_code) == ("cancelled", "client_disconnected")

@@ -40,7 +40,7 @@ def spec(**changes: object) -> InstanceSpec:
     return read_spec(body(**changes))
 
 
-async def eventually(true: Callable[[], Awaitable[bool] | bool], limit_s: float = 5.0) -> None:
+async def eventually(true: Callable[[], Awaitable[bool] | bool], limit_s: float = 30.0) -> None:
     """Wait until *true*; fail after *limit_s*, which is far beyond what it should take."""
     async with asyncio.timeout(limit_s):
         while True:
