@@ -87,9 +87,9 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
             min(int(problem.max_instances[i, j]), int(problem.capacity[j, k] // gpus[i, k])) if usable[i, j, k] else 0
         )
         own = min(int(spot[i, j, k]), max(most - present, 0))
-        given_up[i, j, k] = pulp.LpVariable(f"v_{place}", max(present - most, 0), present, pulp.LpInteger)
-        restarted[i, j, k] = pulp.LpVariable(f"a_{place}", 0, own, pulp.LpInteger)
-        started[i, j, k] = pulp.LpVariable(f"b_{place}", 0, max(most - present - own, 0), pulp.LpInteger)
+        given_up[i, j, k] = model.add_variable(f"v_{place}", max(present - most, 0), present, pulp.LpInteger)
+        restarted[i, j, k] = model.add_variable(f"a_{place}", 0, own, pulp.LpInteger)
+        started[i, j, k] = model.add_variable(f"b_{place}", 0, max(most - present - own, 0), pulp.LpInteger)
         alpha = float(problem.instance_cost_usd[i, k])
         cost.append((given_up[i, j, k], -alpha))
         cost.append((restarted[i, j, k], alpha + float(start.same_spot[i, k])))
@@ -110,7 +110,7 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
         """What a row misses, in two variables; the second half of its need is dearer."""
         found = []
         for part, steepness in enumerate((1.0, BEYOND_HALF)):
-            variable = pulp.LpVariable(f"{name}_{part}", 0, need / 2.0)
+            variable = model.add_variable(f"{name}_{part}", 0, need / 2.0)
             weighed.append((variable, weight * steepness))
             found.append((variable, 1.0))
         return pulp.LpAffineExpression(found)
@@ -125,7 +125,7 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
             model += count <= int(problem.max_instances[i, j]) - present
             if shortage:
                 served += missing(f"home_{i}_{j}", HOME_SHARE * weight, need)
-                below = pulp.LpVariable(f"below_{i}_{j}", 0, int(problem.least_instances[i, j]))
+                below = model.add_variable(f"below_{i}_{j}", 0, int(problem.least_instances[i, j]))
                 weighed.append((below, float(problem.instance_weight_usd[i])))
                 count = count + below
             model += served >= need - float(present_tokens[j])
@@ -151,13 +151,13 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
         model += grown <= int(problem.capacity[j, k]) - present_units
         free = int(problem.capacity[j, k] - problem.acquired_units[j, k])
         if free > 0:
-            acquired = pulp.LpVariable(f"e_{j}_{k}", 0, free)
+            acquired = model.add_variable(f"e_{j}_{k}", 0, free)
             model += acquired >= grown - (int(problem.acquired_units[j, k]) - present_units)
             cost.append((acquired, float(start.new_vm[k])))
 
     # What present instances cost, as a column: solvers leave a constant out of the gap, which then is one of near zero.
     cost.append(
-        (pulp.LpVariable("present", 1, 1), float((problem.instance_cost_usd[:, None, :] * problem.instances).sum()))
+        (model.add_variable("present", 1, 1), float((problem.instance_cost_usd[:, None, :] * problem.instances).sum()))
     )
     model.setObjective(pulp.LpAffineExpression(weighed if shortage else cost))
     return Written(model, given_up, restarted, started)
@@ -184,9 +184,7 @@ def solve_exact(
     written = write_model(problem, cuts, shortage)
     run = _by_highs if solver == "HiGHS" else _by_cbc
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            bound, proved = run(problem, written, gap, time_limit_s, start)
+        bound, proved = run(problem, written, gap, time_limit_s, start)
     except pulp.PulpError as error:
         raise SolverLost(f"{solver} failed: {error}") from error
     if written.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
@@ -215,12 +213,7 @@ def solve_split(problem: Problem, shortage: bool = False) -> tuple[NDArray[np.fl
         raise SolverLost(f"PuLP cannot be imported: {error}") from error
     written = write_model(problem, (), shortage)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            chosen = pulp.PULP_CBC_CMD(mip=False, msg=False, threads=1)
-            if not chosen.available():
-                raise SolverLost("CBC is not installed")
-            written.model.solve(chosen)
+        written.model.solve(_cbc(mip=False))
     except pulp.PulpError as error:
         raise SolverLost(f"CBC failed: {error}") from error
     if written.model.sol_status == pulp.LpSolutionInfeasible:
@@ -237,6 +230,18 @@ def solve_split(problem: Problem, shortage: bool = False) -> tuple[NDArray[np.fl
 
     shares = problem.instances + values(written.restarted) + values(written.started) - values(written.given_up)
     return np.maximum(shares, 0.0), float(pulp.value(written.model.objective))
+
+
+def _cbc(**options: Any) -> Any:
+    """The CBC that comes with PuLP 3."""
+    import pulp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it goes with PuLP 4, which we do not allow yet
+        chosen = pulp.PULP_CBC_CMD(msg=False, threads=1, **options)
+    if not chosen.available():
+        raise SolverLost("CBC is not installed")
+    return chosen
 
 
 def _by_highs(
@@ -274,9 +279,7 @@ def _by_cbc(
 ) -> tuple[float, bool]:
     import pulp
 
-    chosen = pulp.PULP_CBC_CMD(msg=False, gapRel=gap, timeLimit=time_limit_s, threads=1)
-    if not chosen.available():
-        raise SolverLost("CBC is not installed")
+    chosen = _cbc(gapRel=gap, timeLimit=time_limit_s)
     started_s = time.monotonic()
     written.model.solve(chosen)
     in_time = time.monotonic() - started_s < time_limit_s

@@ -154,6 +154,9 @@ class Relaxation:
         status = self._solver.getModelStatus()
         if status == self._highs.HighsModelStatus.kInfeasible:
             return None
+        if status == self._highs.HighsModelStatus.kModelEmpty:  # nothing can be placed anywhere
+            idle = Relaxed(np.zeros(self.problem.shape), 0.0)
+            return idle if np.all(self._columns.row_lower <= 0) else None
         if status != self._highs.HighsModelStatus.kOptimal:
             raise SolverLost(f"HiGHS ended the relaxation with: {self._solver.modelStatusToString(status)}")
         place = self._columns.place
