@@ -19,6 +19,7 @@ from scheduling.compiled import compiled_aside, compiled_part
 from scheduling.fleet import FleetArrays
 from scheduling.profile import step_time_s
 from scheduling.routing import advance
+from scheduling.simulation.prefixes import give_back, look_up, publish, settle, share
 from scheduling.simulation.sequences import (
     append_joining,
     append_running,
@@ -146,7 +147,10 @@ def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
         this.produced_tokens = engine.iteration + this.offset
         computed = this.prompt_tokens + this.produced_tokens - 1
         this.decoding = 0
-    engine.free_blocks += _blocks(computed + this.step_tokens, engine.block_size_tokens)
+    if engine.prefix_caching != 0:
+        engine.free_blocks += give_back(engines, instance, sequence, int(computed + this.step_tokens), True)
+    else:
+        engine.free_blocks += _blocks(computed + this.step_tokens, engine.block_size_tokens)
     this.step_tokens = this.computed_tokens = 0
     if engine.partial == sequence:
         engine.partial = NONE
@@ -188,6 +192,9 @@ def _schedule_short(engines: EngineArrays, instance: int, outcomes: NDArray[np.v
         if lost:
             break
         engine.free_blocks -= missing
+        if engine.prefix_caching != 0:
+            settle(engines, instance, int(engine.free_blocks))
+            publish(engines, instance, sequence, int(computed + tokens))
         this.step_tokens = tokens
         budget -= tokens
         sequence = int(this.next)
@@ -299,6 +306,32 @@ def _take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
     engine.free_blocks -= taken
 
 
+@compiled_aside
+def _admit_cached(
+    engines: EngineArrays, instance: int, sequence: int, free: int, budget: int, outcomes: NDArray[np.void]
+) -> int:
+    """Admit *sequence*, the first that waits, with what the prefix cache has of it: how many tokens it computes now.
+
+    0 if its blocks do not fit into the *free* ones, which are `free_blocks` afterwards if they do.
+    """
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    total = this.prompt_tokens + this.produced_tokens
+    found, in_use = look_up(engines, instance, sequence)
+    if _blocks(total, engine.block_size_tokens) - in_use > free:
+        return 0
+    pop_waiting(engines, instance)
+    append_running(engines, instance, sequence)
+    share(engines, instance, sequence, found)
+    if this.again == 0:
+        outcomes[this.request].cached_tokens = this.computed_tokens
+    tokens = min(total - this.computed_tokens, budget)
+    held = this.computed_tokens + tokens
+    engine.free_blocks = free - (_blocks(held, engine.block_size_tokens) - in_use)
+    settle(engines, instance, int(engine.free_blocks))
+    publish(engines, instance, sequence, int(held))
+    return int(tokens)
+
+
 @compiled_part
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
     """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
@@ -325,9 +358,13 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     budget = engine.budget_tokens - engine.decoding
     free = engine.free_blocks - need
     prefill, decodes, context = 0, engine.decoding, engine.context_tokens
+    if engine.prefix_caching != 0:
+        settle(engines, instance, int(free))
     if chunk > 0:
         part = engines.sequences[engine.partial]
         total = part.prompt_tokens + part.produced_tokens
+        if engine.prefix_caching != 0:
+            publish(engines, instance, int(engine.partial), int(part.computed_tokens + chunk))
         if _prefill(engines, instance, int(engine.partial), chunk):
             decodes += 1
             context += total
@@ -339,14 +376,23 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         sequence = int(engine.first_waiting)
         this = engines.sequences[sequence]
         total = this.prompt_tokens + this.produced_tokens
-        if _blocks(total, block_size) > free:
-            break
-        pop_waiting(engines, instance)
-        append_running(engines, instance, sequence)
-        tokens = min(total, budget)
-        free -= _blocks(tokens, block_size)
-        _prefill(engines, instance, sequence, tokens)
-        prefill += tokens
+        if engine.prefix_caching != 0:
+            tokens = _admit_cached(engines, instance, sequence, int(free), int(budget), outcomes)
+            if tokens == 0:
+                break
+            free = engine.free_blocks
+        else:
+            if _blocks(total, block_size) > free:
+                break
+            pop_waiting(engines, instance)
+            append_running(engines, instance, sequence)
+            tokens = min(total, budget)
+            free -= _blocks(tokens, block_size)
+        if _prefill(engines, instance, sequence, tokens):
+            decodes += 1
+            context += total
+        else:
+            prefill += tokens
         budget -= tokens
         admitted += 1
     engine.step_decodes, engine.step_within = engine.decoding, engine.within
@@ -376,6 +422,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     _count(fleet, engines, instance, steps)
     if engine.phase == SEGMENT:
         _take_blocks(engines, instance, steps)
+        if engine.prefix_caching != 0:
+            settle(engines, instance, int(engine.free_blocks))
         engine.context_tokens += engine.decoding * steps
     else:
         engine.context_tokens += engine.step_decodes
@@ -400,7 +448,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         if this.expected_tokens - this.prompt_tokens >= this.output_tokens:
             engine.within -= 1
         engines.residues[instance, (this.prompt_tokens + this.offset - 1) % block_size] -= 1
-        engine.free_blocks += _blocks(this.prompt_tokens + produced - 1, block_size)
+        if engine.prefix_caching == 0:
+            engine.free_blocks += _blocks(this.prompt_tokens + produced - 1, block_size)
         this.produced_tokens = produced
         this.decoding = 0
         remove_running(engines, instance, sequence)
@@ -419,7 +468,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
         this.produced_tokens += 1
         if this.produced_tokens == this.output_tokens:
-            engine.free_blocks += _blocks(int(this.computed_tokens), block_size)
+            if engine.prefix_caching == 0:
+                engine.free_blocks += _blocks(int(this.computed_tokens), block_size)
             remove_running(engines, instance, sequence)
             engines.done[done] = sequence
             done += 1
@@ -428,6 +478,11 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         sequence = following
     if done > 1:
         sort_by_admission(engines, done)
+    if engine.prefix_caching != 0:
+        for at in range(done):
+            this = engines.sequences[engines.done[at]]
+            tokens = int(this.prompt_tokens + this.produced_tokens - 1)
+            engine.free_blocks += give_back(engines, instance, int(engines.done[at]), tokens, False)
     return done
 
 
@@ -444,7 +499,11 @@ def give(engines: EngineArrays, instance: int, sequence: int, now_s: float, at_n
     if engine.phase != SEGMENT or engine.first_waiting != sequence or engine.running >= engine.max_num_seqs:
         return -1.0
     this = engines.sequences[sequence]
-    if _blocks(this.prompt_tokens + this.produced_tokens, engine.block_size_tokens) > engine.free_blocks:
+    missing = _blocks(this.prompt_tokens + this.produced_tokens, engine.block_size_tokens)
+    if engine.prefix_caching != 0:
+        _, in_use = look_up(engines, instance, sequence)
+        missing -= in_use
+    if missing > engine.free_blocks:
         return -1.0
     steps = ended_iterations(engines, instance, now_s, at_now) + 1
     if steps >= engine.steps:

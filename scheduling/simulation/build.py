@@ -10,7 +10,7 @@ from scheduling.ordering import allocate_waiting
 from scheduling.routing import POLICY_CODES
 from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.events import allocate_events
-from scheduling.simulation.requests import Requests, check_requests
+from scheduling.simulation.requests import Requests, check_prefixes, check_requests
 from scheduling.simulation.state import allocate_engines
 from scheduling.simulation.world import BOOKS, DECISION, ENDPOINT, OUTCOME, Arrivals, Outcome, State, World
 from scheduling.turns import ORDERINGS
@@ -21,10 +21,8 @@ FIRST_WAITING = 4096
 def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_flag_s: float) -> World:
     """The world at time 0. ValueError for requests that make no sense on *cluster*."""
     check_requests(requests, cluster.models, cluster.regions, cluster.longest_tokens())
+    check_prefixes(requests, cluster.cached_block_sizes())
     specs, keys = cluster.instances, cluster.endpoints
-    for at, spec in enumerate(specs):
-        if spec.engine.prefix_caching:
-            raise ValueError(f"instance {at}: prefix_caching is on, which the compiled engine does not know yet")
     instances, endpoints, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
 
@@ -57,7 +55,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         fleet=fleet,
         endpoints=members,
         waiting=allocate_waiting(endpoints, slots),
-        engines=allocate_engines([spec.engine for spec in specs], catalog, max(1, min(count, held_at_once))),
+        engines=allocate_engines([spec.engine for spec in specs], catalog, max(1, min(count, held_at_once)), requests),
         events=allocate_events(2 * instances + regions * regions + endpoints),
         arrivals=_arrivals(requests),
         outcomes=_outcomes(count),

@@ -197,6 +197,11 @@ class Cluster:
             found.setdefault((spec.model, spec.gpu_type), spec.engine)
         return found
 
+    def cached_block_sizes(self) -> set[int]:
+        """Block sizes, in tokens, of the engines that cache prefixes."""
+        engines = [*(spec.engine for spec in self.instances), *self.catalog.values()]
+        return {engine.block_size_tokens for engine in engines if engine.prefix_caching}
+
     def longest_tokens(self) -> list[int]:
         """For each model, prompt and output together that any of its instances can hold; 0 without an instance."""
         longest = [0] * len(self.models)

@@ -78,6 +78,8 @@ class StepResult:
     """Those of them for which it was the last."""
     admitted: list[str]
     """Requests that began to run, for the first time or again."""
+    cached_tokens: dict[str, int]
+    """How much of each of these was in the prefix cache."""
     preempted: list[str]
     """Requests that lost their blocks and wait again."""
     prefill_tokens: int
@@ -156,6 +158,10 @@ class ReferenceEngine:
     def waiting(self) -> int:
         """Requests that were added or preempted and are not admitted."""
         return len(self._waiting)
+
+    def waiting_in_order(self) -> list[str]:
+        """Ids of the requests that wait, in the order in which they would be admitted."""
+        return self._waiting.in_order()
 
     @property
     def kv_usage(self) -> float:
@@ -270,6 +276,7 @@ class ReferenceEngine:
         prefill_tokens = decode_sequences = context_tokens = 0
         emitted: list[str] = []
         finished: list[str] = []
+        cached_tokens = {sequence.request.request_id: sequence.computed_tokens for sequence in batch.admitted}
         for sequence, tokens in batch.tokens.items():
             if sequence.decoding:
                 decode_sequences += 1
@@ -293,6 +300,7 @@ class ReferenceEngine:
             emitted=emitted,
             finished=finished,
             admitted=[sequence.request.request_id for sequence in batch.admitted],
+            cached_tokens=cached_tokens,
             preempted=[sequence.request.request_id for sequence in preempted],
             prefill_tokens=prefill_tokens,
             decode_sequences=decode_sequences,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scheduling.fleet import assign_endpoint
 from scheduling.simulation.cluster import Cluster, Delays
 from scheduling.simulation.events import reset_time
+from scheduling.simulation.prefixes import empty_cache
 from scheduling.simulation.state import configure
 from scheduling.simulation.world import State, World
 
@@ -24,6 +25,8 @@ AT_HAND: Final = (int(State.DRAINING), int(State.SPOT), int(State.ASLEEP))
 """States from which an instance of the same model is back the soonest, in order."""
 COMING: Final = frozenset({State.STARTING, State.LOADING, State.READY, State.RECLAIMING, State.WAKING, State.SWAPPING})
 """States of an instance that serves its endpoint or is on the way to it."""
+SERVING: Final = frozenset({State.READY, State.DRAINING})
+"""States in which an instance keeps what its prefix cache holds."""
 RIPENS: Final = {
     State.RECLAIMING: State.READY,
     State.LOADING: State.READY,
@@ -52,6 +55,7 @@ class Lives:
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
+        self._caches = bool(cluster.cached_block_sizes())
         self._random = np.random.default_rng(seed)
         self._since_s = np.zeros(self.state.size)
         self._spent_s = np.zeros((self.state.size, len(State)))
@@ -84,6 +88,8 @@ class Lives:
         self.state[instance] = state
         fleet.accepting[instance] = state == State.READY
         self.world.policies[endpoint].serving += (state in COMING) - (before in COMING)
+        if self._caches and state not in SERVING:
+            empty_cache(self.world.engines, instance)
         reset_time(self.world.events, self.state.size + instance, float(now_s + lasts_s))
         self._changes.append((now_s, instance, endpoint, int(before), int(state)))
 

@@ -87,7 +87,8 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
     this.priority = column(arrivals.priority, request)
     this.produced_tokens = this.computed_tokens = 0
-    this.decoding = this.streaming = 0
+    this.decoding = this.streaming = this.again = 0
+    this.published = 0
     this.origin_s = arrivals.arrival_s[request] - back_s
     this.number = engines.counters[GIVEN]
     engines.counters[GIVEN] += 1
@@ -96,6 +97,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     if outcome.attempts == 0:
         outcome.queue_s = now_s - arrivals.arrival_s[request]
     outcome.attempts += 1
+    outcome.cached_tokens = 0
     books = world.books[0]
     if books.decisions < world.decisions.size:
         decision = world.decisions[books.decisions]

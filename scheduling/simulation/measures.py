@@ -7,6 +7,8 @@ Latencies are in seconds and counted from the request's arrival at its caller's 
 - `normalised`: e2e by output token (Orca, vLLM).
 - `queue`: until an instance takes it for the first time.
 
+`cached_prompt_tokens`, where prefixes are cached: those found in the cache when their request was first admitted.
+
 Only requests that ended well count in them; those that did not are counted, and miss their promise.
 """
 
@@ -143,7 +145,8 @@ def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Ta
     table = Table(("by", "group", "measure", "statistic", "value"))
     groups = list(_groups(result, names))
     state = result.outcomes["state"]
-    tokens = result.requests.output_tokens
+    tokens, prompts = result.requests.output_tokens, result.requests.prompt_tokens
+    cached = result.counters.get("prefix_queried_tokens", 0) > 0
     duration_s = float(result.end_s - result.requests.arrival_s[0]) if len(state) else 0.0
     judged, met = kept(result, promises) if promises else (np.zeros(len(state), bool),) * 2
     for by, group, members in groups:
@@ -156,6 +159,10 @@ def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Ta
         if duration_s > 0:
             table.add(by, group, "throughput", "requests_per_s", counts["done"] / duration_s)
             table.add(by, group, "throughput", "output_tokens_per_s", produced / duration_s)
+        if cached:
+            found = int(result.outcomes["cached_tokens"][members].sum())
+            table.add(by, group, "cached_prompt_tokens", "count", found)
+            table.add(by, group, "cached_prompt_tokens", "ratio", found / int(prompts[members].sum(dtype=np.int64)))
         if among := int(judged[members].sum()):
             table.add(by, group, "slo_attainment", "ratio", int(met[members].sum()) / among)
     for name in LATENCIES:

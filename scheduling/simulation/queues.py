@@ -26,6 +26,9 @@ class WaitingQueue(Protocol):
     def remove(self, request_id: str) -> None:
         """Take out *request_id*, wherever it stands. KeyError when it is not there."""
 
+    def in_order(self) -> list[str]:
+        """All ids, the one whose turn it is first."""
+
     def __len__(self) -> int: ...
 
 
@@ -50,6 +53,9 @@ class FcfsQueue:
     def remove(self, request_id: str) -> None:
         del self._ids[request_id]
 
+    def in_order(self) -> list[str]:
+        return list(self._ids)
+
     def __len__(self) -> int:
         return len(self._ids)
 
@@ -73,6 +79,9 @@ class PriorityQueue:
     def remove(self, request_id: str) -> None:
         entry = (self._turns.pop(request_id), request_id)
         del self._order[bisect.bisect_left(self._order, entry)]
+
+    def in_order(self) -> list[str]:
+        return [request_id for _, request_id in self._order]
 
     def __len__(self) -> int:
         return len(self._order)

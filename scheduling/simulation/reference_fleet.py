@@ -1,135 +1,151 @@
 """A fleet of reference engines behind a dispatcher, in plain Python: what the compiled loop is checked against.
 
-It says the same rules in the shortest way, one iteration and one token at a time, over the plain twins of the kernels.
-It knows every routing and ordering, regions and ways between them, and instances that are ready all the time.
+It says the same rules in the shortest way, one iteration and one token at a time, over the plain twins of the kernels:
+every routing, ordering and batching mode, regions and ways between them, the reactive trigger, and instances that come,
+go, fail, sleep and change their model.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.reference import POLICIES, PlainFleet, PlainInstance, PlainQueue
+from scheduling.reference import POLICIES, PlainFleet, PlainQueue
 from scheduling.simulation.cluster import Cluster
-from scheduling.simulation.engine import EngineRequest, ReferenceEngine, StepResult
+from scheduling.simulation.engine import EngineRequest
+from scheduling.simulation.reference_lives import NEVER, Held, ReferenceLives, Server
 from scheduling.simulation.requests import Requests
-from scheduling.simulation.world import OUTCOME, Outcome, State
+from scheduling.simulation.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.turns import PRIORITY_STEP_S
 
-NEVER = float("inf")
+WORKS = (State.READY, State.DRAINING)
 
 
-@dataclass(slots=True)
-class _Held:
-    """A request: what it asks, and what the dispatcher knows of it."""
+class Command(NamedTuple):
+    """What somebody has done to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
 
-    number: int
-    endpoint: int = -1
-    expected_prompt: int = 0
-    expected_output: int = 0
-    counted_tokens: int = 0
-    produced_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Server:
-    """An instance: its engine, and the iteration in progress."""
-
-    engine: ReferenceEngine
-    step: StepResult | None = None
-    event_s: float = NEVER
-    held: dict[str, _Held] = field(default_factory=dict)
+    time_s: float
+    name: str
+    arguments: tuple[float, ...]
 
 
 class ReferenceFleet:
     """One run of *requests* on *cluster*."""
 
-    def __init__(self, cluster: Cluster, requests: Requests) -> None:
-        if any(spec.state != State.READY for spec in cluster.instances) or cluster.reactive is not None:
-            raise ValueError("the reference fleet knows instances that are ready all the time only")
+    def __init__(self, cluster: Cluster, requests: Requests, seed: int = 0) -> None:
         self.cluster, self.requests = cluster, requests
         self.outcomes: NDArray[np.void] = np.zeros(requests.arrival_s.size, OUTCOME)
         self.outcomes["ttft_s"] = self.outcomes["e2e_s"] = self.outcomes["queue_s"] = np.nan
         self.outcomes["instance"] = self.outcomes["endpoint"] = -1
         self.decisions: list[tuple[float, int, int, int]] = []
         """(time_s, request, endpoint, instance)."""
-        self._servers = [_Server(ReferenceEngine(spec.engine)) for spec in cluster.instances]
-        self._fleet = PlainFleet([self._plain(number) for number in range(len(cluster.instances))])
+        self.refused: list[int] = []
+        """Numbers of commands that made no sense when they came."""
+        self.lives = ReferenceLives(cluster, seed)
+        self._fleet = PlainFleet([server.plain for server in self.lives.servers])
         self._queues = [PlainQueue() for _ in cluster.endpoints]
-        self._waiting: dict[int, _Held] = {}
+        self._waiting: dict[int, Held] = {}
         self._latency_s = cluster.latencies()
-        self._ways: list[tuple[float, int, int, _Held]] = []  # moment, way, order, request
-        self._sequence = 0
+        self._ways: list[tuple[float, int, int, Held]] = []  # moment, way, order, request
+        self._opened_s = [NEVER] * len(cluster.endpoints)
+        self._timeout_s = [NEVER] * len(cluster.endpoints)
+        self._scaled_s = [-NEVER] * len(cluster.endpoints)
+        self._sequence = self._ended = 0
         self._now_s = 0.0
 
-    def _plain(self, number: int) -> PlainInstance:
-        spec = self.cluster.instances[number]
-        key = (spec.model, spec.region)
-        one_by_one = self.cluster.of(self.cluster.batching, key).mode == "none"
-        return PlainInstance(
-            endpoint=self.cluster.endpoints.index(key),
-            accepting=True,
-            max_num_seqs=1 if one_by_one else spec.dispatch_max_num_seqs or spec.engine.max_num_seqs,
-            kv_capacity_tokens=spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
-        )
+    def run(self, commands: Sequence[Command] = ()) -> NDArray[np.void]:
+        """Run to the end of the last request; the outcomes, as the compiled engine gives them.
 
-    def run(self) -> NDArray[np.void]:
-        """Run to the end of the last request; the outcomes, as the compiled engine gives them."""
-        arrivals = self.requests.arrival_s
-        arrived = 0
-        while True:
+        What happens at one moment happens in the order of the lines below, each by number.
+        """
+        arrivals, servers = self.requests.arrival_s, self.lives.servers
+        arrived = commanded = 0
+        while self._ended < arrivals.size:
+            command_s = commands[commanded].time_s if commanded < len(commands) else NEVER
             arrival_s = float(arrivals[arrived]) if arrived < arrivals.size else NEVER
-            server_s, instance = min((server.event_s, number) for number, server in enumerate(self._servers))
+            working = min(servers, key=lambda server: server.event_s)
+            living = min(servers, key=lambda server: server.until_s)
             way_s = self._ways[0][0] if self._ways else NEVER
-            self._now_s = min(arrival_s, server_s, way_s)
+            timeout_s = min(self._timeout_s)
+            self._now_s = min(command_s, arrival_s, working.event_s, living.until_s, way_s, timeout_s)
             if self._now_s == NEVER:
-                return self.outcomes
-            if arrival_s == self._now_s:
+                raise RuntimeError(f"{arrivals.size - self._ended} requests wait for ever")
+            if command_s == self._now_s:
+                if not self._obey(commands[commanded]):
+                    self.refused.append(commanded)
+                commanded += 1
+            elif arrival_s == self._now_s:
                 self._arrive(arrived)
                 arrived += 1
-            elif server_s == self._now_s:
-                self._work(instance)
+            elif working.event_s == self._now_s:
+                self._work(working)
+            elif living.until_s == self._now_s:
+                self.lives.pass_on(living, self._now_s)
+                if living.state == State.READY:
+                    self._pump(living.plain.endpoint)
+            elif way_s == self._now_s:
+                held = heappop(self._ways)[3]
+                self._queue(held)
+                self._pump(held.endpoint)
+                self._scale(held.endpoint)
             else:
-                self._queue(heappop(self._ways)[3])
+                self._pump(self._timeout_s.index(timeout_s))
+        return self.outcomes
 
     # The dispatcher
 
     def _arrive(self, number: int) -> None:
-        model, region = int(self.requests.model[number]), int(self.requests.region[number])
-        held = _Held(number)
-        held.endpoint = self._choose(self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region]))
+        region = int(self.requests.region[number])
+        held = Held(number)
+        held.endpoint = self._choose(number)
+        if held.endpoint < 0:
+            self._end(held, Outcome.REFUSED)
+            return
         target = self.cluster.regions.index(self.cluster.endpoints[held.endpoint][1])
         latency_s = float(self._latency_s[region, target])
+        self.outcomes[number]["endpoint"] = held.endpoint
         if latency_s:
             way = region * len(self.cluster.regions) + target
             heappush(self._ways, (float(self.requests.arrival_s[number]) + latency_s, way, number, held))
         else:
             self._queue(held)
+            self._pump(held.endpoint)
+            self._scale(held.endpoint)
 
-    def _choose(self, candidates: list[int]) -> int:
+    def _choose(self, number: int) -> int:
+        """The first endpoint under little pressure, else the one under the least, else one that will soon be there."""
+        model, region = int(self.requests.model[number]), int(self.requests.region[number])
+        candidates = self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region])
         under_pressure = [(self._pressure(endpoint), at, endpoint) for at, endpoint in enumerate(candidates)]
         for found, _, endpoint in under_pressure:
             if found < self.cluster.threshold:
                 return endpoint
-        return min(under_pressure)[2]
+        least, _, endpoint = min(under_pressure)
+        if least < NEVER:
+            return endpoint
+        return next((endpoint for endpoint in candidates if self.lives.serving(endpoint)), -1)
 
     def _pressure(self, endpoint: int) -> float:
-        members = [instance for instance in self._fleet.instances if instance.endpoint == endpoint]
+        members = [server.plain for server in self.lives.of(endpoint) if server.plain.accepting]
+        if not members:
+            return NEVER
         sequences = sum(instance.max_num_seqs for instance in members)
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
         return max(memory, sum(instance.running for instance in members) / sequences) + waiting / sequences
 
-    def _queue(self, held: _Held) -> None:
+    def _queue(self, held: Held) -> None:
         requests, number = self.requests, held.number
         key = self.cluster.endpoints[held.endpoint]
+        outcome = self.outcomes[number]
+        outcome["state"], outcome["endpoint"] = Outcome.WAITING, held.endpoint
         if len(self._queues[held.endpoint].entries) >= self.cluster.bound(key):
-            self.outcomes[number]["state"] = Outcome.REFUSED
-            self.outcomes[number]["endpoint"] = held.endpoint
+            self._end(held, Outcome.REFUSED)
             return
         prompt, output = int(requests.prompt_tokens[number]), int(requests.predicted_tokens[number])
-        room = max(each.kv_capacity_tokens for each in self._fleet.instances if each.endpoint == held.endpoint)
+        room = max((server.plain.kv_capacity_tokens for server in self.lives.of(held.endpoint)), default=0)
         if prompt + output > room:
             prompt = min(prompt, room - 1)
             output = room - prompt
@@ -142,68 +158,112 @@ class ReferenceFleet:
             "deadline": arrival_s + float(requests.deadline_s[number]),
         }[self.cluster.of(self.cluster.ordering, key)]
         self._waiting[number] = held
-        self.outcomes[number]["endpoint"] = held.endpoint
         self._queues[held.endpoint].push(number, turn, self._sequence)
         self._sequence += 1
-        self._pump(held.endpoint)
 
     def _pump(self, endpoint: int) -> None:
-        policy = POLICIES[self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])]
-        queue = self._queues[endpoint]
-        while (number := queue.peek()) >= 0:
-            held = self._waiting[number]
-            instance = policy(self._fleet, endpoint, held.expected_prompt, held.expected_output)
-            if instance < 0:
-                return
-            queue.pop()
-            del self._waiting[number]
-            self._fleet.place(instance, held.expected_prompt, held.expected_output)
-            self._give(held, instance)
+        if self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]).mode == "dynamic":
+            self._pump_batches(endpoint)
+            return
+        while (server := self._route(endpoint)) is not None:
+            self._give(endpoint, server)
 
-    def _give(self, held: _Held, instance: int) -> None:
-        requests, number = self.requests, held.number
-        outcome, server = self.outcomes[number], self._servers[instance]
-        outcome["state"], outcome["instance"], outcome["attempts"] = Outcome.RUNNING, instance, 1
-        outcome["queue_s"] = self._now_s - requests.arrival_s[number]
-        self.decisions.append((self._now_s, number, held.endpoint, instance))
-        server.held[str(number)] = held
-        server.engine.add(
-            EngineRequest(
-                str(number),
-                int(requests.prompt_tokens[number]),
-                int(requests.output_tokens[number]),
-                int(requests.priority[number]),
-                self._now_s,
-                tuple(
-                    requests.prefix_hashes[requests.prefix_first[number] : requests.prefix_first[number + 1]].tolist()
-                )
-                if requests.prefix_first.size
-                else (),
-            )
+    def _route(self, endpoint: int) -> Server | None:
+        """The server for the request whose turn it is; None if nobody waits or nobody has room."""
+        policy = POLICIES[self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])]
+        number = self._queues[endpoint].peek()
+        if number < 0:
+            return None
+        held = self._waiting[number]
+        instance = policy(self._fleet, endpoint, held.expected_prompt, held.expected_output)
+        return None if instance < 0 else self.lives.servers[instance]
+
+    def _pump_batches(self, endpoint: int) -> None:
+        """Whole batches to idle servers, once they are full or the oldest batch in the making has waited long enough."""
+        batching, queue = (
+            self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]),
+            self._queues[endpoint],
         )
+        while True:
+            accepting = [server for server in self.lives.of(endpoint) if server.plain.accepting]
+            idle = [server for server in accepting if not server.held]
+            self._timeout_s[endpoint] = NEVER
+            if not idle or not queue.entries:
+                self._opened_s[endpoint] = NEVER
+                return
+            self._opened_s[endpoint] = min(self._opened_s[endpoint], self._now_s)
+            due_s = self._opened_s[endpoint] + batching.wait_timeout_s
+            if len(queue.entries) < batching.max_batch_size and self._now_s < due_s:
+                self._timeout_s[endpoint] = due_s
+                return
+            self._opened_s[endpoint] = NEVER
+            for server in accepting:
+                server.plain.accepting = server in idle
+            chosen = self._route(endpoint)
+            for server in accepting:
+                server.plain.accepting = True
+            if chosen is None:
+                return
+            for _ in range(batching.max_batch_size):
+                self._give(endpoint, chosen)
+                if not queue.entries:
+                    break
+                following = self._waiting[queue.peek()]
+                if not chosen.plain.has_room(following.expected_prompt, following.expected_output):
+                    break
+
+    def _give(self, endpoint: int, server: Server) -> None:
+        """The request whose turn it is goes to *server*."""
+        requests, number = self.requests, self._queues[endpoint].pop()
+        held = self._waiting.pop(number)
+        self._fleet.place(server.number, held.expected_prompt, held.expected_output)
+        outcome = self.outcomes[number]
+        outcome["state"], outcome["instance"] = Outcome.RUNNING, server.number
+        if outcome["attempts"] == 0:
+            outcome["queue_s"] = self._now_s - requests.arrival_s[number]
+        outcome["attempts"] += 1
+        outcome["cached_tokens"] = 0
+        self.decisions.append((self._now_s, number, held.endpoint, server.number))
+        server.held[str(number)] = held
+        hashes: tuple[int, ...] = ()
+        if requests.prefix_first.size:
+            first, last = requests.prefix_first[number : number + 2]
+            hashes = tuple(requests.prefix_hashes[first:last].tolist())
+        prompt, output = int(requests.prompt_tokens[number]), int(requests.output_tokens[number])
+        priority = int(requests.priority[number])
+        server.engine.add(EngineRequest(str(number), prompt, output, priority, self._now_s, hashes))
         if server.step is None:
             server.event_s = self._now_s
 
     # The instances
 
-    def _work(self, instance: int) -> None:
-        server = self._servers[instance]
+    def _work(self, server: Server) -> None:
         if server.step is not None:
             step, server.step = server.step, None
             for request_id in step.emitted:
-                self._count(server.held[request_id], instance)
+                self._count(server.held[request_id], server)
             for request_id in step.finished:
                 held = server.held.pop(request_id)
+                del server.admitted[request_id]
                 self._latency(held, "e2e_s")
-                self.outcomes[held.number]["state"] = Outcome.DONE
-                self._release(held, instance)
-                self._pump(held.endpoint)
+                self._release(held, server)
+                self._end(held, Outcome.DONE)
+                self._pump(server.plain.endpoint)
         server.step = server.engine.step(self._now_s)
         server.event_s = NEVER if server.step is None else server.step.ends_s
-        for request_id in server.step.preempted if server.step else ():
-            self.outcomes[server.held[request_id].number]["preemptions"] += 1
+        if server.step is not None:
+            for request_id in server.step.preempted:
+                server.admitted.pop(request_id, None)
+                server.held[request_id].preempted = True
+                self.outcomes[server.held[request_id].number]["preemptions"] += 1
+            for request_id, cached_tokens in server.step.cached_tokens.items():
+                server.admitted[request_id] = None
+                if not server.held[request_id].preempted:
+                    self.outcomes[server.held[request_id].number]["cached_tokens"] = cached_tokens
+        if server.state == State.DRAINING and not server.held:
+            self.lives.settle(server, self._now_s)
 
-    def _count(self, held: _Held, instance: int) -> None:
+    def _count(self, held: Held, server: Server) -> None:
         """One more token of *held* came out."""
         if held.produced_tokens == 0:
             self._latency(held, "ttft_s")
@@ -211,18 +271,97 @@ class ReferenceFleet:
         done = int(self.requests.prompt_tokens[held.number]) + held.produced_tokens
         tokens, expected = done - held.counted_tokens, held.expected_prompt + held.expected_output
         within = min(tokens, max(expected - held.counted_tokens, 0))
-        self._fleet.instances[instance].remaining_tokens -= within
-        self._fleet.instances[instance].kv_tokens += tokens - within
+        server.plain.remaining_tokens -= within
+        server.plain.kv_tokens += tokens - within
         held.counted_tokens = done
 
-    def _release(self, held: _Held, instance: int) -> None:
-        expected, plain = held.expected_prompt + held.expected_output, self._fleet.instances[instance]
-        plain.running -= 1
-        plain.kv_tokens -= max(expected, held.counted_tokens)
-        plain.remaining_tokens -= max(expected - held.counted_tokens, 0)
+    def _release(self, held: Held, server: Server) -> None:
+        expected = held.expected_prompt + held.expected_output
+        server.plain.running -= 1
+        server.plain.kv_tokens -= max(expected, held.counted_tokens)
+        server.plain.remaining_tokens -= max(expected - held.counted_tokens, 0)
 
-    def _latency(self, held: _Held, name: str) -> None:
+    def _latency(self, held: Held, name: str) -> None:
         origin = int(self.requests.region[held.number])
         target = self.cluster.regions.index(self.cluster.endpoints[held.endpoint][1])
         back_s = float(self._latency_s[target, origin])
         self.outcomes[held.number][name] = self._now_s - float(self.requests.arrival_s[held.number]) + back_s
+
+    def _end(self, held: Held, outcome: Outcome) -> None:
+        self.outcomes[held.number]["state"] = outcome
+        self._ended += 1
+
+    # Changes of the fleet
+
+    def _scale(self, endpoint: int) -> None:
+        """SageServe's reactive trigger, at a request that reached *endpoint*."""
+        rule = self.cluster.reactive
+        if rule is None or self._now_s - self._scaled_s[endpoint] < rule.cooldown_s:
+            return
+        serving, use = self.lives.serving(endpoint), self._pressure(endpoint)
+        if serving < rule.min_instances or (use > rule.out_above and serving < rule.max_instances):
+            if self.lives.scale_out(endpoint, self._now_s):
+                self._scaled_s[endpoint] = self._now_s
+                self._pump(endpoint)
+        elif use < rule.in_below and serving > rule.min_instances and self.lives.scale_in(endpoint, self._now_s):
+            self._scaled_s[endpoint] = self._now_s
+
+    def _obey(self, command: Command) -> bool:
+        """Do what *command* says; False if that makes no sense now."""
+        lives, now_s, at = self.lives, self._now_s, int(command.arguments[0])
+        more = command.arguments[1:]
+        if command.name in ("scale_out", "scale_in"):
+            for _ in range(int(more[0])):
+                if not getattr(lives, command.name)(at, now_s):
+                    break
+            if command.name == "scale_out":
+                self._pump(at)
+            return True
+        server = lives.servers[at]
+        if command.name in ("drain", "stop", "sleep") and server.state in WORKS:
+            lasting = {
+                "drain": [(State.SPOT, NEVER)],
+                "stop": [(State.EMPTY, NEVER)],
+                "sleep": [(State.FALLING_ASLEEP, lives.delays.sleep_s), (State.ASLEEP, NEVER)],
+            }
+            lives.drain(server, now_s, *lasting[command.name])
+            return True
+        if command.name == "stop" and server.state in (State.SPOT, State.ASLEEP):
+            lives.put(server, now_s, (State.EMPTY, NEVER))
+            return True
+        if command.name == "start" and lives.start(server, now_s):
+            self._pump(server.plain.endpoint)
+            return True
+        if command.name == "wake" and server.state == State.ASLEEP:
+            return lives.start(server, now_s)
+        if command.name in ("swap", "redeploy") and server.state in (*WORKS, State.SPOT):
+            return self._change_model(server, int(more[0]), command.name, *more[1:])
+        if command.name == "fail" and server.state not in (State.EMPTY, State.FAILED):
+            self._fail(server, *more)
+            return True
+        return False
+
+    def _change_model(self, server: Server, endpoint: int, how: str, remote: float = False) -> bool:
+        model, region = self.cluster.endpoints[endpoint]
+        if server.region != region or (model, server.gpu_type) not in self.lives.engines:
+            return False
+        if how == "swap":
+            self.lives.drain(server, self._now_s, (State.SWAPPING, NEVER), endpoint=endpoint)
+        else:
+            self.lives.redeploy(server, endpoint, self._now_s, bool(remote))
+        return True
+
+    def _fail(self, server: Server, repair_s: float | None = None) -> None:
+        """What had no token yet is queued again, up to three times; the rest has failed."""
+        lost = self.lives.fail(server, self._now_s, self.cluster.delays.repair_s if repair_s is None else repair_s)
+        for held in lost:
+            self._release(held, server)
+        for held in lost:
+            again = Held(held.number)
+            may = held.produced_tokens == 0 and self.outcomes[held.number]["attempts"] < MAX_ATTEMPTS
+            again.endpoint = self._choose(held.number) if may else -1
+            if again.endpoint < 0:
+                self._end(held, Outcome.FAILED)
+            else:
+                self._queue(again)
+                self._pump(again.endpoint)

@@ -102,6 +102,27 @@ def make_requests(
     )
 
 
+def check_prefixes(requests: Requests, block_sizes_tokens: set[int]) -> None:
+    """ValueError unless the prefix hashes of *requests* make sense where prefixes are cached in blocks of these sizes."""
+    first, hashes = requests.prefix_first, requests.prefix_hashes
+    count = requests.arrival_s.size
+    if not hashes.size or not block_sizes_tokens:
+        return
+    if first.shape != (count + 1,) or first[0] != 0 or np.any(np.diff(first) < 0) or first[-1] > hashes.size:
+        raise ValueError(f"prefix_first must rise from 0 to the number of prefix_hashes, in {count + 1} elements")
+    if len(block_sizes_tokens) > 1:
+        sizes = " and ".join(str(size) for size in sorted(block_sizes_tokens))
+        raise ValueError(f"prefixes are cached in blocks of {sizes} tokens; prefix_hashes stand for blocks of one size")
+    size = min(block_sizes_tokens)
+    wrong = np.flatnonzero(np.diff(first) > requests.prompt_tokens // size)
+    if wrong.size:
+        at = int(wrong[0])
+        raise ValueError(
+            f"request {at} has {first[at + 1] - first[at]} prefix hashes; its prompt of {requests.prompt_tokens[at]}"
+            f" tokens has {requests.prompt_tokens[at] // size} full blocks"
+        )
+
+
 def check_requests(
     requests: Requests, models: Sequence[str], regions: Sequence[str], longest_tokens: Sequence[int]
 ) -> None:

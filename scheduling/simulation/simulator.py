@@ -16,7 +16,12 @@ from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.lifecycle import Lives
 from scheduling.simulation.losing import take_out
 from scheduling.simulation.requests import Requests
-from scheduling.simulation.state import ITERATIONS, PREEMPTIONS
+from scheduling.simulation.state import (
+    ITERATIONS,
+    PREEMPTIONS,
+    PREFIX_HIT_TOKENS,
+    PREFIX_QUERIED_TOKENS,
+)
 from scheduling.simulation.world import MAX_ATTEMPTS, Outcome, State, World
 
 BUSY = (State.READY, State.DRAINING)
@@ -364,6 +369,8 @@ class Simulation:
             | {
                 "iterations": int(world.engines.counters[ITERATIONS]),
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
+                "prefix_queried_tokens": int(world.engines.counters[PREFIX_QUERIED_TOKENS]),
+                "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
                 "scale_outs": self._scale_outs,
                 "scale_ins": self._scale_ins,
                 "redeploys": self.lives.redeploys,

@@ -72,7 +72,10 @@ def stage(scenario: Scenario, path: Path, seed: int | None = None) -> Stage:
     workload, clipped, too_long = _fit_context(scenario, workload)
     if too_long is not None:
         raise wrong(("trace",) if scenario.trace else ("clients",), too_long)
-    requests = _requests(scenario, cluster, workload, seed)
+    try:
+        requests = _requests(scenario, cluster, workload, seed)
+    except _Misfit as misfit:
+        raise wrong(misfit.key, str(misfit)) from misfit
     promises = tuple(_promise(one) for one in scenario.classes.values())
     names = Names(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names)
     return Stage(cluster, requests, names, promises, _prices(scenario), max(before, workload.left_out), clipped)
@@ -328,12 +331,21 @@ def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], n
 
 def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -> Requests:
     """*requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
-    sizes = {group.block_size_tokens for group in scenario.fleet if group.prefix_caching}
+    sizes: dict[int, int] = {}
+    for number, group in enumerate(scenario.fleet):
+        if group.prefix_caching:
+            sizes.setdefault(group.block_size_tokens, number)
     if workload.prefix_first is None or workload.prefix_hashes is None or not sizes:
         return requests
-    size = min(sizes)
-    if len(sizes) > 1 or workload.prefix_block_tokens % size:
-        return requests
+    size, *others = sizes
+    for other in others:
+        what = f"is {other}, that of another group which caches prefixes {size}: the trace's prefixes need one size"
+        raise _Misfit(("fleet", sizes[other], "block_size_tokens"), what)
+    if workload.prefix_block_tokens % size:
+        what = (
+            f"is {size}, and must divide the {workload.prefix_block_tokens} tokens of a block of the trace's prefixes"
+        )
+        raise _Misfit(("fleet", sizes[size], "block_size_tokens"), what)
     per_hash = workload.prefix_block_tokens // size
     # Hashes stand for larger blocks: each becomes as many engine blocks as it holds, as far as the prompt has full ones.
     hashes = np.diff(workload.prefix_first)

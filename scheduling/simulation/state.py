@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.simulation.engine import EngineConfig
+from scheduling.simulation.requests import Requests
 
 NONE: Final = -1
 
@@ -25,6 +26,8 @@ FREE_SEQUENCES: Final = 0
 ITERATIONS: Final = 1
 PREEMPTIONS: Final = 2
 GIVEN: Final = 3
+PREFIX_QUERIED_TOKENS: Final = 4
+PREFIX_HIT_TOKENS: Final = 5
 
 
 def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
@@ -73,9 +76,29 @@ INSTANCE = record(
         ("last_running", np.int32),
         ("first_waiting", np.int32),  # in order of turn
         ("last_waiting", np.int32),
+        # The prefix cache.
+        ("idle_blocks", np.int64),  # of the free blocks, those that still hold something
+        ("oldest_idle", np.int32),  # first of their records in the order of reuse
+        ("newest_idle", np.int32),
+        ("spare_record", np.int32),  # first of the records that were used before
+        ("used_records", np.int32),  # records from here on never were
     ]
 )
 """One engine."""
+
+BLOCK = record(
+    [
+        ("number", np.int64),  # the hash of a shared block; the place of another in its request
+        ("owner", np.int32),  # the request that alone can find it, -1 for a shared one
+        ("count", np.int32),  # blocks it stands for: several only where nobody can find them
+        ("holders", np.int32),  # -1 where nobody can find it
+        ("older", np.int32),  # its neighbours among those that nobody holds
+        ("newer", np.int32),
+        ("copy_before", np.int32),  # in the ring of blocks that hold the same
+        ("copy_after", np.int32),
+    ]
+)
+"""Full blocks of a prefix cache."""
 
 SEQUENCE = record(
     [
@@ -97,9 +120,25 @@ SEQUENCE = record(
         ("next_joining", np.int32),
         ("decoding", np.uint8),
         ("streaming", np.uint8),  # its first token has come out
+        ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
+        ("published", np.int32),  # its leading blocks that have records in the prefix cache
     ]
 )
 """One request on an instance."""
+
+
+class CacheArrays(NamedTuple):
+    """Every instance's prefix cache; of next to nothing when no instance has one."""
+
+    blocks: NDArray[np.void]
+    """BLOCK records, instances x blocks."""
+    table: NDArray[np.int32]
+    """instances x places, a power of two: one more than the record that is looked for there, 0 for none."""
+    held: NDArray[np.int32]
+    """sequences x blocks: the records of the `published` blocks of each."""
+    first: NDArray[np.int64]
+    """`hashes[first[r]:first[r + 1]]` stand for the leading full blocks of request r; one element if none share any."""
+    hashes: NDArray[np.int64]
 
 
 class EngineArrays(NamedTuple):
@@ -118,16 +157,41 @@ class EngineArrays(NamedTuple):
     done: NDArray[np.int32]
     """Scratch: sequences that end at one moment."""
     counters: NDArray[np.int64]
+    cache: CacheArrays
 
 
-def allocate_engines(configs: Sequence[EngineConfig], later: Sequence[EngineConfig], sequences: int) -> EngineArrays:
-    """Idle engines with the settings of *configs*, and room for *sequences* requests over all of them.
+def _allocate_cache(
+    configs: Sequence[EngineConfig], instances: int, sequences: int, longest_tokens: int, requests: Requests
+) -> CacheArrays:
+    caching = [config for config in configs if config.prefix_caching]
+    if not caching:
+        small, none = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
+        return CacheArrays(np.zeros((1, 1), BLOCK), table=small, held=small, first=none, hashes=none)
+    blocks = max(config.kv_blocks for config in caching)
+    row = min(blocks, -(-longest_tokens // min(config.block_size_tokens for config in caching)))
+    hashes = requests.prefix_hashes if requests.prefix_hashes.size else np.zeros(1, np.int64)
+    first = requests.prefix_first if requests.prefix_hashes.size else np.zeros(1, np.int64)
+    # Zeros take no memory before something is written there: a row is as long as its request needs.
+    return CacheArrays(
+        blocks=np.zeros((instances, blocks), BLOCK),
+        table=np.zeros((instances, 1 << (2 * blocks - 1).bit_length()), np.int32),
+        held=np.zeros((sequences, row), np.int32),
+        first=np.require(first, requirements=["C", "W"]),
+        hashes=np.require(hashes, requirements=["C", "W"]),
+    )
+
+
+def allocate_engines(
+    configs: Sequence[EngineConfig], later: Sequence[EngineConfig], sequences: int, requests: Requests
+) -> EngineArrays:
+    """Idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
 
     Each could take the settings of any of *configs* and *later* as well.
     """
     count = len(configs)
     batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
     block_size = max(config.block_size_tokens for config in (*configs, *later))
+    longest_tokens = max(config.max_model_len for config in (*configs, *later))
     arrays = EngineArrays(
         instances=np.zeros(count, INSTANCE),
         sequences=np.zeros(sequences, SEQUENCE),
@@ -136,7 +200,8 @@ def allocate_engines(configs: Sequence[EngineConfig], later: Sequence[EngineConf
         residues=np.zeros((count, block_size), np.int32),
         free_sequences=np.arange(sequences - 1, -1, -1, dtype=np.int32),
         done=np.zeros(batch, np.int32),
-        counters=np.array([sequences, 0, 0, 0], np.int64),
+        counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),
+        cache=_allocate_cache((*configs, *later), count, sequences, longest_tokens, requests),
     )
     for name in (
         "partial",
@@ -146,6 +211,9 @@ def allocate_engines(configs: Sequence[EngineConfig], later: Sequence[EngineConf
         "last_running",
         "first_waiting",
         "last_waiting",
+        "oldest_idle",
+        "newest_idle",
+        "spare_record",
     ):
         arrays.instances[name] = NONE
     for instance, config in enumerate(configs):

@@ -65,13 +65,17 @@ OUTCOME = record(
         ("e2e_s", np.float64),
         ("queue_s", np.float64),
         ("instance", np.int32),
+        ("cached_tokens", np.int32),
         ("endpoint", np.int16),
         ("preemptions", np.int16),
         ("attempts", np.int8),
         ("state", np.int8),
     ]
 )
-"""What became of one request; times in seconds from its arrival at the caller's gateway, nan for never."""
+"""What became of one request; times in seconds from its arrival at the caller's gateway, nan for never.
+
+`cached_tokens` of its prompt were in the prefix cache when it was first admitted.
+"""
 
 DECISION = record(
     [

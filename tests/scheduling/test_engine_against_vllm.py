@@ -71,7 +71,7 @@ def run(asked: dict) -> list[dict]:
             fields = {name: value for name, value in to_come.pop(0).items() if name != "before_step"}
             engine.add(EngineRequest(**fields | {"prefix_hashes": tuple(fields["prefix_hashes"])}))
         result = asdict(engine.step(0.0))
-        del result["ends_s"], result["duration_s"]
+        del result["ends_s"], result["duration_s"], result["cached_tokens"]
         steps.append(result | {"running": engine.running, "waiting": engine.waiting, "kv_usage": engine.kv_usage})
     return steps
 

@@ -1,51 +1,62 @@
-"""The compiled engine against the reference engine, one iteration at a time, on many small fleets."""
+"""The compiled engine against the reference engine, one iteration at a time, on scenarios that Hypothesis makes."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
-from scheduling.simulation.reference_fleet import ReferenceFleet
-from scheduling.simulation.simulator import Simulation
-from tests.scheduling.simulation.scenarios import KINDS, scenario
+from scheduling.simulation.world import Outcome
+from tests.scheduling.simulation.agreeing import agree
+from tests.scheduling.simulation.drawn import LOADS, Drawn, scenarios
 
-CLOSE_S = 1e-6
+FEW = settings(deadline=None, max_examples=7, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), print_blob=True)
 
-
-def agree(kind: str, seed: int):
-    given = scenario(kind, seed)
-    reference = ReferenceFleet(given.cluster, given.requests)
-    expected = reference.run()
-    simulation = Simulation(given.cluster, given.requests, decisions=True)
-    result = simulation.run()
-    for name in ("ttft_s", "e2e_s", "queue_s"):
-        np.testing.assert_allclose(result.outcomes[name], expected[name], rtol=0, atol=CLOSE_S, err_msg=name)
-    for name in ("instance", "endpoint", "preemptions", "attempts", "state"):
-        np.testing.assert_array_equal(result.outcomes[name], expected[name], err_msg=name)
-    decided = [(request, endpoint, instance) for _, request, endpoint, instance in reference.decisions]
-    assert [tuple(row) for row in result.decisions[["request", "endpoint", "instance"]].tolist()] == decided
-    # Whatever was placed was released.
-    for left in (simulation.fleet.running, simulation.fleet.kv_tokens, simulation.fleet.remaining_tokens):
-        assert not left.any()
-    return expected
+HOLDS = {
+    "light": ["forwarded"],
+    "memory": ["preemptions"],
+    "overload": ["queued", "refused"],
+    "priorities": ["preemptions"],
+    "chunked": ["chunked"],
+    "prefixes": ["prefix_hit_tokens"],
+    "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
+    "batches": ["batched"],
+    "lives": ["swaps", "redeploys", "requeued", "failed", "changes"],
+    "scaling": ["scale_outs", "scale_ins"],
+    "everything": ["prefix_hit_tokens", "preemptions", "changes"],
+}
+"""What the scenarios of a kind must hold between them, or agreeing on them would say little."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(12))
-def test_every_latency_and_decision_agrees(kind, seed):
-    agree(kind, seed)
+def every_one_agrees(kind: str, how: settings) -> None:
+    held: Counter[str] = Counter()
+
+    @how
+    @given(scenarios(kind))
+    def of_kind(drawn: Drawn):
+        _, result = agree(drawn)
+        held.update(result.counters)
+        budgets = np.array([spec.engine.max_num_batched_tokens for spec in drawn.cluster.instances])
+        outcomes = result.outcomes
+        done = outcomes["state"] == Outcome.DONE
+        held["queued"] += int((outcomes["queue_s"] > 0).sum())
+        held["changes"] += len(result.changes)
+        held["chunked"] += int((drawn.requests.prompt_tokens[done] > budgets[outcomes["instance"][done]]).sum())
+        if drawn.cluster.of(drawn.cluster.batching, drawn.cluster.endpoints[0]).mode == "dynamic":
+            held["batched"] += int(done.sum())
+
+    of_kind()
+    for name in HOLDS[kind]:
+        assert held[name] > 0, f"no scenario has {name}"
+
+
+@pytest.mark.parametrize("kind", LOADS)
+def test_every_latency_and_decision_agrees(kind):
+    every_one_agrees(kind, FEW)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(1000, 1120))
-def test_every_latency_and_decision_agrees_on_many_more(kind, seed):
-    agree(kind, seed)
-
-
-def test_the_scenarios_hold_what_they_are_for():
-    """Otherwise agreeing on them would say little."""
-    outcomes = {kind: [agree(kind, seed) for seed in range(12)] for kind in KINDS}
-    assert sum(outcome["preemptions"].sum() for outcome in outcomes["memory"]) > 20
-    assert sum((outcome["queue_s"] > 0).sum() for outcome in outcomes["overload"]) > 100
-    everything = np.concatenate([outcome for of_kind in outcomes.values() for outcome in of_kind])
-    assert (everything["state"] == 4).any(), "queues run full"
-    assert (everything["endpoint"] > 0).any()
+@pytest.mark.parametrize("kind", LOADS)
+def test_every_latency_and_decision_agrees_on_many_more(kind):
+    every_one_agrees(kind, MANY)

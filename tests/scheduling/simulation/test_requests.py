@@ -101,8 +101,19 @@ def test_settings_that_make_no_sense_are_refused(make, match):
         make()
 
 
-def test_prefix_caching_is_refused_rather_than_ignored():
-    refused("instance 0: prefix_caching is on", cluster(instance(engine=config(prefix_caching=True))))
+def test_prefix_hashes_are_checked_where_prefixes_are_cached():
+    caching = instance(engine=config(prefix_caching=True))
+    refused(
+        "request 1 has 2 prefix hashes; its prompt of 4 tokens has 1", cluster(caching), prefix_blocks=[[], [1, 2], []]
+    )
+    other = instance(engine=config(prefix_caching=True, block_size_tokens=2))
+    refused("blocks of 2 and 4 tokens", cluster(caching, other), prefix_blocks=[[], [1], []])
+    requests = make_requests(**GOOD, prefix_blocks=[[], [1], []])
+    for first in ([0, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 1, 2]):
+        with pytest.raises(ValueError, match="prefix_first must rise from 0"):
+            Simulation(cluster(caching), requests._replace(prefix_first=np.array(first)))
+    # Where nobody caches, they are of no matter.
+    Simulation(cluster(), make_requests(**GOOD, prefix_blocks=[[], [1, 2], []])).run()
 
 
 def test_requests_that_nobody_will_ever_serve_are_refused_or_reported():

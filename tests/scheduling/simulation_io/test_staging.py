@@ -125,6 +125,21 @@ def test_prefixes_become_blocks_of_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([24], r"fleet\[0\].block_size_tokens: is 24, and must divide the 512 tokens"),
+        ([16, 32], r"fleet\[1\].block_size_tokens: is 32, that of another group which caches prefixes 16"),
+    ],
+)
+def test_prefixes_need_one_block_size_that_divides_the_traces(tmp_path: Path, sizes: list[int], message: str) -> None:
+    text = with_trace(tmp_path, rows=MOONCAKE, trace_format="mooncake")
+    table = text[text.index("[[fleet]]") : text.index("\n\n", text.index("[[fleet]]"))]
+    tables = [f"{table}\nprefix_caching = true\nblock_size_tokens = {size}" for size in sizes]
+    with pytest.raises(ScenarioError, match=message):
+        staged(tmp_path, text.replace(table, "\n\n".join(tables)))
+
+
+@pytest.mark.parametrize(
     ("lines", "message"),
     [
         ("[delays]\nspot_minutes = 1\n", r"delays.spot_minutes: is no delay; there is spot_median_s"),
