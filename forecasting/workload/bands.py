@@ -18,6 +18,7 @@ from forecasting.workload.forecast import LEVELS
 MEMORY: Final = 288  # scores kept by horizon
 STEP: Final = 0.01  # by which a quantile moves after a miss
 SCALE_DECAY: Final = 0.95  # of the mean size of errors, by window
+POWER: Final = 0.5  # of that size by which errors are divided: half way between one size for all times and the last one
 SCALE_FLOOR: Final = 0.005  # errors under half a per cent count as that
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added to both sides so that a rate of 0 has a logarithm
 PRIOR_SCALE: Final = 0.3  # until errors were seen: a third off
@@ -52,7 +53,7 @@ class Bands:
         horizon = len(path)
         reach = min(horizon, self.reach)
         quantiles = self._quantiles(reach)
-        scale = self.scale[:reach]
+        scale = self.scale[:reach] ** POWER
         if horizon > reach:
             wider = np.minimum(WIDEST, np.sqrt(np.arange(reach + 1, horizon + 1) / reach))
             quantiles = np.concatenate([quantiles, np.repeat(quantiles[-1:], horizon - reach, axis=0)])
@@ -69,7 +70,7 @@ class Bands:
         """Remember the forecast *path* of the next `reach` windows, to compare it with what comes."""
         row = self.origin % self.reach
         self.asked[row] = np.log(path + self.offset)
-        self.asked_scale[row] = self.scale
+        self.asked_scale[row] = self.scale**POWER
         self.asked_ends[row] = self.ends(path)
 
     def learn(self, actual: float) -> None:

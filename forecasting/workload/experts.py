@@ -18,6 +18,8 @@ from forecasting.workload.points import Values
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added so that a rate of 0 has a logarithm
 SMOOTHING: Final = (0.3, 0.5, 0.7)  # of the exponential means
 MEDIANS: Final = (3, 5)  # windows
+LEVEL_DAYS: Final = (1, 4)  # over which the level is a mean
+GAP_PULL: Final = 0.05  # by which each window of a gap goes to what is usual at its time
 NARROW_S, WIDE_S = 1200.0, 2400.0  # seconds to either side over which days before are smoothed
 
 Index = NDArray[np.int64]
@@ -43,6 +45,7 @@ class Trail:
             level = level + alphas * (value - level)
             self.means[:, index] = level
         self.medians = np.array([_medians(z, count) for count in MEDIANS])
+        self.levels = np.array([_trailing(z, days * season) for days in LEVEL_DAYS])
         self.smooth = np.array([self._smoothed(z, width) for width in self.widths])
 
     def __len__(self) -> int:
@@ -50,13 +53,15 @@ class Trail:
 
     def append(self, value: float) -> None:
         known = not np.isnan(value)
-        z = float(np.log(value + self.offset)) if known else self._next(self.z)
+        z = float(np.log(value + self.offset)) if known else self._next(self.z, bool(self.known[-1]))
         self.known = np.append(self.known, known)
         self.z = np.append(self.z, z)
         level = self.means[:, -1] if len(self.z) > 1 else np.full(len(SMOOTHING), z)
         level = level + np.array(SMOOTHING) * (z - level)
         self.means = np.concatenate([self.means, level[:, None]], axis=1)
         last = len(self.z) - 1
+        levels = np.array([[self.z[-days * self.season :].mean()] for days in LEVEL_DAYS])
+        self.levels = np.concatenate([self.levels, levels], axis=1)
         medians = np.array([_medians(self.z[-count:], count)[-1:] for count in MEDIANS])
         self.medians = np.concatenate([self.medians, medians], axis=1)
         self.smooth = np.concatenate([self.smooth, np.full((len(self.widths), 1), np.nan)], axis=1)
@@ -75,17 +80,23 @@ class Trail:
         if len(gaps) == len(out):
             return np.full(len(out), np.log(self.offset))
         for index in gaps:
-            out[index] = self._next(out[:index]) if index else out[~np.isnan(out)][0]
+            out[index] = self._next(out[:index], bool(self.known[index - 1])) if index else out[self.known][0]
         return out
 
-    def _next(self, z: Values) -> float:
-        """The last z, moved as the smoothed day before moved from there."""
+    def _next(self, z: Values, opening: bool) -> float:
+        """What a gap after *z* is bridged with; *opening* says that it is the gap's first window.
+
+        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes on as the
+        smoothed day before did from there, and is pulled to what is usual at that time.
+        """
         count, width = len(z), self.widths[1]
+        start = float(np.median(z[-MEDIANS[1] :])) if opening else float(z[-1])
         then = count - self.season
         if then - 1 - width < 0 or width >= self.season:
-            return float(z[-1])
-        moved = z[then - width : then + width + 1].mean() - z[then - 1 - width : then + width].mean()
-        return float(z[-1] + moved)
+            return start + GAP_PULL * (float(z[-self.season :].mean()) - start)
+        usual = float(z[then - width : then + width + 1].mean())
+        start += usual - float(z[then - 1 - width : then + width].mean())
+        return start + GAP_PULL * (usual - start)
 
     @staticmethod
     def _smoothed(z: Values, width: int) -> Values:
@@ -119,13 +130,22 @@ def _medians(z: Values, count: int) -> Values:
     return np.concatenate([lead, np.median(windows, axis=1)])
 
 
+def _trailing(z: Values, count: int) -> Values:
+    """Mean of each value and the *count* - 1 before it, or of as many as there are."""
+    sums = np.concatenate([[0.0], np.cumsum(z)])
+    ends = np.arange(1, len(z) + 1)
+    begins = np.maximum(ends - count, 0)
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
+
+
 NAMES: Final = (
     "last", "mean 0.3", "mean 0.5", "mean 0.7", "median 3", "median 5",
     "last, day", "last, day smooth", "last, 3 days", "last, 3 days wide", "mean 0.5, 3 days", "mean 0.5, 2 days wide",
     "mean 0.3, 3 days", "median 3, 3 days", "median 3, 2 days wide", "last, week", "mean 0.5, week",
     "3 days", "week", "back to 3 days fast", "back to 3 days slowly",
+    "back to the day's level fast", "back to the day's level slowly", "back to 4 days' level slowly",
 )  # fmt: skip
-FAST, SLOW = 0.85, 0.97  # of the distance to the profile that is left after one window of ten minutes
+FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left after one window of ten minutes
 
 
 def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
@@ -138,6 +158,7 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
     last = trail.z[origin]
     slow, middle, fast = trail.means[:, origin]
     short, long = trail.medians[:, origin]
+    day_level, days_level = trail.levels[:, origin]
     (raw_1,), _ = days_before(trail, origin, horizon, day, 1, 0)
     (smooth_1, _, smooth_3), then_3 = days_before(trail, origin, horizon, day, 3, 1)
     (_, wide_2, wide_3), _ = days_before(trail, origin, horizon, day, 3, 2)
@@ -148,6 +169,8 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
         last + raw_1, last + smooth_1, last + smooth_3, last + wide_3, middle + smooth_3, middle + wide_2,
         slow + smooth_3, short + smooth_3, short + wide_2, last + weekly, middle + weekly,
         then_3, then_week, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
+        day_level + (last - day_level) * FAST**horizon, day_level + (last - day_level) * SLOW**horizon,
+        days_level + (last - days_level) * SLOW**horizon,
     ])  # fmt: skip
 
 

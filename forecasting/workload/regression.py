@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forecasting.workload.experts import Index, Trail, days_before
+from forecasting.workload.experts import LEVEL_DAYS, Index, Trail, days_before
 from forecasting.workload.points import Values
 
 LAGS: Final = (1, 2, 3, 5, 8)
@@ -77,13 +77,14 @@ class Regression:
 
 
 def _width(days: int) -> int:
-    return 1 + len(LAGS) + (0 if days == 0 else 1 + 2 * days)
+    return 1 + len(LAGS) + len(LEVEL_DAYS) + (0 if days == 0 else 1 + 2 * days)
 
 
 def _columns(trail: Trail, origin: Index, horizon: Index, days: int) -> Values:
-    """One row for each pair: 1, the last moves, and how the same hours of each day before went: (..., columns)."""
+    """1, the last moves, the distance to the levels, how the same hours of each day before went: (..., columns)."""
     now = trail.z[origin]
     columns = [np.ones(origin.shape), *(trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS)]
+    columns += list(trail.levels[:, origin] - now)
     for back in range(1, days + 1):
         then = np.maximum(origin - back * trail.season, 0)
         columns.append(trail.z[np.minimum(then + horizon, origin)] - trail.z[then])
