@@ -1,13 +1,15 @@
 """One way to compile a kernel: `@compiled` is Numba's `njit` with a disk cache that cannot go stale.
 
 Numba decides whether a cached kernel is still good by the modification time of the file that holds it. A kernel that
-calls another one in a second file keeps the old code of the callee when only the second file changes. So the cache
-lives in a folder named after a digest of all source files of this package that hold kernels: a change opens a new one.
-Constants that kernels use must therefore live in a module that has kernels, or be passed in.
+calls another one in a second file keeps the old code of the callee when only the second file changes. So the kernels of
+a file are cached in a folder named after a digest of that file and of all that it imports from its package, directly or not:
+a change there opens a new one, and kernels that it does not concern stay compiled.
 """
 
+import functools
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -20,29 +22,50 @@ import numba.core.config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+ROOT = Path(__file__).parents[1]
 STALE_AFTER_S = 7 * 24 * 3600.0
 
 
-def source_digest(package: Path) -> str:
-    """Sixteen hexadecimal digits that change when a file with kernels under *package* or Numba itself changes."""
+IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([^\n]*))", re.MULTILINE
+)
+
+
+def source_files(file: Path, root: Path) -> set[Path]:
+    """*file* and every file under the folder *root* that it imports, directly or not; *root* is where imports begin."""
+    found, unread = {file}, [file]
+    while unread:
+        for module, names, plain in IMPORT.findall(unread.pop().read_bytes()):
+            wanted = [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())
+            wanted += [f"{module.decode()}.{name}" for name in re.findall(r"\w+", names.decode())]
+            for name in wanted:
+                path = root.joinpath(*name.split("."))
+                for source in (path.with_suffix(".py"), path / "__init__.py"):
+                    if source not in found and source.is_file():
+                        found.add(source)
+                        unread.append(source)
+    return found
+
+
+def source_digest(file: Path, root: Path) -> str:
+    """Sixteen hexadecimal digits that change when a file that the kernels in *file* may use, or Numba itself, changes."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(package.rglob("*.py")):
-        source = path.read_bytes()
-        if b"@compiled" in source:
-            digest.update(str(path.relative_to(package)).encode() + b"\0" + source)
+    for path in sorted(source_files(file, root)):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def cache_folder(package: Path) -> Path | None:
-    """The folder for compiled kernels, created; None when no place is writable (then every start compiles).
+def cache_folder(file: Path, root: Path) -> Path | None:
+    """The folder for the compiled kernels of *file*, created; None when no place is writable (every start compiles).
 
-    Tried in turn: NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder. Folders of other digests
-    that nobody has used for a week are removed on the way.
+    Tried in turn: NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder. Folders that nobody has
+    used for a week are removed on the way.
     """
+    package = root / file.relative_to(root).parts[0]
     bases = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse"]
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         bases.insert(0, Path(chosen))
-    name = f"kernels-{source_digest(package)}"
+    name = f"kernels-{file.stem}-{source_digest(file, root)}"
     for base in bases:
         folder = base / name
         try:
@@ -58,8 +81,15 @@ def cache_folder(package: Path) -> Path | None:
     return None
 
 
+@functools.cache
+def _folder(file: str) -> Path | None:
+    path = Path(file)
+    if not path.is_relative_to(ROOT):
+        return None  # typed at a prompt, or a test's own
+    return cache_folder(path, ROOT)
+
+
 config: Any = numba.core.config
-_FOLDER = cache_folder(Path(__file__).parent)
 
 
 def compiled(function: Function) -> Function:
@@ -69,11 +99,11 @@ def compiled(function: Function) -> Function:
     The uncompiled function stays at `.py_func`. A kernel counts no references (inside the simulator's loop that cost more
     than all the work), so it reads and writes arrays but must not make or return any.
     """
-    previous = config.CACHE_DIR
-    if _FOLDER is not None:
-        config.CACHE_DIR = str(_FOLDER)  # read once, by the decorator; other users of Numba keep theirs
+    previous, folder = config.CACHE_DIR, _folder(function.__code__.co_filename)
+    if folder is not None:
+        config.CACHE_DIR = str(folder)  # read once, by the decorator; other users of Numba keep theirs
     try:
-        return cast(Function, cast(Any, numba.njit)(cache=_FOLDER is not None, _nrt=False)(function))
+        return cast(Function, cast(Any, numba.njit)(cache=folder is not None, _nrt=False)(function))
     finally:
         config.CACHE_DIR = previous
 

@@ -5,55 +5,99 @@ import pytest
 
 from scheduling import compiled
 
+KERNELS = """from package.parts import (
+    half,
+)
+from package import words as _words
+import os, package.deep.bottom
+@compiled
+def f(): ...
+"""
+
 
 @pytest.fixture
-def package(tmp_path):
+def root(tmp_path):
     folder = tmp_path / "package"
-    folder.mkdir()
-    (folder / "kernels.py").write_text("@compiled\ndef f(): ...\n")
-    (folder / "words.py").write_text("GREETING = 'hello'\n")
-    return folder
+    (folder / "deep").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "kernels.py": KERNELS,
+        "parts.py": "def late():\n    from package.deep import middle\n",
+        "words.py": "",
+        "other.py": "import package.kernels\n",
+        "deep/__init__.py": "",
+        "deep/middle.py": "",
+        "deep/bottom.py": "from package.kernels import f\n",
+    }.items():
+        (folder / name).write_text(text)
+    return tmp_path
 
 
-def test_the_digest_follows_the_kernels_and_only_them(package):
-    before = compiled.source_digest(package)
-    (package / "words.py").write_text("GREETING = 'good day'\n")
-    assert compiled.source_digest(package) == before
-    (package / "kernels.py").write_text("@compiled\ndef f(): return 1\n")
-    assert compiled.source_digest(package) != before
+@pytest.fixture
+def kernels(root):
+    return root / "package/kernels.py"
 
 
-def test_the_cache_lies_beside_the_sources(package, monkeypatch):
+def test_a_file_is_followed_into_all_that_it_imports(root, kernels):
+    found = {str(path.relative_to(root / "package")) for path in compiled.source_files(kernels, root)}
+    assert found == {
+        "__init__.py", "kernels.py", "parts.py", "words.py", "deep/__init__.py", "deep/middle.py", "deep/bottom.py",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["kernels.py", "parts.py", "words.py", "deep/middle.py", "deep/bottom.py"])
+def test_the_digest_follows_what_the_kernels_may_use(root, kernels, name):
+    before = compiled.source_digest(kernels, root)
+    with (root / "package" / name).open("a") as file:
+        file.write("# changed\n")
+    assert compiled.source_digest(kernels, root) != before
+
+
+def test_the_digest_does_not_follow_anything_else(root, kernels):
+    before = compiled.source_digest(kernels, root)
+    (root / "package/other.py").write_text("import package.kernels  # changed\n")
+    (root / "elsewhere.py").write_text("")
+    assert compiled.source_digest(kernels, root) == before
+
+
+def test_the_cache_lies_beside_the_sources(root, kernels, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    folder = compiled.cache_folder(package)
-    assert folder == package / "__pycache__" / f"kernels-{compiled.source_digest(package)}"
+    folder = compiled.cache_folder(kernels, root)
+    name = f"kernels-kernels-{compiled.source_digest(kernels, root)}"
+    assert folder == root / "package/__pycache__" / name
     assert folder.is_dir()
 
 
-def test_numbas_own_setting_comes_first(package, tmp_path, monkeypatch):
+def test_numbas_own_setting_comes_first(root, kernels, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
-    assert compiled.cache_folder(package).parent == tmp_path / "chosen"
+    assert compiled.cache_folder(kernels, root).parent == tmp_path / "chosen"
 
 
-def test_sources_that_cannot_be_written_beside_use_the_users_cache_and_else_none(package, tmp_path, monkeypatch):
+def test_sources_that_cannot_be_written_beside_use_the_users_cache_and_else_none(root, kernels, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    (package / "__pycache__").write_text("a file where the folder should be")
-    assert compiled.cache_folder(package).parent == tmp_path / "home" / "pilothouse"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "__pycache__"))
-    assert compiled.cache_folder(package) is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "home"))
+    (root / "package/__pycache__").write_text("a file where the folder should be")
+    assert compiled.cache_folder(kernels, root).parent == root / "home" / "pilothouse"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "package/__pycache__"))
+    assert compiled.cache_folder(kernels, root) is None
 
 
-def test_folders_that_nobody_used_for_a_week_are_removed(package, monkeypatch):
+def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    old, recent = (package / "__pycache__" / name for name in ("kernels-old", "kernels-recent"))
+    old, recent = (root / "package/__pycache__" / name for name in ("kernels-old", "kernels-recent"))
     for folder in (old, recent):
         folder.mkdir(parents=True)
     week_ago = time.time() - compiled.STALE_AFTER_S - 60
     os.utime(old, (week_ago, week_ago))
-    assert compiled.cache_folder(package).is_dir()
+    assert compiled.cache_folder(kernels, root).is_dir()
     assert not old.exists()
     assert recent.exists()
+
+
+def test_the_projects_kernels_stay_when_what_they_do_not_use_changes():
+    live = {path.name for path in compiled.source_files(compiled.ROOT / "scheduling/dispatch.py", compiled.ROOT)}
+    assert {"dispatch.py", "routing.py", "ordering.py", "fleet.py", "profile.py"} <= live
+    assert "loop.py" not in live
 
 
 def test_numbas_setting_is_left_as_it_was():
