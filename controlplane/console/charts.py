@@ -59,7 +59,7 @@ class Chart:
     figure: dict[str, Any] | None
     legend: tuple[Line, ...] = ()
     empty: str = ""
-    size: str = ""  # "large" for the chart that a page is about
+    size: str = ""  # "large" for the chart that a page is about, or "medium"
     time_format: str = "%H:%M:%S"  # of the table's first column
 
     @property

@@ -12,7 +12,7 @@ from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, lo
 from controlplane.console.formats import count, percent, percent_fine, quantity
 from controlplane.planning.selectors import Series, Window
 
-LARGE_HEIGHT = 320
+LARGE_HEIGHT, MEDIUM_HEIGHT = 320, 248
 FORECASTERS_SHOWN = len(STYLES)
 TIME_TICKS = [
     {"dtickrange": [None, 43_199_999], "value": "%H:%M"},
@@ -351,9 +351,10 @@ def strategies(rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], u
             [title_of(row["strategy"]), row["instance_hours"], row["slo_met"], row.get("usd")]
             for row in sorted(known, key=lambda row: row["instance_hours"])
         ],
-        figure=as_json(traces, layout(hovermode="closest", **axes)) if known else None,
+        figure=as_json(traces, layout(height=MEDIUM_HEIGHT, hovermode="closest", **axes)) if known else None,
         legend=tuple(line for line, members in groups if members),
         empty="" if known else "No comparison has been made yet.",
+        size="medium",
     )
 
 
@@ -375,7 +376,7 @@ SIDES = {
     "top left": (-1, -4, -13),
     "bottom left": (-1, -4, 13),
 }
-DRAWN_PX = (460.0, 150.0)  # about the size of the plot's ground on a desktop
+DRAWN_PX = (460.0, 200.0)  # about the size of the plot's ground on a desktop
 LETTER_PX, LINE_PX, POINT_PX = 6.3, 14.0, 12.0
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom

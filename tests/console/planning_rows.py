@@ -209,6 +209,11 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
                 name: {"used": CAPABILITY.get(name, 3_000.0), "source": "measured", "windows": 41, "note": ""}
                 for name in sorted(gpu_types)
             },
+            "demand_tokens_per_s": {
+                target["region"]: [target["demand_tokens_per_s"] * (0.8 + 0.01 * at) for at in range(AHEAD)]
+                for target in targets
+            },
+            "buffer_tokens_per_s": {target["region"]: 120.0 for target in targets},
             "bounds": bounds,
             "usd_per_gpu_hour": prices,
             "epsilon": 0.8,

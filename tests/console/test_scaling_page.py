@@ -10,7 +10,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console import planning_charts, scaling_tables
+from controlplane.console import plan_inputs, planning_charts, scaling_tables
 from controlplane.console.views.scaling import strategies_used
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
@@ -307,7 +307,8 @@ def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
         "Targets",
         "What binds",
         "usd_per_gpu_hour",
-        "measured",
+        "measured, 41 windows",
+        "at least 80% of a region",
         "This plan was made alone",
         "highs",
     ):
@@ -391,8 +392,18 @@ def test_names_of_points_keep_out_of_each_others_way():
     sides = planning_charts.label_sides(points, (0, 20), (0.8, 1.0))
     assert len(set(sides.values())) > 1
     boxes = [
-        planning_charts._box((x / 20 * 460, (1 - y) / 0.2 * 150), sides[key], len(text) * planning_charts.LETTER_PX)
+        planning_charts._box((x / 20 * 460, (1 - y) / 0.2 * 200), sides[key], len(text) * planning_charts.LETTER_PX)
         for key, text, x, y in points
     ]
     assert not any(planning_charts._overlap(one, other) for one in boxes for other in boxes if one is not other)
     assert planning_charts.label_sides([], (0, 1), (0, 1)) == {}
+
+
+def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
+    plan = planning_rows.plan(two_places[0].model, now, "applied", inputs={"usd_per_gpu_hour": {"a100-80gb": "1.35"}})
+    inputs = plan_inputs.read(plan, {})
+    assert (inputs.demand, inputs.facts) == ([], [])
+    assert [(row["usd"], row["used"]) for row in inputs.hardware] == [(1.35, None)]
+    assert [(row["least"], row["gpus"]) for row in inputs.places] == [(None, None)] * 2
+    plan.inputs, plan.targets = {}, []
+    assert not plan_inputs.read(plan, {})

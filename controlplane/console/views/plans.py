@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.console import scaling_tables, selectors
+from controlplane.console import plan_inputs, scaling_tables, selectors
 from controlplane.console.access import fleet_role
 from controlplane.console.filters import choice, number, view_of
 from controlplane.console.hub import hub
@@ -168,7 +168,8 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
         "moves": row.moves.select_related("plan").order_by("-pk"),
         "others": planning.plans().filter(round=row.round).exclude(pk=row.pk).order_by("model__name"),
         "events": [selectors.event_row(event, with_subject=False) for event in events_about(row, limit=8)],
-        "inputs": json.dumps(row.inputs, indent=2, sort_keys=True) if row.inputs else "",
+        "inputs": plan_inputs.read(row, titles),
+        "inputs_json": json.dumps(row.inputs, indent=2, sort_keys=True),
     }
     return render(request, "console/plan.html", context)
 
