@@ -216,7 +216,10 @@ TENANTS = {
 
 @dataclass(frozen=True, slots=True)
 class DemoDeployment:
-    """A model everywhere: GPU type by region (in the order of REGIONS), and how many instances."""
+    """A model everywhere: GPU type by region (in the order of REGIONS), and how many instances at first and at most.
+
+    Sequences at once are few, so that the demo's traffic fills an instance by day, and its bursts several.
+    """
 
     model: str
     gpu_types: tuple[str, str, str]
@@ -224,13 +227,14 @@ class DemoDeployment:
     instances: int
     max_instances: int
     max_num_seqs: int
+    min_instances: int = 1
 
 
 DEPLOYMENTS = (
-    DemoDeployment("llama-2-70b", ("h100-80gb", "a100-80gb", "h100-80gb"), 4, 2, 4, 64),
-    DemoDeployment("bloom-176b", ("h100-80gb", "a100-80gb", "a100-80gb"), 8, 2, 3, 64),
-    DemoDeployment("llama-3.1-8b", ("a100-80gb",) * 3, 2, 3, 6, 128),
-    DemoDeployment("llama-3.2-3b", ("a100-80gb",) * 3, 2, 2, 4, 128),
+    DemoDeployment("llama-2-70b", ("h100-80gb", "a100-80gb", "h100-80gb"), 4, 2, 4, 16),
+    DemoDeployment("bloom-176b", ("h100-80gb", "a100-80gb", "a100-80gb"), 8, 2, 3, 16),
+    DemoDeployment("llama-3.1-8b", ("a100-80gb",) * 3, 2, 3, 6, 12),
+    DemoDeployment("llama-3.2-3b", ("a100-80gb",) * 3, 2, 2, 4, 12),
 )
 
 
@@ -327,7 +331,7 @@ class _Seeder:
                     Deployment,
                     {
                         "tensor_parallel": demo.tensor_parallel,
-                        "min_instances": demo.instances,
+                        "min_instances": demo.min_instances,
                         "max_instances": demo.max_instances,
                         "max_num_seqs": demo.max_num_seqs,
                     },

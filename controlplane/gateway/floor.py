@@ -164,6 +164,7 @@ class Floor:
             if len(accepting) + coming - draining > memory.members or draining:
                 memory.changed_s = max(memory.changed_s, now_s - 1.0)
             memory.members = len(accepting) + coming - draining
+        outlook = self.gateway.dispatcher.outlook(endpoint)
         kv_capacity = int(fleet.kv_capacity_tokens[accepting].sum())
         return EndpointView(
             model=endpoint.model,
@@ -180,6 +181,9 @@ class Floor:
             kv_use=int(fleet.kv_tokens[accepting].sum()) / kv_capacity if kv_capacity else 0.0,
             tokens_per_s=self._demand(memory, now_s),
             since_change_s=now_s - memory.changed_s,
+            overloaded_instances=outlook.overloaded_instances,
+            peak_kv_sum=outlook.peak_kv_sum,
+            peak_kv_most=outlook.peak_kv_most,
         )
 
     def decide(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], now_s: float) -> tuple[int, str]:
@@ -341,7 +345,12 @@ class Floor:
             for replica in group
         }
         message = orjson.dumps(
-            {"ts": time.time(), "endpoints": [as_inputs(view) for view in views.values()], "running": running}
+            {
+                "ts": time.time(),
+                "up_s": self.gateway.clock() - self._began_s,
+                "endpoints": [as_inputs(view) for view in views.values()],
+                "running": running,
+            }
         )
         self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")
 

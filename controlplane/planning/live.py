@@ -15,7 +15,8 @@ from django.db.models import Max, Sum
 
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.states import InstanceState
-from controlplane.gateway.floor import STRATEGIST_KEY, VIEWS_KEY
+from controlplane.gateway.floor import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
+from controlplane.planning.executor import PRESENT
 from controlplane.planning.models import ScalingMove
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 FRESH_S = 5.0
 """Older views say nothing of now."""
+SETTLED_S = float(DEMAND_S)
+"""How long a gateway serves before its figures are believed: as long as the window over which it takes rates."""
 TIMEOUT_S = 1.0
 LOAD = ("use", "waiting", "kv_use", "tokens_per_s", "overloaded_instances", "peak_kv_sum", "peak_kv_most")
 UNKNOWN = {"use": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
@@ -39,7 +42,10 @@ class Load:
 
 
 def read() -> Load | None:
-    """The load that the gateway published in the last seconds; None if none did or Redis does not answer."""
+    """The load that the gateway published in the last seconds; None if none did or Redis does not answer.
+
+    None too while the gateway is young: what little runs then does not mean that little is asked for.
+    """
     try:
         with _redis() as client:
             text = client.get(VIEWS_KEY)
@@ -49,7 +55,7 @@ def read() -> Load | None:
     if text is None:
         return None
     said = orjson.loads(text)
-    if time.time() - said["ts"] > FRESH_S:
+    if time.time() - said["ts"] > FRESH_S or said["up_s"] < SETTLED_S:
         return None
     return Load({(row["model"], row["region"]): row for row in said["endpoints"]}, said["running"])
 
@@ -85,13 +91,16 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         if seen is None:
             continue
         count = states[region].count
+        present = sum(count(state) for state in PRESENT)
+        # One that is ready by its row and not yet by the gateway is on its way: the two are read at different moments.
+        ready = min(seen["ready"], present)
         last = changed.get(region)
         found.append(
             EndpointView(
                 model=model,
                 region=region,
-                ready=seen["ready"],
-                coming=count(InstanceState.PROVISIONING) + count(InstanceState.LOADING),
+                ready=ready,
+                coming=present - ready,
                 draining=count(InstanceState.DRAINING),
                 spot=count(InstanceState.SLEEPING),
                 spot_other=0,

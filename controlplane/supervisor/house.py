@@ -31,6 +31,16 @@ SUMMARY_KEY = "pilothouse:summary"
 STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
 PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
 WEB_GRACE_S = 2  # for open streams; the ledger is written after it
+# A day of the demo's traffic takes eight minutes, so it is planned by the minute. What the environment says goes first.
+DEMO_PACE = {
+    "PILOTHOUSE_FORECAST_WINDOW_S": "60",
+    "PILOTHOUSE_FORECAST_WINDOWS": "10",
+    "PILOTHOUSE_FORECAST_EVERY_S": "60",
+    "PILOTHOUSE_FORECAST_REFIT_S": "1800",
+    "PILOTHOUSE_PLAN_EVERY_S": "60",
+    "PILOTHOUSE_COMPARE_EVERY_S": "600",
+    "PILOTHOUSE_COMPARE_HOURS": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class House:
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self.plan, self.screen = plan, screen
-        self.keeper = Keeper(screen, os.environ)
+        self.keeper = Keeper(screen, (DEMO_PACE if plan.demo else {}) | dict(os.environ))
         self.link = ""
         self._stop_asked = asyncio.Event()
 

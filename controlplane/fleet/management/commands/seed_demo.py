@@ -17,7 +17,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, fleet: str, **options: object) -> None:
-        created = seed(fleet)
+        from controlplane.planning import demo as planning  # stands above this app
+
+        created = seed(fleet) + planning.seed()
         if created:
             self.stdout.write("Created " + ", ".join(f"{count} {kind}" for kind, count in created.items()) + ".")
         else:

@@ -1,0 +1,323 @@
+"""Forecasts and plans from rows: what is read, what is solved, what is written, and what becomes of it."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Model, Node, Region
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import demand, forecasts, inventory, plans, services
+from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, Quantity, ScalingPlan
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
+PLACE = ("llama-3.1-8b", "us-east")
+
+
+@pytest.fixture(autouse=True)
+def pace(settings, tmp_path):
+    settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECASTER = 60, 5, "seasonal_naive"
+    settings.STATE_DIR = tmp_path
+
+
+@pytest.fixture
+def make_minutes(deployment, slo_class):
+    """`make_minutes(30, prompt=6000, …)`: so many minutes before NOW, each with that many tokens."""
+
+    def make(count, prompt=60_000, output=12_000, until=NOW, **values):
+        until = until.replace(second=0, microsecond=0)
+        defaults = {"model": PLACE[0], "region": PLACE[1], "slo_class": "interactive", "requests": 10} | values
+        MinuteRow.objects.bulk_create(
+            MinuteRow(minute=until - timedelta(minutes=ago), prompt_tokens=prompt, output_tokens=output, **defaults)
+            for ago in range(1, count + 1)
+        )
+
+    return make
+
+
+def policy(model, mode, strategy="lt_ua"):
+    return services.set_policy(model, strategy, mode, {}, "a test")
+
+
+class TestDemand:
+    def test_tokens_a_second_by_window_and_quantity(self, make_minutes):
+        make_minutes(4)
+        found = demand.read(NOW - timedelta(minutes=4), NOW, 60)
+        assert found.start == NOW.replace(minute=56, second=0) - timedelta(hours=1)
+        assert found.of(PLACE, Quantity.PROMPT).tolist() == [1000.0] * 4
+        assert found.of(PLACE, Quantity.OUTPUT).tolist() == [200.0] * 4
+        assert found.known == 4
+
+    def test_classes_are_added_up_or_kept_apart(self, make_minutes):
+        make_minutes(2)
+        make_minutes(2, prompt=6_000, slo_class="flexible")
+        since = NOW - timedelta(minutes=2)
+        assert demand.read(since, NOW, 60).of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
+        assert demand.read(since, NOW, 60, "flexible").of(PLACE, Quantity.PROMPT).tolist() == [100.0] * 2
+
+    def test_a_minute_in_which_nobody_counted_is_a_gap_and_one_with_others_alone_a_zero(self, make_minutes):
+        make_minutes(3)
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=3)).update(model="another")
+        series = demand.read(NOW - timedelta(minutes=3), NOW, 60).of(PLACE, Quantity.PROMPT)
+        assert series[0] == 0.0
+        assert np.isnan(series[1])
+        assert series[2] == 1000.0
+
+    def test_a_wide_window_has_the_mean_of_its_known_minutes(self, make_minutes):
+        make_minutes(20, until=NOW.replace(hour=12))
+        MinuteRow.objects.filter(minute__minute=45).delete()
+        series = demand.read(NOW - timedelta(minutes=20), NOW, 600).of(PLACE, Quantity.PROMPT)
+        assert series.tolist() == [1000.0, 1000.0]
+
+    def test_the_window_that_is_still_filling_is_left_out(self):
+        assert demand.last_complete(NOW, 60) == NOW.replace(second=0)
+        assert demand.last_complete(NOW - timedelta(seconds=20), 60) == NOW.replace(second=0) - timedelta(minutes=1)
+
+    def test_buffer_of_what_can_wait(self, make_minutes):
+        from controlplane.fleet.models import SloClass, SloKind
+
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+        make_minutes(10)
+        make_minutes(10, prompt=6_000, output=0, slo_class="flexible")
+        rates = demand.non_interactive(NOW.replace(second=0))
+        assert rates == {PLACE: pytest.approx(100.0)}
+
+
+class TestForecasts:
+    def test_one_row_a_series_for_the_windows_to_come(self, make_minutes):
+        make_minutes(40)
+        rows = services.make_forecasts(NOW)
+        assert {(row.model, row.region, row.quantity) for row in rows} == {(*PLACE, "prompt"), (*PLACE, "output")}
+        row = Forecast.objects.get(quantity="prompt")
+        assert row.start_at == NOW.replace(second=0)
+        assert (row.window_s, len(row.mean), row.made_at) == (60, 5, NOW)
+        assert row.mean == [1000.0] * 5
+        assert all(low <= mean <= high for low, mean, high in zip(row.lower_95, row.mean, row.upper_95, strict=True))
+
+    def test_nothing_from_nothing(self, make_minutes):
+        assert services.make_forecasts(NOW) == []
+        make_minutes(1)
+        assert services.make_forecasts(NOW) == []
+
+    def test_what_was_learned_is_told_what_is_new(self, make_minutes, monkeypatch):
+        make_minutes(40)
+        services.make_forecasts(NOW)
+        fitted = []
+        naive = type(forecasts._Learner(PLACE, Quantity.PROMPT, demand.read(NOW, NOW, 60)))
+        monkeypatch.setattr(naive, "_keep", lambda self, forecaster, how: fitted.append(how.windows))
+        later = NOW + timedelta(minutes=3)
+        make_minutes(3, prompt=120_000, until=later)
+        rows = services.make_forecasts(later)
+        assert fitted == [40, 40]  # taken in, not fitted anew
+        assert rows[0].start_at == later.replace(second=0)
+
+    def test_a_broken_file_costs_a_fit(self, make_minutes, settings):
+        make_minutes(40)
+        services.make_forecasts(NOW)
+        for file in (settings.STATE_DIR / "forecasters").rglob("*.npz"):
+            file.write_bytes(b"not what it was")
+        assert len(services.make_forecasts(NOW)) == 2
+
+    def test_one_series_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
+        make_minutes(40)
+        real = forecasts._Learner.predict
+
+        def predict(self, horizon):
+            if "prompt" in self.series.name:
+                raise ArithmeticError("no convergence")
+            return real(self, horizon)
+
+        monkeypatch.setattr(forecasts._Learner, "predict", predict)
+        assert [row.quantity for row in services.make_forecasts(NOW)] == ["output"]
+        assert "no convergence" in caplog.text
+
+    def test_an_unknown_forecaster_is_said(self, make_minutes, settings):
+        from django.core.exceptions import ImproperlyConfigured
+
+        make_minutes(40)
+        settings.FORECASTER = "crystal ball"
+        with pytest.raises(ImproperlyConfigured, match="crystal ball"):
+            services.make_forecasts(NOW)
+
+
+class TestExpected:
+    def make(self, start, values, **more):
+        return Forecast(start_at=start, window_s=60, mean=values, upper_80=[2 * value for value in values], **more)
+
+    def test_it_is_read_from_now_on_and_its_last_window_goes_on(self):
+        start = NOW.replace(second=0)
+        forecast = self.make(start - timedelta(minutes=2), [1, 2, 3, 4, 5])
+        assert plans.ahead(forecast, start, 5).tolist() == [3, 4, 5, 5, 5]
+        assert plans.ahead(forecast, start + timedelta(minutes=3), 5) is None
+
+    def test_the_upper_end_may_be_planned_for(self, settings):
+        settings.PLAN_DEMAND = "upper_80"
+        start = NOW.replace(second=0)
+        assert plans.ahead(self.make(start, [1, 2]), start, 2).tolist() == [2, 4]
+
+    def test_windows_of_another_length_are_not_mixed_in(self, settings):
+        settings.FORECAST_WINDOW_S = 600
+        assert plans.ahead(self.make(NOW, [1, 2]), NOW, 2) is None
+
+    def test_before_the_first_forecast_the_last_minutes_stand_in(self, make_minutes):
+        make_minutes(3)
+        expected = plans.expect(NOW)
+        assert expected.tokens_per_s[PLACE].tolist() == [1200.0] * 5
+        assert "no forecast yet" in expected.notes[PLACE]
+        assert expected.prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
+
+    def test_nothing_known_is_not_no_demand(self, deployment):
+        assert plans.expect(NOW) is None
+
+
+class TestPlans:
+    @pytest.fixture
+    def busy(self, make_minutes, make_instance, deployment):
+        """One instance, and demand for about two and a half."""
+        make_instance(node=Node.objects.get())
+        theta = 12_000 * 60
+        make_minutes(40, prompt=2 * theta, output=theta // 2)
+        services.make_forecasts(NOW)
+
+    def test_a_plan_is_a_row_with_all_that_it_was_made_from(self, busy, language_model):
+        policy(language_model, PolicyMode.SHADOW)
+        (row,) = services.make_plans(NOW)
+        (target,) = row.targets
+        assert (target["region"], target["gpu_type"], target["present"]) == ("us-east", "a100-80gb", 1)
+        assert target["target"] > 1
+        needed = target["demand_tokens_per_s"] / target["capability_tokens_per_s"]
+        assert target["target"] == min(3, np.ceil(needed))
+        assert target["reason"]
+        assert row.valid_until == NOW.replace(second=0) + timedelta(minutes=5)
+        assert (row.strategy, row.status) == ("lt_ua", PlanStatus.SHADOW)
+        assert row.inputs["demand_tokens_per_s"]["us-east"] == [pytest.approx(30_000, rel=0.01)] * 5
+        assert row.inputs["capability_tokens_per_s"]["a100-80gb"]["source"] == "profile"
+        assert row.inputs["bounds"] == {"us-east a100-80gb": [1, 3]}
+        assert row.cost_usd_per_hour_before == pytest.approx(2 * 1.35)
+        assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])
+        assert row.solver
+        assert row.solve_ms > 0
+
+    @pytest.mark.parametrize(
+        ("mode", "strategy", "status"),
+        [
+            (PolicyMode.SHADOW, "lt_u", PlanStatus.SHADOW),
+            (PolicyMode.ASK, "lt_u", PlanStatus.ADVICE),
+            (PolicyMode.AUTO, "lt_u", PlanStatus.APPLIED),
+            (PolicyMode.AUTO, "reactive", PlanStatus.SHADOW),
+        ],
+    )
+    def test_the_mode_says_what_becomes_of_it(self, busy, language_model, mode, strategy, status):
+        policy(language_model, mode, strategy)
+        (row,) = services.make_plans(NOW)
+        assert row.status == status
+        assert (row.applied_at is not None) == (status == PlanStatus.APPLIED)
+        assert Event.objects.filter(kind="plan.applied").exists() == (status == PlanStatus.APPLIED)
+
+    def test_a_model_that_is_off_or_has_no_policy_is_not_planned(self, busy, language_model):
+        assert services.make_plans(NOW) == []
+        policy(language_model, PolicyMode.OFF)
+        assert services.make_plans(NOW) == []
+
+    def test_a_newer_plan_supersedes_an_open_one_and_leaves_decided_ones(self, busy, language_model):
+        policy(language_model, PolicyMode.SHADOW)
+        (first,) = services.make_plans(NOW)
+        applied = ScalingPlan.objects.create(
+            model=language_model, strategy="x", status=PlanStatus.APPLIED, valid_until=NOW
+        )
+        services.make_plans(NOW + timedelta(minutes=1))
+        first.refresh_from_db()
+        applied.refresh_from_db()
+        assert (first.status, applied.status) == (PlanStatus.SUPERSEDED, PlanStatus.APPLIED)
+
+    def test_advice_that_would_be_the_same_stays_the_same_row(self, busy, language_model):
+        policy(language_model, PolicyMode.ASK)
+        (first,) = services.make_plans(NOW)
+        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        assert first.pk == second.pk
+        first.refresh_from_db()
+        assert first.valid_until == NOW.replace(second=0) + timedelta(minutes=6)
+        assert first.made_at == NOW + timedelta(minutes=1)
+
+    def test_nothing_to_do_is_no_advice(self, make_minutes, make_instance, language_model):
+        make_instance()
+        make_minutes(40)
+        services.make_forecasts(NOW)
+        policy(language_model, PolicyMode.ASK)
+        (row,) = services.make_plans(NOW)
+        assert row.status == PlanStatus.APPLIED
+        assert row.note.startswith("nothing to move")
+
+    def test_what_nobody_can_value_is_not_planned_away(self, busy, language_model, profile, caplog):
+        policy(language_model, PolicyMode.AUTO)
+        profile.delete()
+        assert services.make_plans(NOW) == []
+        assert "neither profile nor ledger" in caplog.text
+
+    def test_demand_beyond_all_capacity_is_said(self, make_minutes, make_instance, language_model, node):
+        make_instance(node=node)
+        make_minutes(40, prompt=60 * 100_000)
+        services.make_forecasts(NOW)
+        policy(language_model, PolicyMode.SHADOW)
+        (row,) = services.make_plans(NOW)
+        assert row.targets[0]["target"] == 3
+        assert "tokens/s cannot be served anywhere" in row.note
+
+
+class TestInventory:
+    def other_place(self, language_model, gpu_type, profile):
+        """A second region, in which another model shares the GPUs."""
+        west = Region.objects.create(name="us-west", title="US West")
+        other = Model.objects.create(
+            name="other", title="Other", weights_bytes=10**10, kv_bytes_per_token=10**5, context_tokens=4096
+        )
+        values = {"region": west, "gpu_type": gpu_type, "tensor_parallel": 2, "min_instances": 0, "max_instances": 4}
+        return west, Deployment.objects.create(model=other, **values), other
+
+    def problem(self, fleet, **tokens):
+        theta = {(model, gpu): 1000.0 for model, _, gpu in fleet.deployments}
+        demands = {place: np.array([500.0]) for place in {(model, region) for model, region, _ in fleet.deployments}}
+        return inventory.problem_of(fleet, demands, {}, theta, timedelta(hours=1), 0.8)
+
+    def test_gpus_of_nodes_are_the_capacity_and_what_others_hold_is_not(self, make_instance, node, deployment):
+        make_instance(node=node), make_instance(node=node, state=S.FAILED), make_instance(node=node, state=S.DRAINING)
+        fleet = inventory.read({PLACE[0]})
+        assert fleet.present == {(*PLACE, "a100-80gb"): 1}
+        assert fleet.units == {("us-east", "a100-80gb"): 6}
+        assert inventory.read(set()).deployments == {}
+
+    def test_a_model_is_never_planned_where_it_is_not_deployed(
+        self, make_instance, node, deployment, language_model, gpu_type, profile
+    ):
+        west, _, _ = self.other_place(language_model, gpu_type, profile)
+        Node.objects.create(name="west-1", region=west, gpu_type=gpu_type, gpu_count=8)
+        planned = self.problem(inventory.read({PLACE[0], "other"}))
+        problem = planned.problem
+        i, j = problem.models.index(PLACE[0]), problem.regions.index("us-west")
+        assert problem.models == ("llama-3.1-8b", "other")
+        for k in range(len(problem.gpu_types)):
+            assert problem.capability_tokens_per_s[i, k] == 0 or problem.capacity[j, k] == 0
+        plan = plans.solve(problem)
+        assert not plan.targets[i, j].any()
+        assert plan.targets[problem.models.index("other"), j].sum() == 1
+
+    def test_more_instances_than_the_nodes_hold_is_no_error(self, make_instance, node):
+        for _ in range(3):
+            make_instance()
+        Node.objects.update(gpu_count=2)
+        problem = self.problem(inventory.read({PLACE[0]})).problem
+        assert problem.capacity.tolist() == [[6]]
+
+    def test_without_nodes_the_bounds_are_the_capacity(self, make_instance, node):
+        node.delete()
+        assert self.problem(inventory.read({PLACE[0]})).problem.capacity.tolist() == [[6]]
+
+    def test_a_sleeping_instance_is_the_nearest_spare_one(self, make_instance, node):
+        make_instance(node=node), make_instance(node=node, state=S.SLEEPING)
+        problem = self.problem(inventory.read({PLACE[0]})).problem
+        assert (problem.instances.tolist(), problem.spot.tolist()) == ([[[1]]], [[[1]]])

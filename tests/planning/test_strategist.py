@@ -1,0 +1,282 @@
+"""Strategies between plans: what they are shown, what they remember, and that their moves are made and said to be alive."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.floor import as_inputs
+from controlplane.planning import live, services, strategist
+from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from scheduling.scaling import EndpointView
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+PLACE = ("llama-3.1-8b", "us-east")
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """`load(use=0.9, …)`: what the gateway says of the endpoint; `load.alive` is what it was told."""
+
+    class Published:
+        def __init__(self):
+            self.alive, self.found = None, None
+
+        def __call__(self, running=None, **values):
+            defaults = {
+                "model": PLACE[0],
+                "region": PLACE[1],
+                "ready": 1,
+                "coming": 0,
+                "draining": 0,
+                "spot": 0,
+                "spot_other": 0,
+                "min_instances": 1,
+                "max_instances": 3,
+                "use": 0.5,
+                "waiting": 0,
+                "kv_use": 0.4,
+                "tokens_per_s": 1000.0,
+                "since_change_s": 1e6,
+            }
+            view = EndpointView(**defaults | values)
+            self.found = live.Load({PLACE: as_inputs(view)}, running or {})
+
+    published = Published()
+    monkeypatch.setattr(live, "read", lambda: published.found)
+    monkeypatch.setattr(live, "say_alive", lambda models, for_s: setattr(published, "alive", (list(models), for_s)))
+    return published
+
+
+@pytest.fixture
+def automatic(language_model, deployment):
+    def set_to(strategy, mode=PolicyMode.AUTO, **parameters):
+        return services.set_policy(language_model, strategy, mode, parameters, "a test")
+
+    return set_to
+
+
+def plan(language_model, target, present=1, demand=5000.0, minutes=60, **values):
+    values = {"status": PlanStatus.APPLIED} | values
+    row = {
+        "region": PLACE[1],
+        "gpu_type": "a100-80gb",
+        "present": present,
+        "target": target,
+        "capability_tokens_per_s": 4000.0,
+    }
+    return ScalingPlan.objects.create(
+        model=language_model,
+        strategy="lt_i",
+        valid_until=timezone.now() + timedelta(minutes=minutes),
+        targets=[row],
+        inputs={"demand_tokens_per_s": {PLACE[1]: [demand / 2, demand]}},
+        **values,
+    )
+
+
+def run(after_s=0.0):
+    return services.run_strategies(timezone.now() + timedelta(seconds=after_s))
+
+
+class TestMoves:
+    def test_a_full_endpoint_gets_one_more_and_the_move_says_why(self, automatic, load, make_instance):
+        make_instance()
+        automatic("reactive")
+        load(use=0.93, waiting=4)
+        (move,) = run()
+        assert (move.delta, move.source, move.strategy) == (1, MoveSource.STRATEGY, "reactive")
+        assert move.reason == "Use is 93 % with 4 waiting, above 70 %: 1 → 2 instances, from new machines."
+        assert move.inputs["view"]["use"] == 0.93
+        assert Instance.objects.count() == 2
+
+    def test_an_idle_one_loses_its_least_loaded(self, automatic, load, make_instance):
+        busy, idle = make_instance(), make_instance()
+        automatic("reactive")
+        load(ready=2, use=0.1, running={busy.name: 3, idle.name: 0})
+        (move,) = run()
+        assert (move.delta, move.instance) == (-1, idle.name)
+        assert move.reason == "Use is 10 %, below 30 %: 2 → 1 instances."
+
+    def test_a_move_of_several_is_several_moves(self, automatic, load, make_instance, language_model):
+        make_instance()
+        automatic("lt_i")
+        plan(language_model, 3)
+        load()
+        moves = run()
+        assert [move.delta for move in moves] == [1, 1]
+        assert {move.plan for move in moves} == {ScalingPlan.objects.get()}
+        assert moves[0].inputs["advice"]["forecast_tokens_per_s"] == 5000.0
+
+    def test_what_is_refused_is_written_down(self, automatic, load, make_instance, node, messages):
+        from controlplane.events.models import Event
+        from controlplane.fleet.models import Node
+
+        Node.objects.update(gpu_count=2)
+        make_instance(node=node)
+        automatic("reactive")
+        load(use=0.93)
+        assert run() == []
+        event = Event.objects.get(kind="scaling.refused")
+        assert event.reason == "a100-80gb: no node has 2 free GPUs, 0 at most"
+        assert event.inputs["view"]["use"] == 0.93
+
+    @pytest.mark.parametrize("mode", [PolicyMode.OFF, PolicyMode.SHADOW, PolicyMode.ASK])
+    def test_only_automatic_policies_move(self, automatic, load, make_instance, mode):
+        make_instance()
+        automatic("reactive", mode)
+        load(use=0.93)
+        assert run() == []
+        assert load.alive is None
+
+    def test_without_live_load_nothing_is_done_or_said(self, automatic, load, make_instance):
+        make_instance()
+        automatic("reactive")
+        assert run() == []
+        assert load.alive is None
+
+    def test_the_gpus_that_the_plan_names_come_first(self, automatic, load, make_instance, deployment, profile, region):
+        cheap = GpuType.objects.create(
+            name="l40s", title="L40S", memory_bytes=80 * 2**30, on_demand_usd_per_hour="0.10"
+        )
+        values = {name: getattr(profile, name) for name in ("prefill_a_s", "prefill_b_s_per_token", "prefill_t0_s")}
+        decode = {"decode_a_s": 0.01, "decode_b_s_per_sequence": 0.0, "decode_c_s_per_token": 0.0}
+        PerformanceProfile.objects.create(
+            model=deployment.model, gpu_type=cheap, tensor_parallel=2, source="x", **values, **decode
+        )
+        Deployment.objects.create(
+            model=deployment.model, region=region, gpu_type=cheap, tensor_parallel=2, min_instances=0
+        )
+        make_instance()
+        automatic("lt_i")
+        wanted = plan(deployment.model, 3)
+        wanted.targets.append({**wanted.targets[0], "gpu_type": "l40s", "present": 0, "target": 0})
+        wanted.save()
+        load(max_instances=7)
+        assert [move.gpu_type for move in run()] == ["a100-80gb", "a100-80gb"]
+
+
+class TestMemory:
+    def test_a_plan_is_followed_once_over_many_ticks(self, automatic, load, make_instance, language_model):
+        make_instance()
+        automatic("lt_i")
+        plan(language_model, 2)
+        load()
+        assert len(run()) == 1
+        Instance.objects.exclude(name="instance-1").delete()
+        assert run(after_s=20) == []
+        assert any(key.startswith("llama-3.1-8b|us-east") for key in ScalingPolicy.objects.get().memory)
+
+    def test_it_ticks_at_its_own_time(self, automatic, load, make_instance, settings):
+        settings.STRATEGY_EVERY_S = 5.0
+        make_instance()
+        automatic("reactive", tick_s=15)
+        load(use=0.5)
+        run()
+        load(use=0.93)
+        assert run(after_s=5) == []
+        assert run(after_s=10) == []
+        assert len(run(after_s=14.8)) == 1
+
+    def test_another_strategy_remembers_nothing_of_it(self, automatic, load, make_instance):
+        make_instance()
+        automatic("pilothouse")
+        load()
+        run()
+        assert ScalingPolicy.objects.get().memory
+        automatic("lt_i")
+        assert ScalingPolicy.objects.get().memory == {}
+
+    def test_the_cooldown_is_that_of_the_rows(self, automatic, load, make_instance):
+        make_instance()
+        automatic("reactive")
+        load(use=0.93)
+        assert len(run()) == 1
+        assert run(after_s=14) == []
+        load(use=0.93, ready=2)
+        ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=20))
+        assert len(run(after_s=30)) == 1
+
+
+class TestAdvice:
+    def test_of_a_plan_in_force(self, language_model, deployment, automatic):
+        policy = automatic("lt_i")
+        row = plan(language_model, 2, demand=6000.0)
+        assert strategist.plan_in_force(policy, timezone.now()) == row
+        advice = strategist.advice(row, "us-east", timezone.now())
+        assert (advice.target_instances, advice.forecast_tokens_per_s) == (2, 6000.0)
+        assert advice.tokens_per_s_per_instance == 4000.0
+        assert advice.made_at_s == row.made_at.timestamp()
+        assert strategist.advice(row, "mars", timezone.now()) is None
+
+    @pytest.mark.parametrize("status", set(PlanStatus) - {PlanStatus.APPLIED, PlanStatus.APPROVED})
+    def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
+        plan(language_model, 2, status=status)
+        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) is None
+
+    def test_nor_is_a_plan_whose_time_is_over(self, language_model, deployment, automatic):
+        plan(language_model, 2, minutes=-1)
+        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) is None
+
+    def test_the_newest_counts(self, language_model, deployment, automatic):
+        plan(language_model, 2)
+        newer = plan(language_model, 3)
+        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) == newer
+
+
+class TestAlive:
+    def test_models_are_said_to_be_looked_after_for_some_ticks(self, automatic, load, make_instance, settings):
+        settings.STRATEGY_EVERY_S = 5.0
+        make_instance()
+        automatic("reactive", tick_s=20)
+        load()
+        run()
+        models, for_s = load.alive
+        assert models == ["llama-3.1-8b"]
+        assert for_s >= 60
+
+    def test_a_strategy_that_fails_is_not_and_the_others_are(self, automatic, load, make_instance, monkeypatch, caplog):
+        make_instance()
+        automatic("reactive")
+        load()
+
+        def fail(*args):
+            raise ArithmeticError("the strategy is broken")
+
+        monkeypatch.setattr("scheduling.scaling.Unified.decide", fail)
+        assert run() == []
+        assert load.alive[0] == []
+        assert "the strategy is broken" in caplog.text
+
+
+class TestViews:
+    def test_counts_and_bounds_are_those_of_the_rows(self, make_instance, load):
+        for state in (S.READY, S.READY, S.LOADING, S.PROVISIONING, S.DRAINING, S.SLEEPING, S.FAILED, S.STOPPED):
+            make_instance(state=state)
+        load(ready=2, use=0.8)
+        (view,) = live.views(PLACE[0], load.found, timezone.now())
+        assert (view.ready, view.coming, view.draining, view.spot) == (2, 2, 1, 1)
+        assert (view.min_instances, view.max_instances) == (1, 3)
+        assert view.since_change_s == float("inf")
+
+    def test_one_that_the_gateway_does_not_know_yet_is_on_its_way(self, make_instance, load):
+        make_instance(), make_instance()
+        load(ready=1)
+        (view,) = live.views(PLACE[0], load.found, timezone.now())
+        assert (view.ready, view.coming) == (1, 1)
+
+    def test_null_is_what_it_stood_for(self, make_instance, load):
+        make_instance(state=S.LOADING)
+        load(ready=0, use=float("inf"))
+        (view,) = live.views(PLACE[0], load.found, timezone.now())
+        assert view.use == float("inf")
+        assert view.peak_kv_sum != view.peak_kv_sum  # NaN: no map
+
+    def test_an_endpoint_of_which_the_gateway_says_nothing_is_left_out(self, make_instance, load):
+        make_instance()
+        load(region="elsewhere")
+        load.found = live.Load({}, {})
+        assert live.views(PLACE[0], load.found, timezone.now()) == []
