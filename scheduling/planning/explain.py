@@ -115,20 +115,29 @@ def reasons(plan: Plan) -> dict[tuple[int, int, int], str]:
 
 
 def _sources(plan: Plan, i: int, j: int, k: int) -> str:
-    """Where started instances come from, and what the start costs."""
+    """Where started instances come from, and what the start costs. Acquired units are shared out by units started."""
     problem = plan.problem
     change = int(plan.delta[i, j, k])
     own = min(change, int(problem.spot[i, j, k]))
     other = change - own
+    cost = problem.start_cost_usd.same_spot[i, k] * own + problem.redeploy_cost_usd[i, j, k] * other
     parts = []
     if own:
         parts.append(f"{own} back from its own spot")
     if other:
-        anew = max(0, int(problem.used_units(plan.targets)[j, k] - problem.acquired_units[j, k]))
-        where = "on GPUs newly acquired" if anew else "on GPUs of other models"
-        local = problem.weights_local[i, j]
-        parts.append(f"{other} {where}{'' if local else ', weights from another region'}")
-    cost = problem.start_cost_usd.same_spot[i, k] * own + problem.redeploy_cost_usd[i, j, k] * other
+        others = np.maximum(plan.delta[:, j, k] - problem.spot[:, j, k], 0) * problem.gpus[:, k]
+        acquired = max(0, int(problem.used_units(plan.targets)[j, k] - problem.acquired_units[j, k]))
+        share = acquired / int(others.sum())
+        cost += problem.start_cost_usd.new_vm[k] * share * others[i]
+        where = (
+            "newly acquired"
+            if share >= 1
+            else "of other models, in part newly acquired"
+            if share > 0
+            else "of other models"
+        )
+        remote = "" if problem.weights_local[i, j] else ", weights from another region"
+        parts.append(f"{other} on GPUs {where}{remote}")
     return f" ({', '.join(parts)}; start ${cost:,.2f})"
 
 
