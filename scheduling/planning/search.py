@@ -20,8 +20,8 @@ def terms_of(problem: Problem) -> Terms:
     """*problem* as the kernels read it."""
     start = problem.start_cost_usd
     weight = SHORTAGE_PRICE * problem.shortage_weight_usd
-    return Terms(
-        capability=np.ascontiguousarray(problem.capability_tokens_per_s),
+    terms = Terms(
+        capability=problem.capability_tokens_per_s,
         gpus=problem.gpus,
         instance_usd=problem.instance_cost_usd,
         same_usd=start.same_spot,
@@ -40,6 +40,8 @@ def terms_of(problem: Problem) -> Terms:
         instance_weight=SHORTAGE_PRICE * problem.instance_weight_usd,
         beyond_half=np.array([BEYOND_HALF]),
     )
+    # Copies, all writable and in C order: kernels are compiled once more for arrays that are read-only or lie otherwise.
+    return Terms(*(np.array(array, order="C") for array in terms))
 
 
 def price_usd(problem: Problem, targets: NDArray[np.int64]) -> float:
@@ -55,7 +57,7 @@ def search(problem: Problem, starts: list[tuple[NDArray[np.float64], float]]) ->
     cheapest = np.inf
     for shares, threshold in starts:
         tally: Tally = allocate_tally(problem)
-        settle(terms, tally, shares, threshold)
+        settle(terms, tally, np.array(shares, np.float64, order="C"), threshold)
         improve(terms, tally, PASSES, least_gain, found)
         price = price_usd(problem, tally.targets)
         if price < cheapest:

@@ -34,7 +34,10 @@ def no_highs(monkeypatch):
     monkeypatch.setitem(sys.modules, "highspy", None)
 
 
-def test_without_highs_cbc_stands_in(problem, best_usd, no_highs):
+def test_without_highs_cbc_stands_in(monkeypatch):
+    problem = synthetic(2, 2, 2, seed=1)
+    best_usd = solve(problem, gap=0.0, time_limit_s=60.0).cost_usd
+    monkeypatch.setitem(sys.modules, "highspy", None)
     plan = solve(problem, time_limit_s=60.0)
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
     assert plan.cost_usd <= best_usd * 1.005 + 1e-6
