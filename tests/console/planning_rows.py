@@ -145,6 +145,8 @@ def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-m
 
 
 def policies() -> None:
+    """One in each mode but off, for the first three models; those after them have none."""
+    ScalingPolicy.objects.all().delete()
     choices = [
         ("lt_ua", PolicyMode.ASK),
         ("preserve", PolicyMode.SHADOW),

@@ -93,6 +93,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     context = {
         **live_context(hub.state(), view, "overview,events"),
         "models": models,
+        "now": now,
         "titles": titles,
         "matrix": matrix,
         "cards": cards,
