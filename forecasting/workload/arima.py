@@ -23,6 +23,7 @@ SEARCH_WINDOWS: Final = 432  # the last ones, on which orders are searched
 FIT_WINDOWS: Final = 2016  # the last ones, on which coefficients are estimated
 LONGEST_SARIMA: Final = 24  # windows a day
 HARMONICS: Final = 4  # tried at most
+FALLBACK: Final = (0, 1, 1)  # exponential smoothing, where the search fails
 ITERATIONS: Final = 30  # of the likelihood's maximiser
 
 
@@ -62,6 +63,9 @@ class ArimaModel(PointModel):
         if self.order is None and float(np.ptp(y)) > 1e-9:
             self._search(y[-SEARCH_WINDOWS:])
         self._estimate(y)
+
+    def prepare(self) -> None:
+        import pmdarima  # type: ignore[import-untyped]  # noqa: F401
 
     def append(self, value: float) -> None:
         """A gap is taken as the model's own expectation: an error of 0."""
@@ -105,7 +109,7 @@ class ArimaModel(PointModel):
 
     def _search(self, y: Values) -> None:
         """Orders by pmdarima's stepwise search; for long seasons, first the number of harmonics by AICc."""
-        import pmdarima  # type: ignore[import-untyped]  # and it takes seconds
+        import pmdarima
 
         season = self.season if self.seasonal and 1 < self.season <= LONGEST_SARIMA else 1
         self.harmonics = self._count_harmonics(y) if self.seasonal and self.season > LONGEST_SARIMA else 0
@@ -114,20 +118,24 @@ class ArimaModel(PointModel):
             y = y - columns @ np.linalg.lstsq(columns, y - y.mean(), rcond=None)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # orders that do not converge lose the search; that is what it is for
-            model = pmdarima.auto_arima(
-                y,
-                seasonal=season > 1,
-                m=season,
-                max_p=3,
-                max_q=3,
-                max_P=1,
-                max_Q=1,
-                stepwise=True,
-                information_criterion="aicc",
-                suppress_warnings=True,
-                error_action="ignore",
-                maxiter=ITERATIONS,
-            )
+            try:
+                model = pmdarima.auto_arima(
+                    y,
+                    seasonal=season > 1,
+                    m=season,
+                    max_p=3,
+                    max_q=3,
+                    max_P=1,
+                    max_Q=1,
+                    stepwise=True,
+                    information_criterion="aicc",
+                    suppress_warnings=True,
+                    error_action="ignore",
+                    maxiter=ITERATIONS,
+                )
+            except (ValueError, np.linalg.LinAlgError):  # its tests of stationarity give up on some regular series
+                self.order, self.intercept = FALLBACK, False
+                return
         self.order = tuple(model.order)
         self.seasonal_order = tuple(model.seasonal_order)
         self.intercept = bool(model.with_intercept)
@@ -185,7 +193,11 @@ class ArimaModel(PointModel):
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a likelihood that is still rising after maxiter steps is good enough
-            result = model.fit(y[begin:], X=exogenous).arima_res_
+            try:
+                result = model.fit(y[begin:], X=exogenous).arima_res_
+            except (ValueError, np.linalg.LinAlgError):  # no likelihood for these values: a random walk
+                self.difference = np.ones(1)
+                return
         self.ar = -np.real(np.atleast_1d(result.polynomial_reduced_ar))[1:]
         self.ma = np.real(np.atleast_1d(result.polynomial_reduced_ma))[1:]
         named = dict(zip(result.model.param_names, np.asarray(result.params), strict=True))

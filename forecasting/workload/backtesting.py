@@ -56,6 +56,7 @@ def backtest(
     rows = []
     for name, make in forecasters.items():
         forecaster = make()
+        getattr(forecaster, "prepare", lambda: None)()
         started_s = time.perf_counter()
         forecaster.fit(series.part(0, fit_windows))
         fit_s = time.perf_counter() - started_s

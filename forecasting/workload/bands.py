@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from forecasting.workload.forecast import LEVELS
 
-MEMORY: Final = 288  # scores kept by horizon
-STEP: Final = 0.01  # by which a quantile moves after a miss
+MEMORY: Final = 216  # scores kept by horizon
+STEP: Final = 0.015  # by which a quantile moves after a miss
 SCALE_DECAY: Final = 0.95  # of the mean size of errors, by window
-POWER: Final = 0.5  # of that size by which errors are divided: half way between one size for all times and the last one
+POWER: Final = 0.6  # of that size by which errors are divided: between one size for all times and the last one
 SCALE_FLOOR: Final = 0.005  # errors under half a per cent count as that
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added to both sides so that a rate of 0 has a logarithm
 PRIOR_SCALE: Final = 0.3  # until errors were seen: a third off

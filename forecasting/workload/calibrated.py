@@ -90,6 +90,10 @@ class Calibrated:
             self.end_s, self.window_s, path, ends[:, 0], ends[:, 1], ends[:, 2], ends[:, 3], self.name, self.note
         )
 
+    def prepare(self) -> None:
+        """Import what takes long, so that it is not counted as fitting."""
+        self._own.prepare()
+
     def found(self) -> str:
         """What the model found when it was fitted, in words; may be empty."""
         return ", ".join(self._used.tried())

@@ -53,6 +53,9 @@ class EtsModel(PointModel):
                 best, self.form = criterion, form
                 self.alpha, self.beta, self.gamma, self.phi, self.level, self.trend, self.seasons = found
 
+    def prepare(self) -> None:
+        import statsmodels.tsa.exponential_smoothing.ets  # type: ignore[import-untyped]  # noqa: F401
+
     def append(self, value: float) -> None:
         expected = self.level + self.phi * self.trend + self.seasons[0]
         error = 0.0 if np.isnan(value) else value / self.scale - expected
@@ -74,7 +77,7 @@ class EtsModel(PointModel):
     @staticmethod
     def _estimate(y: Values, form: str, season: int) -> tuple[float, tuple[Any, ...]]:
         """AICc, and alpha, beta, gamma, phi, level, trend and seasons at the end of *y*."""
-        from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # type: ignore[import-untyped]
+        from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
         seasonal, trending = SEASON in form, TREND in form
         model = ETSModel(

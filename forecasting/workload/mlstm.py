@@ -86,6 +86,9 @@ class MlstmModel(PointModel):
         self.weights = train(inputs, y[targets], self.weights)
         self.last = y[-WINDOWS:].copy()
 
+    def prepare(self) -> None:
+        import torch  # noqa: F401
+
     def append(self, value: float) -> None:
         """A gap is bridged by the model's own expectation."""
         fresh = float(run(self.weights, self.last[None])[0]) if np.isnan(value) else (value - self.low) / self.span

@@ -39,6 +39,9 @@ class PointModel(ABC):
     def path(self, horizon: int) -> Values:
         """The next *horizon* windows; what is below 0 or not finite is mended by the caller."""
 
+    def prepare(self) -> None:  # noqa: B027  # most need nothing
+        """Import what takes long, so that it is not counted as fitting."""
+
     def walk(self, values: Values) -> Values:
         """Take in *values* one after another: the `reach` windows that were forecast before each, (len(values), reach)."""
         paths = np.empty((len(values), self.reach))

@@ -30,6 +30,7 @@ from scheduling.simulation.rows import Row, csv_rows
 from scheduling.simulation.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
 
 WIDTH = 170  # where no terminal says otherwise
+HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown apart
 FIT_DAYS = 7.0
 FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
 MOST_BINS = 1_000_000
@@ -55,7 +56,9 @@ class Command(BaseCommand):
             "--format", choices=sorted(FORMATS), default="servegen", help="of the file (default servegen)"
         )
         parser.add_argument("--window", type=float, default=600.0, metavar="S", help="seconds (default 600)")
-        parser.add_argument("--horizon", type=int, default=2, metavar="N", help="windows ahead (default 2)")
+        parser.add_argument(
+            "--horizon", type=int, default=HORIZON, metavar="N", help=f"windows ahead (default {HORIZON})"
+        )
         parser.add_argument(
             "--fit-days",
             type=float,

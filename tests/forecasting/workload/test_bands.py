@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forecasting.workload.bands import MEMORY, Bands
+
+
+def walk(bands, paths, actual):
+    """The ends told before each window."""
+    told = []
+    for path, value in zip(paths, actual, strict=True):
+        told.append(bands.ends(path))
+        bands.ask(path)
+        bands.learn(value)
+    return np.array(told)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e7), st.one_of(st.floats(0, 1e7), st.just(float("nan")))), max_size=30),
+    st.integers(1, 12),
+)
+def test_ends_are_ordered_and_never_below_zero(steps, horizon):
+    bands = Bands(4, 1000.0)
+    for said, came in steps:
+        bands.ask(np.full(4, said))
+        bands.learn(came)
+    path = np.linspace(0.0, 5000.0, horizon)
+    ends = bands.ends(path)
+    assert ends.shape == (horizon, 4)
+    assert np.isfinite(ends).all()
+    lower_80, upper_80, lower_95, upper_95 = ends.T
+    assert (lower_95 >= 0).all()
+    assert (lower_95 <= lower_80).all()
+    assert (lower_80 <= path).all()
+    assert (path <= upper_80).all()
+    assert (upper_80 <= upper_95).all()
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_shares_inside_are_as_promised_whatever_the_noise(noise):
+    random = np.random.default_rng(1)
+    truth = 1000 * np.exp(noise * random.standard_t(4, 2000))
+    told = walk(Bands(1, 1000.0), np.full((2000, 1), 1000.0), truth)[300:, 0]
+    truth = truth[300:]
+    assert np.mean((truth >= told[:, 0]) & (truth <= told[:, 1])) == pytest.approx(0.80, abs=0.03)
+    assert np.mean((truth >= told[:, 2]) & (truth <= told[:, 3])) == pytest.approx(0.95, abs=0.02)
+
+
+def test_bands_follow_when_the_noise_grows_sixfold():
+    random = np.random.default_rng(2)
+    noise = np.where(np.arange(1600) < 800, 0.03, 0.18)
+    truth = 1000 * np.exp(noise * random.standard_normal(1600))
+    told = walk(Bands(1, 1000.0), np.full((1600, 1), 1000.0), truth)[:, 0]
+    inside = (truth >= told[:, 0]) & (truth <= told[:, 1])
+    assert inside[500:800].mean() == pytest.approx(0.80, abs=0.06)
+    assert inside[900:].mean() == pytest.approx(0.80, abs=0.05)
+    width = told[:, 1] - told[:, 0]
+    assert width[1200:].mean() > 4 * width[500:800].mean()
+
+
+def test_a_biased_forecast_gets_a_band_that_is_not_around_it():
+    random = np.random.default_rng(3)
+    truth = 1300 * np.exp(0.02 * random.standard_normal(600))
+    told = walk(Bands(1, 1000.0), np.full((600, 1), 1000.0), truth)[-1, 0]
+    assert told[1] > 1250
+    assert told[0] == 1000.0  # the forecast itself stays inside
+
+
+def test_each_horizon_learns_from_its_own_errors():
+    random = np.random.default_rng(4)
+    steps = 0.05 * random.standard_normal(1200)
+    truth = 1000 * np.exp(np.cumsum(steps) - np.cumsum(steps).mean())
+    paths = np.repeat(
+        np.concatenate([[1000.0], truth[:-1]])[:, None], 8, axis=1
+    )  # a random walk's best: the last value
+    ends = walk(Bands(8, 1000.0), paths, truth)[-1]
+    width = np.log(ends[:, 1] / ends[:, 0])
+    assert width[7] / width[0] == pytest.approx(np.sqrt(8), rel=0.4)
+
+
+def test_gaps_teach_nothing():
+    bands = Bands(2, 100.0)
+    walk(bands, np.full((20, 2), 100.0), np.full(20, 110.0))
+    before = bands.scores.copy(), bands.scale.copy(), bands.tails.copy()
+    walk(bands, np.full((5, 2), 100.0), np.full(5, np.nan))
+    assert np.array_equal(before[0], bands.scores, equal_nan=True)
+    assert np.array_equal(before[1], bands.scale)
+    assert np.array_equal(before[2], bands.tails)
+
+
+def test_beyond_what_was_learned_bands_only_get_wider():
+    bands = Bands(3, 100.0)
+    walk(bands, np.full((60, 3), 100.0), 100 + 10 * np.sin(np.arange(60)))
+    width = np.diff(bands.ends(np.full(40, 100.0))[:, :2])[:, 0]
+    assert (np.diff(width[2:]) >= 0).all()
+    assert width[39] > width[2]
+
+
+def test_memory_is_bounded_and_state_is_everything():
+    bands = Bands(2, 100.0)
+    random = np.random.default_rng(5)
+    walk(bands, np.full((MEMORY + 50, 2), 100.0), random.uniform(50, 150, MEMORY + 50))
+    assert bands.scores.shape == (2, MEMORY)
+    twin = Bands.load(bands.state())
+    path = np.array([90.0, 120.0])
+    assert np.array_equal(twin.ends(path), bands.ends(path))
+    walk(bands, np.full((3, 2), 100.0), [80.0, 130.0, 99.0])
+    walk(twin, np.full((3, 2), 100.0), [80.0, 130.0, 99.0])
+    assert np.array_equal(twin.ends(path), bands.ends(path))

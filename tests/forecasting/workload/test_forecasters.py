@@ -1,0 +1,260 @@
+"""What every forecaster must do, whichever model it has."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
+from forecasting.workload.files import FORMAT, write_state
+from tests.forecasting.workload.demand import daily
+
+WINDOW_S = 1800.0
+QUICK = ["seasonal_naive", "ets", "blend"]
+ALL = list(FORECASTERS)
+
+rates = st.lists(st.one_of(st.floats(0, 1e6), st.just(float("nan")), st.just(0.0)), max_size=70)
+
+
+def check(forecast, horizon):
+    """What holds for any forecast."""
+    assert len(forecast) == horizon
+    for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
+        values = getattr(forecast, name)
+        assert values.shape == (horizon,)
+        assert np.isfinite(values).all()
+        assert (values >= 0).all()
+    assert (forecast.lower_95 <= forecast.lower_80).all()
+    assert (forecast.lower_80 <= forecast.mean).all()
+    assert (forecast.mean <= forecast.upper_80).all()
+    assert (forecast.upper_80 <= forecast.upper_95).all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon_done():
+    """Searches and training of these tests are short: what is found is another test's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arima, "SEARCH_WINDOWS", 60)
+        patch.setattr(arima, "ITERATIONS", 5)
+        patch.setattr(mlstm, "EPOCHS", 4)
+        patch.setattr(mlstm, "EPOCHS_AGAIN", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fitted(soon_done):
+    """Every forecaster, fitted on six days of half-hour windows with a few gaps."""
+    series = daily(6, WINDOW_S, gaps=0.03)
+    made = {}
+    for name, make in FORECASTERS.items():
+        made[name] = make()
+        made[name].fit(series)
+    return series, made
+
+
+def same(one, other):
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
+    ) and (one.start_s, one.window_s, one.forecaster, one.note) == (
+        other.start_s,
+        other.window_s,
+        other.forecaster,
+        other.note,
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_day_with_a_wave_is_forecast_from_where_the_series_ends(name, fitted):
+    series, made = fitted
+    forecast = made[name].predict(12)
+    check(forecast, 12)
+    assert forecast.start_s == series.end_s
+    assert forecast.window_s == WINDOW_S
+    assert (forecast.forecaster, forecast.note) == (name, "")
+    assert 300 < forecast.mean[0] < 3000
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_asked_twice_it_answers_the_same(name, fitted):
+    forecaster = fitted[1][name]
+    assert same(forecaster.predict(5), forecaster.predict(5))
+    assert np.array_equal(forecaster.predict(50).mean[:5], forecaster.predict(5).mean)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stored_and_loaded_it_goes_on_as_if_nothing_happened(name, fitted, tmp_path):
+    forecaster = fitted[1][name]
+    path = tmp_path / "state.npz"
+    forecaster.save(path)
+    twin, third = load(path), type(forecaster).load(path)
+    assert type(twin) is type(forecaster)
+    assert same(twin.predict(9), forecaster.predict(9))
+    following = np.array([900.0, np.nan, 1200.0])
+    twin.update(following)
+    third.update(following)
+    assert same(twin.predict(9), third.predict(9))
+    assert twin.predict(1).start_s == forecaster.predict(1).start_s + 3 * WINDOW_S
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_windows_one_by_one_or_all_at_once(name):
+    series = daily(8, 7200.0, gaps=0.05)
+    at_once, one_by_one = FORECASTERS[name](), FORECASTERS[name]()
+    for forecaster in (at_once, one_by_one):
+        forecaster.fit(series.part(0, 70))
+    rest = series.tokens_per_s[70:]
+    at_once.update(rest)
+    for index in range(len(rest)):
+        one_by_one.update(rest[index : index + 1])
+    assert same(at_once.predict(6), one_by_one.predict(6))
+    at_once.update(np.empty(0))
+    assert same(at_once.predict(6), one_by_one.predict(6))
+
+
+@pytest.mark.parametrize("name", QUICK)
+@settings(max_examples=40)
+@given(values=rates, following=rates, horizon=st.integers(1, 30))
+def test_whatever_came_the_forecast_is_one(name, values, following, horizon):
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 7200.0, np.array(values)))
+    check(forecaster.predict(horizon), horizon)
+    forecaster.update(np.array(following))
+    forecast = forecaster.predict(horizon)
+    check(forecast, horizon)
+    assert forecast.start_s == 7200.0 * (len(values) + len(following))
+
+
+@pytest.mark.parametrize("name", ["arima", "seasonal_arima", "mlstm"])
+@pytest.mark.parametrize("values", [
+    [], [np.nan] * 40, [5.0], [0.0] * 40, [7.0] * 200, [0.0, 1e9] * 30, [np.nan, 3.0] * 130,
+])  # fmt: skip
+def test_odd_series_do_not_break_the_costly_ones(name, values):
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 3000.0, np.array(values)))
+    check(forecaster.predict(7), 7)
+    forecaster.update(np.array([np.nan, 0.0, 10.0]))
+    check(forecaster.predict(7), 7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_with_few_points_the_simplest_stands_in_and_says_so(name):
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 600.0, np.array([10.0, 20.0, np.nan, 30.0])))
+    forecast = forecaster.predict(3)
+    assert forecast.mean == pytest.approx(20.0)
+    assert forecast.note == (
+        f"3 known windows, {name} needs {type(forecaster).model_class.least(144)}: the latest level stands in"
+    )
+    assert forecast.forecaster == name
+
+
+def test_with_a_day_of_points_the_day_before_stands_in():
+    forecaster = FORECASTERS["mlstm"]()
+    series = daily(2, 1800.0, noise=0.0)
+    forecaster.fit(series)
+    forecast = forecaster.predict(48)
+    assert "the same time of the day before stands in" in forecast.note
+    assert np.allclose(forecast.mean, series.tokens_per_s[48:])
+
+
+def test_nothing_known_is_forecast_as_nothing():
+    for values in ([], [np.nan] * 5):
+        forecaster = FORECASTERS[BEST]()
+        forecaster.fit(Series(0.0, 600.0, np.array(values)))
+        forecast = forecaster.predict(4)
+        assert forecast.mean.tolist() == [0.0] * 4
+        assert "0 known windows" in forecast.note
+
+
+def test_the_real_model_takes_over_once_it_can():
+    series = daily(3, 7200.0)
+    forecaster = FORECASTERS["ets"]()
+    forecaster.fit(series.part(0, 10))
+    assert "stands in" in forecaster.predict(1).note
+    forecaster.update(series.tokens_per_s[10:])
+    forecast = forecaster.predict(1)
+    assert forecast.note == ""
+    assert forecast.start_s == series.end_s
+
+
+def test_a_day_later_it_is_fitted_again():
+    series = daily(12, 7200.0)
+    forecaster = FORECASTERS["ets"]()
+    forecaster.fit(series.part(0, 60))
+    seen = []
+    forecaster._own.fit, fit = (
+        lambda values, season: (seen.append(len(values)), fit(values, season)),
+        forecaster._own.fit,
+    )
+    forecaster.update(series.tokens_per_s[60:96])
+    assert seen == [72, 84, 96]
+
+
+def test_the_past_that_is_kept_is_bounded():
+    forecaster = FORECASTERS["seasonal_naive"]()
+    forecaster.fit(daily(60, 7200.0))
+    assert len(forecaster.values) == 28 * 12
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_misuse_is_refused_in_words(name):
+    forecaster = FORECASTERS[name]()
+    with pytest.raises(RuntimeError, match="fit the forecaster"):
+        forecaster.predict(1)
+    with pytest.raises(RuntimeError, match="fit the forecaster"):
+        forecaster.update(np.ones(1))
+    forecaster.fit(daily(3, 7200.0))
+    with pytest.raises(ValueError, match="at least one window"):
+        forecaster.predict(0)
+    with pytest.raises(ValueError, match="from 0 up"):
+        forecaster.update(np.array([-1.0]))
+
+
+def test_files_that_are_none_of_ours_are_refused_in_words(tmp_path):
+    path = tmp_path / "state.npz"
+    with pytest.raises(OSError):
+        load(path)
+    path.write_bytes(b"no such thing")
+    with pytest.raises(StateError, match="not a forecaster's state"):
+        load(path)
+    np.savez(path, values=np.ones(3))
+    with pytest.raises(StateError, match="not a forecaster's state"):
+        load(path)
+    write_state(path, {"forecaster": "oracle"})
+    with pytest.raises(StateError, match="'oracle'"):
+        load(path)
+    with pytest.raises(ValueError, match="not of 'ets'"):
+        FORECASTERS["ets"].load({"forecaster": "blend"})
+
+
+def test_a_file_of_a_later_format_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "state.npz"
+    monkeypatch.setattr("forecasting.workload.files.FORMAT", FORMAT + 1)
+    write_state(path, {"forecaster": "blend"})
+    monkeypatch.undo()
+    with pytest.raises(StateError, match=f"format {FORMAT + 1}, this version reads {FORMAT}"):
+        load(path)
+
+
+def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "state.npz"
+    write_state(path, {"forecaster": "blend", "kept": 1})
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        write_state(path, {"forecaster": "blend", "bad": object()})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, forecasting.workload;"
+        "print([name for name in ('torch', 'pmdarima', 'statsmodels', 'scipy', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
