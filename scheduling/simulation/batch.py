@@ -401,6 +401,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         return _start_step(engines, instance, now_s, prefill, decodes, context)
     batch = engine.decoding
     engine.phase = SEGMENT
+    engines.exceeding[instance] = engine.step_within < engine.step_decodes
     engine.started_s = now_s
     engine.quadratic_s = 0.5 * engine.decode_c_s_per_token * batch
     engine.linear_s = (
@@ -420,6 +421,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     engine = engines.instances[instance]
     steps = engine.steps
     _count(fleet, engines, instance, steps)
+    engines.exceeding[instance] = 0
     if engine.phase == SEGMENT:
         _take_blocks(engines, instance, steps)
         if engine.prefix_caching != 0:

@@ -68,6 +68,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         way=np.full((2, regions * regions), -1, np.int64),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
         busy=np.zeros(instances, np.uint8),
+        least_tokens=np.zeros(instances),
         books=_books(cluster, wait_flag_s),
     )
 

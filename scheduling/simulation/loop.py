@@ -18,8 +18,8 @@ from scheduling.compiled import compiled, compiled_aside, compiled_part
 from scheduling.dispatch import dispatch
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek, pop
-from scheduling.regions import choose_region
-from scheduling.routing import has_room, place, release
+from scheduling.regions import choose_region, pressure
+from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, place, release
 from scheduling.scaling import reactive_trigger
 from scheduling.simulation.batch import begin, end, give, observe
 from scheduling.simulation.events import set_time
@@ -37,6 +37,7 @@ SCALE: Final = 4  # the reactive trigger wants an instance more or fewer: called
 DRAINED: Final = 5  # called_instance accepts no work and has none left
 RIPE: Final = 6  # the time of the state of called_instance is over
 
+NOBODY: Final = -3
 CONTROL: Final = -2
 ARRIVAL: Final = -1
 """Sources of what happens, where it is not a node. At one moment, a node's event is over for sources above its number."""
@@ -48,7 +49,7 @@ def column(values: NDArray[np.integer[Any]], request: int) -> int:
     return int(values[request if values.size > 1 else 0])
 
 
-@compiled_part
+@compiled_aside
 def observe_endpoint(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:
@@ -66,8 +67,46 @@ def _observe_memory(
     """As `observe_endpoint`, where it matters for memory: at instances with requests beyond what was expected."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = int(endpoints.members[at])
+        if engines.exceeding[instance] != 0:
+            observe(fleet, engines, instance, now_s, instance < source)
+
+
+@compiled_part
+def _observe_shortest(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    least_tokens: NDArray[np.float64],
+    endpoint: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    now_s: float,
+    source: int,
+) -> None:
+    """As `observe_endpoint`, where it matters for who has the least to do: at instances that may be the one.
+
+    How many iterations have ended is bounded from both sides without a square root. Whoever has more left at the least
+    than another with room has at the most is not the one, and looks even busier than it is while it is not observed.
+    """
+    fewest = math.inf
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        least_tokens[instance] = math.inf
+        if not has_room(fleet, instance, prompt_tokens, output_tokens):
+            continue
+        least = most = float(fleet.remaining_tokens[instance])
         engine = engines.instances[instance]
-        if engine.phase == SEGMENT and engine.step_within < engine.step_decodes:
+        if engine.phase == SEGMENT:
+            passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
+            # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
+            least -= engine.step_within * (min(passed_s / engine.linear_s + 1.0, steps) - counted)
+            ended = min(passed_s / (engine.linear_s + engine.quadratic_s * steps) - 2.0, steps)
+            most -= engine.step_within * max(ended - counted, 0.0)
+            least_tokens[instance] = least
+        fewest = min(fewest, most)
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if least_tokens[instance] <= fewest:
             observe(fleet, engines, instance, now_s, instance < source)
 
 
@@ -163,20 +202,26 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
 
 
 @compiled_part
-def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
+def _pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dispatch requests of *endpoint*, in order, while an instance has room."""
     if world.policies[endpoint].batch_size > 0:
         _batch_pump(world, endpoint, now_s, source)
         return
-    if world.waiting.size[endpoint] == 0:
-        return
-    observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    routing = int(world.policies[endpoint].routing)
-    while True:
-        slot, instance = dispatch(world.fleet, world.endpoints, world.waiting, endpoint, routing)
+    fleet, waiting, routing = world.fleet, world.waiting, int(world.policies[endpoint].routing)
+    slot = peek(waiting, endpoint)
+    if slot >= 0:
+        _observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    while slot >= 0:
+        if routing == JOIN_SHORTEST_QUEUE:
+            prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+            _observe_shortest(
+                fleet, world.endpoints, world.engines, world.least_tokens, endpoint, prompt, output, now_s, source
+            )
+        slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
         if slot < 0:
             return
         _give(world, slot, instance, now_s, source)
+        slot = peek(waiting, endpoint)
 
 
 @compiled_part
@@ -185,11 +230,13 @@ def _choose_endpoint(world: World, request: int, now_s: float, source: int) -> i
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
+    threshold = float(world.books[0].threshold)
     for index in range(candidates.size):
-        _observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[index]), now_s, source)
-    chosen = choose_region(
-        world.fleet, world.endpoints, candidates, world.waiting.size, float(world.books[0].threshold)
-    )
+        endpoint = int(candidates[index])
+        _observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+        if index == 0 and pressure(world.fleet, world.endpoints, endpoint, world.waiting.size[endpoint]) < threshold:
+            return endpoint  # as the global router says; the others need not be looked at
+    chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
     if chosen >= 0:
         return chosen
     for index in range(candidates.size):
@@ -227,34 +274,20 @@ def _queue(world: World, request: int, endpoint: int) -> None:
 
 
 @compiled_part
-def _arrive(world: World, request: int, now_s: float) -> None:
-    """*request* reaches the gateway of its caller's region."""
-    endpoint = _choose_endpoint(world, request, now_s, ARRIVAL)
-    if endpoint < 0:
-        _refuse(world, request)
-        return
-    origin, region = column(world.arrivals.region, request), int(world.policies[endpoint].region)
-    if region != origin:
-        world.books[0].forwarded += 1
-    latency_s = world.latency_s[origin, region]
-    if latency_s == 0.0:
-        _queue(world, request, endpoint)
-        pump(world, endpoint, now_s, ARRIVAL)
-        return
-    world.outcomes[request].endpoint = endpoint
-    way = origin * world.latency_s.shape[0] + region
+def _set_out(world: World, request: int, way: int, reaches_s: float) -> None:
+    """*request* is sent to another region, and *reaches_s* it."""
     world.travelling[request] = NONE
     if world.way[0, way] == NONE:
         world.way[0, way] = request
-        set_time(world.events, 2 * world.fleet.endpoint.size + way, now_s + latency_s)
+        set_time(world.events, 2 * world.fleet.endpoint.size + way, reaches_s)
     else:
         world.travelling[world.way[1, way]] = request
     world.way[1, way] = request
 
 
-@compiled_aside
-def _reach(world: World, way: int, now_s: float, source: int) -> int:
-    """The first request on *way* reaches its endpoint, which is returned."""
+@compiled_part
+def _reach(world: World, way: int, source: int) -> int:
+    """The first request on *way*, which reaches its region now."""
     request = int(world.way[0, way])
     following = int(world.travelling[request])
     world.way[0, way] = following
@@ -263,29 +296,20 @@ def _reach(world: World, way: int, now_s: float, source: int) -> int:
     if following != NONE:
         event_s = world.arrivals.arrival_s[following] + world.latency_s[way // regions, way % regions]
     set_time(world.events, source, event_s)
-    endpoint = int(world.outcomes[request].endpoint)
-    _queue(world, request, endpoint)
-    pump(world, endpoint, now_s, source)
-    return endpoint
+    return request
 
 
 @compiled_part
-def _work(world: World, instance: int, now_s: float) -> None:
-    """What *instance* had in hand ends; its room goes to others; it begins what comes next."""
-    engines, fleet = world.engines, world.fleet
-    if engines.instances[instance].phase != IDLE:
-        done = end(fleet, engines, instance, now_s, world.outcomes)
-        for at in range(done):
-            sequence = int(engines.done[at])
-            this = engines.sequences[sequence]
-            outcome = world.outcomes[this.request]
-            outcome.e2e_s = now_s - this.origin_s
-            outcome.state = DONE
-            world.books[0].ended += 1
-            release(fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
-            free_sequence(engines, sequence)
-            pump(world, int(fleet.endpoint[instance]), now_s, instance)
-    set_time(world.events, instance, begin(engines, instance, now_s, world.outcomes))
+def _finish(world: World, instance: int, sequence: int, now_s: float) -> None:
+    """The last token of *sequence* has come out: its room goes to others."""
+    engines = world.engines
+    this = engines.sequences[sequence]
+    outcome = world.outcomes[this.request]
+    outcome.e2e_s = now_s - this.origin_s
+    outcome.state = DONE
+    world.books[0].ended += 1
+    release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
+    free_sequence(engines, sequence)
 
 
 @compiled_part
@@ -318,86 +342,120 @@ def _trigger(world: World, endpoint: int, now_s: float) -> int:
 
 
 @compiled_part
-def _run(world: World, until_s: float) -> int:
-    arrivals, events, books = world.arrivals, world.events, world.books[0]
-    instances = world.fleet.endpoint.size
-    ways = world.way.shape[1]
-    requests = arrivals.arrival_s.size
+def _run(world: World, until_s: float, endpoint: int, request: int, source: int) -> int:
+    # What can happen meets in one place for each thing to do: every one is compiled once, and that takes long enough.
+    arrivals, events, books, engines = world.arrivals, world.events, world.books[0], world.engines
+    instances, ways = world.fleet.endpoint.size, world.way.shape[1]
+    requests, regions = arrivals.arrival_s.size, world.latency_s.shape[0]
+    asked = source != NOBODY
     while True:
-        if books.ended == requests:
-            return ALL_DONE
-        if world.waiting.counters[FREE_COUNT] == 0:
-            return FULL
-        if world.decisions.size > 0 and world.decisions.size - books.decisions <= world.waiting.key.size:
-            return FULL  # an event may give out all that wait
-        arrival = int(books.arrived)
-        arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
-        node = int(events.heap[0])
-        event_s = events.time_s[node]
-        now_s = min(arrival_s, event_s)
-        if now_s >= until_s:
-            books.now_s = until_s
-            return UNTIL
-        books.now_s = now_s
-        reached = -1
-        if arrival_s <= event_s:
-            books.arrived = arrival + 1
-            _arrive(world, arrival, now_s)
-            reached = int(world.outcomes[arrival].endpoint)
-            if reached >= 0 and world.latency_s[column(arrivals.region, arrival), world.policies[reached].region] > 0.0:
-                reached = -1  # not yet
-        elif node < instances:
-            books.events += 1
-            _work(world, node, now_s)
-            if world.fleet.running[node] == 0 and world.fleet.accepting[node] == 0:
-                books.called_instance = node
-                return DRAINED
-        elif node < 2 * instances:
-            books.events += 1
-            set_time(events, node, math.inf)
-            books.called_instance = node - instances
-            return RIPE
-        elif node < 2 * instances + ways:
-            books.events += 1
-            reached = _reach(world, node - 2 * instances, now_s, node)
+        instance = reached = NONE
+        now_s = float(books.now_s)
+        if asked:
+            for each in range(world.policies.size):
+                observe_endpoint(world.fleet, world.endpoints, engines, each, now_s, source)
         else:
-            books.events += 1
-            _batch_pump(world, node - 2 * instances - ways, now_s, node)
+            if books.ended == requests:
+                return ALL_DONE
+            if world.waiting.counters[FREE_COUNT] == 0:
+                return FULL
+            if world.decisions.size > 0 and world.decisions.size - books.decisions <= world.waiting.key.size:
+                return FULL  # an event may give out all that wait
+            arrival = int(books.arrived)
+            arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
+            node = int(events.heap[0])
+            event_s = events.time_s[node]
+            now_s = min(arrival_s, event_s)
+            if now_s >= until_s:
+                books.now_s = until_s
+                return UNTIL
+            books.now_s = now_s
+            endpoint = request = NONE
+            if arrival_s <= event_s:
+                source = ARRIVAL
+                books.arrived = arrival + 1
+                request = arrival
+            else:
+                source = node
+                books.events += 1
+                if node < instances:
+                    instance = node
+                elif node < 2 * instances:
+                    set_time(events, node, math.inf)
+                    books.called_instance = node - instances
+                    return RIPE
+                elif node < 2 * instances + ways:
+                    reached = _reach(world, node - 2 * instances, source)
+                    endpoint = int(world.outcomes[reached].endpoint)
+                else:
+                    endpoint = node - 2 * instances - ways
+        if request >= 0:
+            endpoint = _choose_endpoint(world, request, now_s, source)
+            if endpoint < 0:
+                if asked:
+                    return NONE
+                _refuse(world, request)
+                continue
+            if not asked:
+                origin, region = column(arrivals.region, request), int(world.policies[endpoint].region)
+                if region != origin:
+                    books.forwarded += 1
+                latency_s = world.latency_s[origin, region]
+                if latency_s > 0.0:
+                    world.outcomes[request].endpoint = endpoint
+                    _set_out(world, request, origin * regions + region, now_s + latency_s)
+                    continue
+            reached = request
+        if reached >= 0:
+            _queue(world, reached, endpoint)
+        done = 0
+        if instance >= 0 and engines.instances[instance].phase != IDLE:
+            done = end(world.fleet, engines, instance, now_s, world.outcomes)
+        at = 0
+        while True:
+            if instance >= 0:
+                if at == done:
+                    break
+                _finish(world, instance, int(engines.done[at]), now_s)
+                endpoint = int(world.fleet.endpoint[instance])
+                at += 1
+            if endpoint >= 0:
+                _pump(world, endpoint, now_s, source)
+            if instance < 0:
+                break
+        if asked:
+            return endpoint
+        if instance >= 0:
+            set_time(events, instance, begin(engines, instance, now_s, world.outcomes))
+            if world.fleet.running[instance] == 0 and world.fleet.accepting[instance] == 0:
+                books.called_instance = instance
+                return DRAINED
         if reached >= 0:
             if books.reactive != 0:
-                wanted = _trigger(world, reached, now_s)
+                wanted = _trigger(world, endpoint, now_s)
                 if wanted != 0:
-                    books.called_endpoint, books.called_for = reached, wanted
+                    if wanted < 0:  # whoever takes one away looks for the one that has the least to do
+                        observe_endpoint(world.fleet, world.endpoints, engines, endpoint, now_s, source)
+                    books.called_endpoint, books.called_for = endpoint, wanted
                     return SCALE
-            if books.wait_flag_s < math.inf and _flagged(world, reached, now_s):
-                books.called_endpoint = reached
+            if books.wait_flag_s < math.inf and _flagged(world, endpoint, now_s):
+                books.called_endpoint = endpoint
                 return WAITING_FLAG
 
 
 @compiled
+def _enter(world: World, until_s: float, endpoint: int, request: int, source: int) -> int:
+    return _run(world, until_s, endpoint, request, source)
+
+
 def run(world: World, until_s: float) -> int:
     """Let time pass until just before *until_s*, until all requests have ended, or until the caller is wanted."""
-    return _run(world, until_s)
+    return _enter(world, until_s, NONE, NONE, NOBODY)
 
 
-@compiled_part
-def _control(world: World, endpoint: int, request: int, source: int) -> int:
-    now_s = float(world.books[0].now_s)
-    for each in range(world.policies.size):
-        observe_endpoint(world.fleet, world.endpoints, world.engines, each, now_s, source)
-    if request >= 0:
-        endpoint = _choose_endpoint(world, request, now_s, source)
-        if endpoint >= 0:
-            _queue(world, request, endpoint)
-    if endpoint >= 0:
-        pump(world, endpoint, now_s, source)
-    return endpoint
-
-
-@compiled
 def control(world: World, endpoint: int, request: int, source: int) -> int:
     """Bring the fleet arrays up to now, as *source* sees it. Then queue *request* again, or pump *endpoint*; -1 for neither.
 
-    Returns the endpoint, -1 for none. One way in for all that callers need: it compiles once.
+    Returns the endpoint, -1 for none.
     """
-    return _control(world, endpoint, request, source)
+    return _enter(world, math.inf, endpoint, request, source)

@@ -199,7 +199,9 @@ class ReferenceLives:
                 return True
         model, region = self.cluster.endpoints[endpoint]
         for server in self.servers:
-            if server.state == State.SPOT and server.region == region and (model, server.gpu_type) in self.engines:
+            if not self.cluster.share_spot or server.state != State.SPOT or server.region != region:
+                continue
+            if (model, server.gpu_type) in self.engines:
                 self.redeploy(server, endpoint, now_s)
                 return True
         return any(server.state == State.EMPTY and self.start(server, now_s) for server in members)

@@ -153,6 +153,8 @@ class EngineArrays(NamedTuple):
     due_sequence: NDArray[np.int32]
     residues: NDArray[np.int32]
     """instances x block size: how many decoding sequences have (prompt + offset - 1) modulo the block size."""
+    exceeding: NDArray[np.uint8]
+    """By instance: whether a segment is in progress in which sequences are beyond the tokens expected of them."""
     free_sequences: NDArray[np.int32]
     done: NDArray[np.int32]
     """Scratch: sequences that end at one moment."""
@@ -198,6 +200,7 @@ def allocate_engines(
         due=np.zeros((count, batch), np.int64),
         due_sequence=np.zeros((count, batch), np.int32),
         residues=np.zeros((count, block_size), np.int32),
+        exceeding=np.zeros(count, np.uint8),
         free_sequences=np.arange(sequences - 1, -1, -1, dtype=np.int32),
         done=np.zeros(batch, np.int32),
         counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),

@@ -178,5 +178,7 @@ class World(NamedTuple):
     """DECISION records; of none when no log is kept."""
     busy: NDArray[np.uint8]
     """Scratch, by instance."""
+    least_tokens: NDArray[np.float64]
+    """Scratch, by instance."""
     books: NDArray[np.void]
     """One BOOKS record."""

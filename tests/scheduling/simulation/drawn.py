@@ -155,6 +155,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
             repair_s=2.0,
         ),
         reactive=reactive,
+        share_spot=draw(st.booleans()),
     )
 
 
