@@ -94,7 +94,7 @@ class Gateway:
         await self.upstream.start()
         await self.ledger.start()
         await self.lease.start()
-        await self._read_inventory()
+        await self.read_inventory()
         await self.keys.refresh()
         for work in (
             self._every(COUNT_S, self._count),
@@ -155,13 +155,14 @@ class Gateway:
                 await asyncio.wait_for(self._refresh.wait(), settings.FLEET_REFRESH_S)
             self._refresh.clear()
             try:
-                await self._read_inventory()
+                await self.read_inventory()
                 self.inventory_error = None
             except Exception as error:
                 self.inventory_error = str(error)
                 logger.warning("gateway: the inventory could not be read, the last one stays: %s", error)
 
-    async def _read_inventory(self) -> None:
+    async def read_inventory(self) -> None:
+        """Let the live picture agree with the rows. Raises what the database raises; the picture stays as it was then."""
         self.topology.apply(await database_sync_to_async(inventory.read)())
 
     # Requests

@@ -30,7 +30,7 @@ from controlplane.fleet.states import InstanceState
 from controlplane.gateway.topology import Endpoint, Replica
 from scheduling.fleet import allocate_endpoints, allocate_fleet
 from scheduling.regions import pressure
-from scheduling.scaling import EndpointView, Reactive, floor_move, reactive_trigger
+from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
 
 if TYPE_CHECKING:
     from controlplane.gateway.app import Gateway
@@ -45,11 +45,15 @@ VIEWS_EXPIRE_S = 10
 TURN_S = 1.0
 DEMAND_S = 60  # over which demand is a rate
 ALONE = Reactive(min_instances=0)
+"""Marks where no strategy is alive; the bounds are each endpoint's own."""
+BENEATH = FLOOR
+"""Marks beneath a strategy that is."""
 EASE_S = 60.0  # use stays below the mark for so long before the floor takes one away
 SETTLE_S = 120.0  # after the start, until what little runs means that little is asked for
 COMING_LIMIT_S = 1800.0  # what has been loading for so long is not on its way any more
 OWN_COMMANDS_S = 2.0  # how often it looks whether a worker took its commands
 WATCH_S = 900.0  # and for how long after its last move
+WORKERS_FIRST_S = 15.0  # in which a worker would have stopped what has drained
 STOP_WAIT_S = 1.0
 PAUSE_S = 5.0  # after the database refused
 COMPLAIN_EVERY_S = 30.0
@@ -81,6 +85,7 @@ class Floor:
         self._memory: dict[int, _Memory] = {}
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False
+        self._seeing: asyncio.Task[None] | None = None  # held, or the loop might drop it
         self._publishing: asyncio.Task[None] | None = None
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._began_s = gateway.clock()
@@ -198,7 +203,7 @@ class Floor:
         if endpoint.model in self.strategists:
             # Its strategy keeps the minimum; an operator who stops one by hand is not worked against at once.
             least = min(view.min_instances, view.instances)
-            wanted = floor_move(0, _with_minimum(view, least))
+            wanted = floor_move(0, _with_minimum(view, least), BENEATH)
             return (1, wanted.reason) if wanted is not None else (0, "")
         topology = self.gateway.topology
         delta = reactive_trigger(
@@ -283,7 +288,7 @@ class Floor:
             for replica in group
             if replica.spec.state == InstanceState.DRAINING
             and not replica.tickets
-            and wall_s - replica.spec.state_changed_at > 5.0 + 3 * patience_s  # workers come first
+            and wall_s - replica.spec.state_changed_at > WORKERS_FIRST_S + patience_s
         ]
 
         def look() -> None:
@@ -307,13 +312,18 @@ class Floor:
         finished: asyncio.Future[None] = loop.create_future()
         self._jobs.add(finished)
 
+        async def see() -> None:
+            # What was written must be seen before the next decision, or it would be made again.
+            with contextlib.suppress(Exception):
+                await self.gateway.read_inventory()
+            done()
+            self._jobs.discard(finished)
+            finished.set_result(None)
+
         def end(error: Exception | None) -> None:
             if error is not None:
                 self._refused(error)
-            done()
-            self.gateway.refresh_now()
-            self._jobs.discard(finished)
-            finished.set_result(None)
+            self._seeing = loop.create_task(see(), name="floor sees")
 
         def run() -> None:
             error = None

@@ -21,7 +21,7 @@ from django.utils import timezone
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet import services as fleet
-from controlplane.fleet.models import Deployment, Instance, Launcher, Node
+from controlplane.fleet.models import CommandVerb, Deployment, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.states import ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
@@ -178,7 +178,8 @@ def drained() -> list[Instance]:
     now = timezone.now()
     rows = Instance.objects.filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
     rows = rows.exclude(launcher=Launcher.EXTERNAL).select_related("deployment__model", "deployment__region")
-    rows = rows.exclude(commands__finished_at__gt=now - STOP_REST)
+    tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, finished_at__gt=now - STOP_REST)
+    rows = rows.exclude(pk__in=tried.values("instance"))
     return [row for row in rows.order_by("name") if _drained_by_scaling(row) and fleet.open_command(row) is None]
 
 

@@ -186,6 +186,15 @@ class TestFinishing:
         assert InstanceCommand.objects.get().verb == "stop"
         assert executor.drained() == []  # its stop is under way
 
+    def test_one_that_was_only_just_started_is_stopped_too(self, make_instance):
+        make_instance()
+        instance = make_instance()
+        InstanceCommand.objects.create(instance=instance, verb="start", state="done", finished_at=timezone.now())
+        executor.remove(*PLACE, why())
+        ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=9))
+        long_ago(instance, seconds=9)
+        assert [row.name for row in executor.drained()] == [instance.name]
+
     def test_what_never_ends_is_stopped_in_the_end(self, make_instance):
         make_instance()
         instance = make_instance()
