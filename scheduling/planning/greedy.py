@@ -13,7 +13,7 @@ def greedy_targets(problem: Problem) -> NDArray[np.int64]:
     """A plan (l, r, g) that breaks no hard row; demand is met as long as instances fit."""
     theta, gpus = problem.capability_tokens_per_s, problem.gpus
     targets = np.where(problem.usable, problem.instances, 0).astype(np.int64)
-    _drop_what_does_not_fit(problem, targets)
+    drop_what_does_not_fit(problem, targets)
     used, count = problem.used_units(targets), targets.sum(axis=2)
     served = problem.served_tokens_per_s(targets)
     rate = np.where(theta > 0, problem.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
@@ -48,7 +48,7 @@ def greedy_targets(problem: Problem) -> NDArray[np.int64]:
     return targets
 
 
-def _drop_what_does_not_fit(problem: Problem, targets: NDArray[np.int64]) -> None:
+def drop_what_does_not_fit(problem: Problem, targets: NDArray[np.int64]) -> None:
     """Take instances away, the dearest by token first, until maxima and capacity hold."""
     theta, gpus = problem.capability_tokens_per_s, problem.gpus
     rate = np.where(theta > 0, problem.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)

@@ -209,31 +209,47 @@ def lighten(terms: Terms, tally: Tally, i: int, j: int, k: int, found: NDArray[n
     return False
 
 
-@compiled
-def settle(terms: Terms, tally: Tally, shares: NDArray[np.float64], threshold: float) -> None:
-    """Round *shares* (l, r, g) to whole instances, up from *threshold* on, so that only rows which may give are short."""
-    models, regions, types = tally.targets.shape
-    for i in range(models):
-        for j in range(regions):
-            for k in range(types):
-                tally.targets[i, j, k] = int(np.floor(shares[i, j, k] + 1.0 - threshold + 1e-7))
-    add_up(terms, tally)
-    for i in range(models):
-        for j in range(regions):
-            for k in range(types):
-                while tally.targets[i, j, k] > 0 and (
-                    tally.held[i, j] > terms.most[i, j]
-                    or tally.used[j, k] > terms.capacity[j, k]
-                    or terms.capability[i, k] <= 0.0
-                ):
-                    apply(terms, tally, i, j, k, -1)
+@compiled_aside
+def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> bool:
+    """Change three types of model i in region j at once: fewer of one, more of a second, and of a third what then pays."""
+    types = terms.capability.shape[1]
+    for out in range(types):
+        for fewer in range(1, min(LARGEST, tally.targets[i, j, out]) + 1):
+            first = change(terms, tally, i, j, out, -fewer)
+            apply(terms, tally, i, j, out, -fewer)
+            for into in range(types):
+                if into == out:
+                    continue
+                for more in range(1, LARGEST + 1):
+                    second = first + change(terms, tally, i, j, into, more)
+                    if second == np.inf:
+                        break
+                    apply(terms, tally, i, j, into, more)
+                    # What is still short needs more of the third, what is over allows less.
+                    short = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9)
+                    short = short or tally.total[i] < terms.need_total[i] * (1.0 - 1e-9)
+                    sign = 1 if short or tally.held[i, j] < terms.least[i, j] else -1
+                    for third in range(types):
+                        if third in (out, into):
+                            continue
+                        for by in range(1, LARGEST + 1):
+                            price = second + change(terms, tally, i, j, third, sign * by)
+                            if price < -least_gain:
+                                apply(terms, tally, i, j, third, sign * by)
+                                return True
+                            if price == np.inf:
+                                break
+                    apply(terms, tally, i, j, into, -more)
+            apply(terms, tally, i, j, out, fewer)
+    return False
 
 
 @compiled
-def improve(terms: Terms, tally: Tally, passes: int, least_gain: float, found: NDArray[np.int64]) -> int:
+def improve(terms: Terms, tally: Tally, passes: int, deep: int, least_gain: float, found: NDArray[np.int64]) -> int:
     """Fill what is short, then look for cheaper moves until none is left or *passes* are done; the number of moves.
 
-    A move is taken when it makes the plan cheaper by more than *least_gain* USD. *found* is work space of three.
+    A move is taken when it makes the plan cheaper by more than *least_gain* USD. Moves of three types at once, which take
+    longest to look for, are tried if *deep* is not 0, and when others are exhausted. *found* is work space of three.
     """
     models, regions, types = tally.targets.shape
     moves = 0
@@ -247,6 +263,11 @@ def improve(terms: Terms, tally: Tally, passes: int, least_gain: float, found: N
             for j in range(regions):
                 for k in range(types):
                     while lighten(terms, tally, i, j, k, found, least_gain):
+                        moves += 1
+        if deep != 0 and moves == before:
+            for i in range(models):
+                for j in range(regions):
+                    while rearrange(terms, tally, i, j, least_gain):
                         moves += 1
         if moves == before:
             break

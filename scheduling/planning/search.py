@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.kernels import Tally, Terms, allocate_tally, improve, settle
+from scheduling.planning.greedy import drop_what_does_not_fit
+from scheduling.planning.kernels import Tally, Terms, allocate_tally, improve
 from scheduling.planning.problem import BEYOND_HALF, HOME_SHARE, Problem
 
 THRESHOLDS = (0.02, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -53,14 +54,16 @@ def search(problem: Problem, starts: list[tuple[NDArray[np.float64], float]]) ->
     """The best plan (l, r, g) found from *starts*: shares of instances and the threshold to round them at."""
     terms, found = terms_of(problem), np.zeros(3, np.int64)
     least_gain = LEAST_GAIN * max(float(problem.instance_cost_usd.max()), 1e-9)
-    best: NDArray[np.int64] | None = None
+    best: Tally | None = None
     cheapest = np.inf
     for shares, threshold in starts:
-        tally: Tally = allocate_tally(problem)
-        settle(terms, tally, np.array(shares, np.float64, order="C"), threshold)
-        improve(terms, tally, PASSES, least_gain, found)
+        tally = allocate_tally(problem)
+        tally.targets[...] = np.where(problem.usable, np.floor(shares + (1.0 - threshold + 1e-7)), 0.0)
+        drop_what_does_not_fit(problem, tally.targets)
+        improve(terms, tally, PASSES, 0, least_gain, found)
         price = price_usd(problem, tally.targets)
         if price < cheapest:
-            best, cheapest = tally.targets, price
+            best, cheapest = tally, price
     assert best is not None, "there is at least one start"
-    return best
+    improve(terms, best, PASSES, 1, least_gain, found)
+    return best.targets
