@@ -39,8 +39,7 @@ class ArimaModel(PointModel):
         self.harmonics = 0
         self.scale = 1.0
         self.season = 1
-        self.index = 0  # of the next window since the first fit's first; gives the phase of the harmonics
-        self.phase = 0  # index of the first value that was fitted on
+        self.index = 0  # of the next window since the first that was fitted on; gives the phase of the harmonics
         self.beta: Values = np.empty(0)
         self.constant = 0.0
         self.ar: Values = np.empty(0)  # a, seasonal terms multiplied out
@@ -160,25 +159,18 @@ class ArimaModel(PointModel):
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
     def _estimate(self, y: Values) -> None:
-        """Coefficients for the orders that were found, then the recursion over all of *y*."""
+        """Coefficients for the orders that were found, and where the recursion stands at the end of *y*."""
         self.beta, self.constant = np.zeros(2 * self.harmonics), 0.0
         self.ar = self.ma = np.empty(0)
-        if self.order is None:
-            self.difference = np.ones(1)  # constant so far: the last value
-        else:
-            self._take_coefficients(y)
-        self.u = np.empty(0)
+        self.difference = np.ones(1)  # a random walk, unless there is more
+        errors = self._take_coefficients(y) if self.order is not None else np.empty(0)
         u = y - self._harmonic(np.arange(len(y))) @ self.beta if self.harmonics else y
-        lags = len(self.difference)
-        self.u, self.w, self.e = np.zeros(lags), np.zeros(len(self.ar)), np.zeros(len(self.ma))
-        self.u[:] = u[:lags] if len(u) >= lags else 0.0
-        for value in u[lags:]:
-            expected_w = self._expected_w()
-            expected_u = expected_w + float(self.difference @ self.u[::-1]) if lags else expected_w
-            self._push(float(value), float(value) - expected_u + expected_w, float(value) - expected_u)
+        w = np.convolve(u, np.concatenate([[1.0], -self.difference]), mode="valid")
+        self.u, self.w, self.e = _last(u, len(self.difference)), _last(w, len(self.ar)), _last(errors, len(self.ma))
         self.index = len(y)
 
-    def _take_coefficients(self, y: Values) -> None:
+    def _take_coefficients(self, y: Values) -> Values:
+        """Errors of one step over the windows that the coefficients were estimated on; none without coefficients."""
         import pmdarima
 
         assert self.order is not None
@@ -196,8 +188,7 @@ class ArimaModel(PointModel):
             try:
                 result = model.fit(y[begin:], X=exogenous).arima_res_
             except (ValueError, np.linalg.LinAlgError):  # no likelihood for these values: a random walk
-                self.difference = np.ones(1)
-                return
+                return np.empty(0)
         self.ar = -np.real(np.atleast_1d(result.polynomial_reduced_ar))[1:]
         self.ma = np.real(np.atleast_1d(result.polynomial_reduced_ma))[1:]
         named = dict(zip(result.model.param_names, np.asarray(result.params), strict=True))
@@ -211,6 +202,7 @@ class ArimaModel(PointModel):
         for _ in range(seasonal_d):
             polynomial = np.convolve(polynomial, np.concatenate([[1.0], np.zeros(m - 1), [-1.0]]))
         self.difference = -polynomial[1:]
+        return np.asarray(result.resid, dtype=np.float64)
 
     def _expected_w(self) -> float:
         expected = self.constant
@@ -237,6 +229,11 @@ class ArimaModel(PointModel):
             self.order = p, d, q
         seasonal_p, seasonal_d, seasonal_q, m = self.seasonal_order
         self.seasonal_order = seasonal_p, seasonal_d, seasonal_q, m
+
+
+def _last(values: Values, count: int) -> Values:
+    """The last *count* of *values*, after zeros where there are fewer."""
+    return np.concatenate([np.zeros(max(0, count - len(values))), values[len(values) - min(count, len(values)) :]])
 
 
 class SeasonalArimaModel(ArimaModel):

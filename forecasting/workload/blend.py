@@ -23,7 +23,7 @@ LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
 REGRESSED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
 MEMORY: Final = 0.97  # of losses, by window
-EAGERNESS: Final = 0.3  # how fast weight leaves an opinion that is worse than the best
+EAGERNESS: Final = 0.4  # how fast weight leaves an opinion that is worse than the best, at a horizon of one window
 LOSS_DAYS: Final = 2  # of past forecasts on which the first losses are taken
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
 
@@ -46,8 +46,11 @@ class BlendModel(PointModel):
         self.regression.fit(self.trail, count - judged)
         targets = np.arange(count - judged, count)
         losses = self._loss(targets)  # (opinions, grid, targets)
-        forgotten = MEMORY ** np.arange(judged - 1, -1, -1)
-        self.losses = (losses * forgotten).sum(axis=-1)
+        known = self.trail.known[targets]
+        since = (
+            np.cumsum(known[::-1])[::-1] - known
+        )  # windows that were known after each: a gap makes nothing forgotten
+        self.losses = (losses * MEMORY**since).sum(axis=-1)
         self.regression.fit(self.trail, count)
 
     def append(self, value: float) -> None:
@@ -80,7 +83,9 @@ class BlendModel(PointModel):
     def weights(self) -> Values:
         """Weight of every opinion at every horizon of the grid: (opinions, grid), columns adding up to 1."""
         best = np.maximum(self.losses.min(axis=0), 1e-9)
-        weights = np.exp(-EAGERNESS / (1 - MEMORY) * np.minimum(self.losses / best - 1.0, 20.0))
+        # Errors h windows ahead overlap: as many of them tell less, so they move the weights less.
+        eagerness = EAGERNESS / (1 - MEMORY) / np.sqrt(GRID)
+        weights = np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
 
     def _mean(self, said: Values, weights: Values, horizon: int) -> Values:

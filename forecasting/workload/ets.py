@@ -101,9 +101,7 @@ class EtsModel(PointModel):
         states = np.asarray(result.states)
         seasons = np.zeros(1)
         if seasonal:
-            # Columns: level, trend, then the seasons from the latest window back over one day.
-            latest = np.asarray(result.states)[-1, 1 + trending : 1 + trending + season]
-            seasons = latest[::-1].copy()
+            seasons = np.asarray(result.season)[-season:].copy()
         return criterion, (
             float(named["smoothing_level"]),
             float(named.get("smoothing_trend", 0.0)),

@@ -171,7 +171,7 @@ def _torch_run(weights: dict[str, Any], inputs: Any) -> Any:
     """`run` on tensors."""
     import torch
 
-    h = c = torch.zeros(len(inputs), len(weights["mx"]))
+    h = c = inputs.new_zeros(len(inputs), len(weights["mx"]))
     for x in inputs.T:
         m = x[:, None] * weights["mx"] * (h @ weights["mh"].T)
         gates = torch.addmm(weights["bias"] + x[:, None] * weights["x"], m, weights["m"].T)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecasting.workload.bands import MEMORY, Bands
@@ -16,6 +16,7 @@ def walk(bands, paths, actual):
     return np.array(told)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 1e7), st.one_of(st.floats(0, 1e7), st.just(float("nan")))), max_size=30),
     st.integers(1, 12),

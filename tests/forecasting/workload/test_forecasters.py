@@ -117,7 +117,7 @@ def test_windows_one_by_one_or_all_at_once(name):
 
 
 @pytest.mark.parametrize("name", QUICK)
-@settings(max_examples=40)
+@settings(max_examples=30, deadline=None)
 @given(values=rates, following=rates, horizon=st.integers(1, 30))
 def test_whatever_came_the_forecast_is_one(name, values, following, horizon):
     forecaster = FORECASTERS[name]()

@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forecasting.workload.blend import GRID, BlendModel, between_grid
+from forecasting.workload.experts import NAMES, Trail, days_before, opinions
+from forecasting.workload.points import PointModel, SeasonalNaive
+from forecasting.workload.regression import Regression
+from tests.forecasting.workload.demand import daily
+
+SEASON, WINDOW_S = 24, 3600.0
+
+
+def pairs(trail, count=12):
+    """Some (origin, horizon) pairs, early ones and late ones."""
+    origins = np.linspace(0, len(trail) - 1, count).astype(np.int64)
+    return np.repeat(origins, 4), np.tile(np.array([1, 3, 24, 40]), count)
+
+
+def test_a_trail_that_grew_is_the_trail_of_everything():
+    first = daily(6, WINDOW_S, gaps=0.08, seed=1).tokens_per_s
+    values = np.concatenate([first, first[::-1]])  # the same mean, so the same offset
+    grown, whole = Trail(first, SEASON, WINDOW_S), Trail(values, SEASON, WINDOW_S)
+    for value in first[::-1]:
+        grown.append(float(value))
+    for name in ("z", "known", "means", "medians", "levels", "smooth"):
+        assert np.allclose(getattr(grown, name), getattr(whole, name), equal_nan=True), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(30, 200))
+def test_nothing_after_the_origin_is_looked_at(seed, origin):
+    """Other values after the origin change no opinion and no regression's forecast made at it."""
+    values = daily(10, WINDOW_S, gaps=0.05, seed=seed).tokens_per_s
+    other = values.copy()
+    after = other[origin + 1 :]
+    after[:] = after[np.random.default_rng(seed).permutation(len(after))]  # the same mean, so the same offset
+    one, two = Trail(values, SEASON, WINDOW_S), Trail(other, SEASON, WINDOW_S)
+    horizons = np.arange(1, 60)
+    origins = np.full(len(horizons), origin)
+    assert np.allclose(opinions(one, origins, horizons), opinions(two, origins, horizons), equal_nan=True)
+    first, second = Regression((1, 2, 6)), Regression((1, 2, 6))
+    first.fit(one, origin + 1)
+    second.fit(two, origin + 1)
+    horizons, origins = horizons[:6], origins[:6]
+    assert np.allclose(first.predict(one, origins, horizons), second.predict(two, origins, horizons), equal_nan=True)
+
+
+def test_days_before_are_the_days_before():
+    """Against a plain loop over days and windows."""
+    trail = Trail(daily(9, WINDOW_S, gaps=0.03, seed=2).tokens_per_s, SEASON, WINDOW_S)
+    z, width = trail.z, trail.widths[2]
+
+    def smoothed(index):
+        return z[index - width : index + width + 1].mean()
+
+    for origin, horizon in zip(*pairs(trail), strict=True):
+        moved, ended = [], []
+        back = 1
+        while back * SEASON < horizon + width:
+            back += 1
+        for day in range(back, back + 3):
+            now = origin - day * SEASON
+            if now - width >= 0:
+                moved.append(smoothed(now + horizon) - smoothed(now))
+                ended.append(smoothed(now + horizon))
+        found, value = days_before(trail, np.array([origin]), np.array([horizon]), SEASON, 3, 2)
+        if moved:
+            assert found[-1, 0] == pytest.approx(np.mean(moved))
+            assert found[0, 0] == pytest.approx(moved[0])
+            assert value[0] == pytest.approx(np.mean(ended))
+        else:
+            assert np.isnan(found[-1, 0])
+            assert np.isnan(value[0])
+
+
+def test_every_opinion_has_a_name_and_the_last_window_always_speaks():
+    trail = Trail(daily(3, WINDOW_S).tokens_per_s, SEASON, WINDOW_S)
+    said = opinions(trail, *pairs(trail))
+    assert len(said) == len(NAMES)
+    assert not np.isnan(said[0]).any()
+    assert np.isnan(said[NAMES.index("week")]).all()
+
+
+@pytest.mark.parametrize("days", [2, 9])
+def test_walking_at_once_is_walking_step_by_step(days):
+    values = daily(days + 3, WINDOW_S, noise=0.2, gaps=0.06, seed=3).tokens_per_s
+    at_once, by_steps = BlendModel(), BlendModel()
+    for model in (at_once, by_steps):
+        model.fit(values[: days * SEASON], SEASON)
+    following = values[days * SEASON :]
+    assert np.allclose(at_once.walk(following), PointModel.walk(by_steps, following))
+    assert np.allclose(at_once.losses, by_steps.losses)
+    assert np.allclose(at_once.path(60), by_steps.path(60))
+
+
+def test_losses_are_what_the_opinions_earned():
+    """Against a plain sum over the past, for opinions that need no coefficients."""
+    values = daily(9, WINDOW_S, noise=0.2, gaps=0.1, seed=4).tokens_per_s
+    model = BlendModel()
+    model.fit(values, SEASON)
+    trail = model.trail
+    for opinion, grid in ((0, 0), (4, 2), (NAMES.index("last, 3 days"), 5)):
+        expected = 0.0
+        for target in range(len(values) - 2 * SEASON, len(values)):
+            if not np.isnan(values[target]):
+                origin, horizon = np.array([target - GRID[grid]]), np.array([GRID[grid]])
+                said = float(opinions(trail, origin, horizon)[opinion, 0])
+                actual = values[target] + trail.offset
+                expected = 0.97 * expected + min(2.0, abs(np.exp(said) - actual) / actual)
+        assert model.losses[opinion, grid] == pytest.approx(expected)
+
+
+def test_weights_add_up_and_leave_what_is_wrong():
+    model = BlendModel()
+    model.fit(daily(9, WINDOW_S, noise=0.02, seed=5).tokens_per_s, SEASON)
+    weights = model.weights()
+    assert np.allclose(weights.sum(axis=0), 1.0)
+    best, worst = np.argmin(model.losses[:, 4]), np.argmax(model.losses[:, 4])
+    assert weights[best, 4] == weights[:, 4].max()
+    assert weights[worst, 4] < 1e-3 < weights[best, 4]
+
+
+def test_horizons_between_the_grid_are_between():
+    matrix = between_grid(200)
+    assert np.allclose(matrix.sum(axis=0), 1.0)
+    for column, horizon in enumerate(GRID):
+        assert matrix[column, horizon - 1] == pytest.approx(1.0)
+    assert matrix[3, 4] == pytest.approx(0.5)  # 5 is half way from 4 to 6
+    assert matrix[-1, 199] == pytest.approx(1.0)
+
+
+def test_it_beats_the_day_before_when_the_level_moves():
+    series = daily(12, WINDOW_S, noise=0.05, seed=6).tokens_per_s.copy()
+    series *= np.exp(np.cumsum(0.03 * np.random.default_rng(6).standard_normal(len(series))))
+    errors = {}
+    for make in (BlendModel, SeasonalNaive):
+        model = make()
+        model.fit(series[: 9 * SEASON], SEASON)
+        said = model.walk(series[9 * SEASON :])[:, 0]
+        errors[make] = np.mean(np.abs(said / series[9 * SEASON :] - 1))
+    assert errors[BlendModel] < 0.75 * errors[SeasonalNaive]
+
+
+def test_a_burst_before_a_gap_is_not_taken_for_the_level_after_it():
+    values = daily(6, WINDOW_S, noise=0.02, seed=7).tokens_per_s.copy()
+    values[-20] *= 4
+    values[-19:] = np.nan
+    usual = daily(7, WINDOW_S, noise=0.0).tokens_per_s[6 * SEASON]
+    model = BlendModel()
+    model.fit(values, SEASON)
+    assert model.path(1)[0] == pytest.approx(usual, rel=0.25)
+
+
+@given(st.integers(12, 400), st.floats(0, 1), st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):
+    random = np.random.default_rng(seed)
+    values = np.where(random.random(count) < share, 0.0, random.lognormal(5, 2, count))
+    model = BlendModel()
+    model.fit(values, SEASON)
+    assert np.isfinite(model.path(150)).all()
