@@ -174,6 +174,39 @@ def best_addition(
 
 
 @compiled_aside
+def displace(
+    terms: Terms, tally: Tally, i: int, first: int, last: int, found: NDArray[np.int64], least_gain: float
+) -> bool:
+    """Make room for an instance of model i in regions *first* to *last*, where another model can move to other GPUs."""
+    models, regions, types = tally.targets.shape
+    for j in range(first, last + 1):
+        for k in range(types):
+            for other in range(models):
+                if other == i or terms.capability[i, k] <= 0.0 or tally.held[i, j] >= terms.most[i, j]:
+                    continue
+                for fewer in range(1, min(LARGEST, tally.targets[other, j, k]) + 1):
+                    price = change(terms, tally, other, j, k, -fewer)
+                    apply(terms, tally, other, j, k, -fewer)
+                    price += change(terms, tally, i, j, k, 1)
+                    if price < np.inf:
+                        apply(terms, tally, i, j, k, 1)
+                        at_home = tally.served[other, j] < terms.need[other, j] * (1.0 - 1e-9)
+                        at_home = at_home or tally.held[other, j] < terms.least[other, j]
+                        start, end = (j, j) if at_home else (0, regions - 1)
+                        best_addition(terms, tally, other, start, end, -least_gain - price, LARGEST, found)
+                        if found[1] >= 0:
+                            apply(terms, tally, other, found[0], found[1], found[2])
+                            return True
+                        if price < -least_gain:
+                            return True
+                        apply(terms, tally, i, j, k, -1)
+                    apply(terms, tally, other, j, k, fewer)
+                    if price < np.inf:
+                        break
+    return False
+
+
+@compiled_aside
 def fill(terms: Terms, tally: Tally, i: int, j: int, found: NDArray[np.int64], least_gain: float) -> int:
     """Add instances of model i while that makes the plan better: in region j, else, for the sum of all, anywhere."""
     regions, moves = terms.need.shape[1], 0
@@ -184,9 +217,10 @@ def fill(terms: Terms, tally: Tally, i: int, j: int, found: NDArray[np.int64], l
             return moves
         first, last = (j, j) if short_home else (0, regions - 1)
         best_addition(terms, tally, i, first, last, -least_gain, 1, found)
-        if found[1] < 0:
+        if found[1] >= 0:
+            apply(terms, tally, i, found[0], found[1], found[2])
+        elif not displace(terms, tally, i, first, last, found, least_gain):
             return moves
-        apply(terms, tally, i, found[0], found[1], found[2])
         moves += 1
 
 

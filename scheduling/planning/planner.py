@@ -53,7 +53,10 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
     draft = plan_fast(problem)
     asked = problem
     if problem.shortage(draft.targets).any:
+        possible = np.isfinite(draft.bound_usd)
         targets, note = _least_shortage(problem, draft, ends_s)
+        if possible and np.prod(problem.shape) > EXACT_UP_TO:
+            note = _joined(note, "split instances would hold all rows; no whole plan was found that does")
         asked = replace(problem, waived=problem.shortage(targets))
         draft = plan_fast(asked, targets)
         draft = replace(draft, note=_joined(draft.note, note))

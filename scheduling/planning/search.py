@@ -1,5 +1,7 @@
 """The fast planner: the relaxation rounded at several thresholds, repaired, and improved by local search."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +44,8 @@ def terms_of(problem: Problem) -> Terms:
         beyond_half=np.array([BEYOND_HALF]),
     )
     # Copies, all writable and in C order: kernels are compiled once more for arrays that are read-only or lie otherwise.
-    return Terms(*(np.array(array, order="C") for array in terms))
+    copies: list[Any] = [np.array(array, order="C") for array in terms]
+    return Terms(*copies)
 
 
 def price_usd(problem: Problem, targets: NDArray[np.int64]) -> float:

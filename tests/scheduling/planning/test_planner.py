@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduling.planning import kernels
+from scheduling.planning import kernels, planner
 from scheduling.planning.cuts import violated_cuts
 from scheduling.planning.exact import solve_exact, solve_split
 from scheduling.planning.greedy import greedy_targets
@@ -104,6 +104,7 @@ def test_cuts_lose_no_whole_plan(problem, seed):
         assert np.all(enough @ cut.coefficients >= cut.least - 1e-6)
 
 
+@settings(max_examples=50)
 @given(small_problems(), st.data())
 def test_a_move_is_priced_as_the_plans_before_and_after_it(problem, data):
     size = int(np.prod(problem.shape))
@@ -168,6 +169,25 @@ def test_too_little_capacity_serves_what_it_can():
     assert plan.unmet_total_tokens_per_s == pytest.approx([total.get(i, 0.0) for i in range(6)])
     # Nobody goes without while others have all they asked for.
     assert np.all(plan.unmet_total_tokens_per_s < 0.6 * problem.need_total_tokens_per_s)
+
+
+@pytest.mark.parametrize(("size", "seed", "share"), [((10, 5, 3), 2, 0.7), ((30, 20, 5), 0, 0.65)])
+def test_room_is_made_by_moving_other_models(size, seed, share):
+    # So little capacity that rounded shares do not fit as they are.
+    problem = synthetic(*size, seed)
+    problem = replace(problem, capacity=np.ceil(problem.capacity * share).astype(int))
+    assert plain_rows(problem, plan_fast(problem).targets) == ([], {}, {}, {})
+
+
+def test_a_shortage_that_is_not_proved_says_so(monkeypatch):
+    monkeypatch.setattr(planner, "EXACT_UP_TO", 0)
+    problem = synthetic(10, 5, 3, seed=1)
+    problem = replace(problem, capacity=np.ceil(problem.capacity * 0.65).astype(int))
+    assert Relaxation(problem).solve() is not None
+    plan = solve(problem)
+    assert plan.status == SHORT
+    assert "no whole plan was found" in plan.note
+    assert plain_rows(problem, plan.targets)[0] == []
 
 
 def test_the_same_problem_gives_the_same_plan():
