@@ -242,6 +242,7 @@ if min(FORECAST_WINDOWS, FORECAST_EVERY_S, PLAN_EVERY_S, STRATEGY_EVERY_S) <= 0:
 # Each of these looks whether its work is due (by the newest row), so that a restart neither skips nor repeats it.
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
+    "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
 }
 LOOK_S = min(30.0, FORECAST_EVERY_S, PLAN_EVERY_S)
 CELERY_BEAT_SCHEDULE |= {
@@ -264,6 +265,11 @@ CELERY_BEAT_SCHEDULE |= {
         "task": "workers.tasks.planning.finish_drains",
         "schedule": 5.0,
         "options": {"expires": 5.0},
+    },
+    "compare-strategies": {
+        "task": "workers.tasks.planning.compare_strategies",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
     },
     "prune-planning": {
         "task": "workers.tasks.planning.prune_planning",

@@ -3,6 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from ninja import Field, Schema
 from pydantic import ConfigDict
@@ -13,6 +14,7 @@ from controlplane.fleet import selectors
 from controlplane.fleet.models import CommandState, CommandVerb, Launcher, OrderingPolicy, RoutingPolicy, SloKind
 from controlplane.fleet.states import Action, InstanceState
 from controlplane.gateway.models import Outcome
+from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, Quantity
 
 Row = TypeVar("Row")
 
@@ -282,6 +284,119 @@ class RequestOut(Described):
     """For the fleet's people alone, like `attempts` and `trace`."""
     attempts: int | None
     trace: list[Any] | None
+
+
+class ForecastOut(Described):
+    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+
+    id: int
+    made_at: datetime
+    model: str
+    region: str
+    slo_class: str
+    """Empty: all classes together."""
+    quantity: Quantity
+    forecaster: str
+    window_s: int
+    start_at: datetime
+    """Begin of the first window."""
+    mean: list[float | None]
+    lower_80: list[float | None]
+    upper_80: list[float | None]
+    lower_95: list[float | None]
+    upper_95: list[float | None]
+    note: str
+    """Why a simpler forecaster stood in, if one did."""
+
+
+class BacktestOut(Described):
+    id: int
+    made_at: datetime
+    source: str
+    window_s: int
+    horizon_windows: int
+    rows: list[dict[str, Any]]
+    """One a forecaster, series and quantity."""
+
+
+class PolicyOut(Described):
+    model: str
+    strategy: str | None
+    """Null where the model has no policy: it is scaled by the reactive floor alone."""
+    mode: PolicyMode
+    parameters: dict[str, Any]
+    changed_at: datetime | None
+
+
+class PolicyIn(Strict):
+    strategy: str = Field(max_length=40)
+    mode: PolicyMode
+    parameters: dict[str, Any] = {}
+    """Of the strategy, by name; what is not given has its standard value."""
+    reason: str = Field("", max_length=255)
+
+
+class PlanOut(Described):
+    id: int
+    round: UUID
+    """Models that were planned together have the same."""
+    made_at: datetime
+    valid_until: datetime
+    model: str = Field(alias="model.name")
+    strategy: str
+    status: PlanStatus
+    targets: list[dict[str, Any]]
+    """By region and GPU type: present and planned instances, demand, what an instance serves, and why."""
+    binding: list[str]
+    cost_usd_per_hour_before: float
+    cost_usd_per_hour_after: float
+    solver: str
+    gap: float | None
+    solve_ms: float | None
+    note: str
+    decided_by: str
+    decided_at: datetime | None
+    applied_at: datetime | None
+
+
+class PlanDetail(PlanOut):
+    inputs: dict[str, Any]
+    """Demand, capability, prices and bounds that it was made from."""
+
+
+class DecisionIn(Strict):
+    reason: str = Field("", max_length=255)
+
+
+class MoveOut(Described):
+    """One instance added or taken away by scaling, and why."""
+
+    id: int
+    at: datetime
+    plan: int | None = Field(alias="plan_id")
+    source: MoveSource
+    strategy: str
+    model: str
+    region: str
+    gpu_type: str
+    instance: str
+    delta: int
+    """1: one more; -1: one less."""
+    reason: str
+    inputs: dict[str, Any]
+
+
+class ComparisonOut(Described):
+    """The last hours of the ledger simulated under each strategy."""
+
+    id: int
+    made_at: datetime
+    from_at: datetime
+    to_at: datetime
+    requests: int
+    rows: list[dict[str, Any]]
+    """One a strategy: instance-hours, dollars, p95 latencies, share of promises kept, wasted hours, moves."""
+    note: str
 
 
 class MeOut(Described):

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import NinjaAPI, Router
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, fleet, records
+from controlplane.api import accounts, errors, fleet, planning, records
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -33,8 +33,8 @@ class PilothouseApi(NinjaAPI):
 api = PilothouseApi(
     title="Pilothouse",
     version="1",
-    description="Inventory, operator actions, keys, events, usage and the request ledger. Errors have one body: "
-    '`{"error": {"code", "message", "field"}}`.',
+    description="Inventory, operator actions, keys, events, usage, the request ledger, forecasts and scaling. "
+    'Errors have one body: `{"error": {"code", "message", "field"}}`.',
     urls_namespace="api",
     docs_url=None,
 )
@@ -42,6 +42,7 @@ errors.install(api)
 api.add_router("", fleet.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
+api.add_router("", planning.router)
 
 
 rest_of_paths = Router()

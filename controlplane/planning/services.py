@@ -2,7 +2,8 @@
 
 Approving is a row like any other promise: a Celery worker is told at once, and when no broker answers, beat finds the
 approved plan within seconds. What the planners write is in modules of their own, and what others call of it is named here
-too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between plans), `executor` (instances).
+too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between plans), `executor` (instances),
+`comparison` (strategies simulated).
 """
 
 import logging
@@ -21,6 +22,7 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model
 from controlplane.fleet.services import DELIVERY_OPTIONS
 from controlplane.fleet.states import ActionError
+from controlplane.planning.comparison import compare_strategies
 from controlplane.planning.forecasts import make_forecasts
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Backtest, PlanStatus, ScalingPlan, ScalingPolicy
@@ -32,6 +34,7 @@ __all__ = [
     "apply_plan",
     "apply_plans",
     "approve",
+    "compare_strategies",
     "make_forecasts",
     "make_plans",
     "reject",

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.planning import executor, services
+from controlplane.planning import comparison, executor, services
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from workers.vllm.client import VllmClient, VllmError
 
@@ -43,6 +43,15 @@ def forecast_and_plan() -> None:
         newest = ScalingPlan.objects.order_by("-made_at").values_list("made_at", flat=True).first()
         if due(newest, settings.PLAN_EVERY_S, now):
             attempt("plans", services.make_plans, timezone.now())
+
+
+@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+def compare_strategies() -> None:
+    """Simulate the last hours of the ledger under each strategy, when that is due."""
+    with only_one("compare_strategies") as free:
+        now = timezone.now()
+        if free and comparison.due(now):
+            attempt("comparison", lambda at: [services.compare_strategies(settings.COMPARE_HOURS, at)], now)
 
 
 @shared_task
@@ -82,7 +91,7 @@ def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
     return newest is None or (now - newest).total_seconds() >= 0.9 * every_s
 
 
-def attempt(what: str, make: object, now: datetime) -> None:
+def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None:
     """Call *make* with *now*; a failure is logged, and an event unless one of its kind was written lately."""
     try:
         made = make(now)

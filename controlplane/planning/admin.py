@@ -1,0 +1,111 @@
+"""Admin of forecasts and scaling: policies are edited, plans are approved or rejected, the rest is read."""
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+
+from controlplane.accounts.admin_actions import ReasonAction
+from controlplane.accounts.admin_site import has_role
+from controlplane.accounts.models import Role
+from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
+from controlplane.fleet.models import Model, Region
+from controlplane.gateway.admin import name_filter
+from controlplane.planning import services
+from controlplane.planning.models import (
+    Backtest,
+    Forecast,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
+
+BY_MODEL, BY_REGION = name_filter("model", Model.objects.all), name_filter("region", Region.objects.all)
+
+
+@admin.register(Forecast)
+class ForecastAdmin(ReadOnlyAdmin):
+    list_display = ["made_at", "model", "region", "quantity", "forecaster", "window_s", "start_at", "note"]
+    list_filter = ["made_at", "quantity", "forecaster", BY_MODEL, BY_REGION]
+
+
+@admin.register(Backtest)
+class BacktestAdmin(ReadOnlyAdmin):
+    list_display = ["made_at", "source", "window_s", "horizon_windows"]
+    list_filter = ["made_at"]
+    search_fields = ["source"]
+
+
+@admin.register(ScalingPolicy)
+class ScalingPolicyAdmin(AuditedAdmin):
+    list_display = ["model", "strategy", "mode", "parameters", "changed_at"]
+    list_filter = ["mode", "strategy"]
+    list_select_related = ["model"]
+    search_fields = ["model__name"]
+    autocomplete_fields = ["model"]
+    fields = ["model", "strategy", "mode", "parameters"]
+
+
+class Decision(ReasonAction):
+    """Approving or rejecting, through the services."""
+
+    def act(self, request: HttpRequest, row: ScalingPlan, reason: str) -> str:
+        plan = getattr(services, self.verb)(row, request.user, reason)
+        return f"The plan for {row.model} is {plan.status}"
+
+
+class Approve(Decision):
+    verb, title, button = "approve", "Approve plans", "Approve"
+    question = "Instances are moved to the plans' targets."
+
+
+class Reject(Decision):
+    verb, title, button = "reject", "Reject plans", "Reject"
+    question = "The plans are laid aside; instances stay as they are."
+
+
+@admin.register(ScalingPlan)
+class ScalingPlanAdmin(ReadOnlyAdmin):
+    actions = ["approve", "reject"]
+    list_display = ["made_at", "model", "strategy", "status", "change", "usd_per_hour", "note", "decided_by"]
+    list_filter = ["status", "made_at", "model", "strategy"]
+    list_select_related = ["model"]
+    search_fields = ["=round", "note", "decided_by"]
+
+    @admin.display(description="instances")
+    def change(self, plan: ScalingPlan) -> str:
+        before, after = (sum(row.get(name, 0) for row in plan.targets) for name in ("present", "target"))
+        return f"{before} → {after}"
+
+    @admin.display(description="US dollars per hour")
+    def usd_per_hour(self, plan: ScalingPlan) -> str:
+        return f"{plan.cost_usd_per_hour_before:.2f} → {plan.cost_usd_per_hour_after:.2f}"
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        return has_role(request, Role.OPERATOR)
+
+    @admin.action(description="Approve (asks for a reason)", permissions=["operate"])
+    def approve(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+        return Approve(self)(request, rows)
+
+    @admin.action(description="Reject (asks for a reason)", permissions=["operate"])
+    def reject(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+        return Reject(self)(request, rows)
+
+
+@admin.register(ScalingMove)
+class ScalingMoveAdmin(ReadOnlyAdmin):
+    list_display = ["at", "delta", "model", "region", "gpu_type", "instance", "source", "strategy", "reason"]
+    list_filter = ["at", "source", "strategy", BY_MODEL, BY_REGION]
+    search_fields = ["instance", "reason"]
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).select_related("plan__model")
+
+
+@admin.register(StrategyComparison)
+class StrategyComparisonAdmin(ReadOnlyAdmin):
+    list_display = ["made_at", "from_at", "to_at", "requests", "note"]
+    list_filter = ["made_at"]

@@ -1,0 +1,138 @@
+"""`/api`: forecasts and scaling: who reads, who decides, and what they get."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.planning import services
+from controlplane.planning.models import (
+    Forecast,
+    PlanStatus,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
+
+pytestmark = pytest.mark.django_db
+LISTS = [
+    "forecasts",
+    "backtests",
+    "scaling/policies",
+    "scaling/plans",
+    "scaling/moves",
+    "scaling/comparisons",
+]
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(services, "hurry", lambda: True)
+
+
+@pytest.fixture
+def plan(language_model):
+    return ScalingPlan.objects.create(
+        model=language_model,
+        strategy="lt_ua",
+        valid_until=timezone.now() + timedelta(hours=1),
+        targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 2}],
+        inputs={"epsilon": 0.8},
+    )
+
+
+@pytest.fixture
+def rows(plan, language_model):
+    """One of everything."""
+    now = timezone.now()
+    bands = {name: [1.0, 2.0] for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
+    names = {"model": "llama-3.1-8b", "region": "us-east"}
+    Forecast.objects.create(quantity="prompt", forecaster="ets", window_s=60, start_at=now, **names, **bands)
+    services.store_backtest("ledger", 60, 1, [{"forecaster": "ets", "mean_ape": 0.2}])
+    services.set_policy(language_model, "lt_ua", "ask", {}, "a test")
+    ScalingPlan.objects.update(status=PlanStatus.ADVICE)
+    ScalingMove.objects.create(
+        plan=plan, source="plan", strategy="lt_ua", gpu_type="a100-80gb", delta=1, reason="a peak", **names
+    )
+    StrategyComparison.objects.create(from_at=now, to_at=now, requests=9, rows=[{"strategy": "lt_ua"}])
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_the_fleets_people_read(path, rows, sign_in):
+    for who in ("viewer", "operator", "fleet_admin"):
+        response = sign_in(who).get(path)
+        assert response.status_code == 200
+        assert len(response.json()["items"]) == 1
+
+
+@pytest.mark.parametrize("path", [*LISTS, "scaling/plans/1"])
+def test_others_do_not(path, rows, sign_in, with_key, nobody, acme):
+    assert sign_in("member").get(path).status_code == 403
+    assert nobody.get(path).status_code == 401
+    assert with_key(acme).get(path).status_code == 401
+
+
+def test_lists_narrow_and_have_pages(rows, sign_in, plan):
+    caller = sign_in("viewer")
+    assert caller.get("forecasts", quantity="output").json()["items"] == []
+    assert caller.get("forecasts", region="us-east", quantity="prompt").json()["items"][0]["mean"] == [1.0, 2.0]
+    assert caller.get("scaling/plans", status="applied").json()["items"] == []
+    assert caller.get("scaling/moves", source="plan", model="llama-3.1-8b").json()["items"][0]["plan"] == plan.pk
+    assert caller.get("scaling/moves", source="nobody").status_code == 422
+    ScalingPlan.objects.create(model=plan.model, strategy="lt_u", valid_until=timezone.now())
+    first = caller.get("scaling/plans", limit=1).json()
+    assert (first["items"][0]["strategy"], first["next_cursor"]) == ("lt_u", first["items"][0]["id"])
+    second = caller.get("scaling/plans", limit=1, cursor=first["next_cursor"]).json()
+    assert (second["items"][0]["strategy"], second["next_cursor"]) == ("lt_ua", None)
+
+
+def test_a_plan_alone_has_its_inputs(sign_in, plan):
+    caller = sign_in("viewer")
+    assert "inputs" not in caller.get("scaling/plans").json()["items"][0]
+    body = caller.get(f"scaling/plans/{plan.pk}").json()
+    assert (body["inputs"], body["model"], body["status"]) == ({"epsilon": 0.8}, "llama-3.1-8b", "advice")
+    assert caller.get("scaling/plans/999").status_code == 404
+
+
+@pytest.mark.parametrize(("verb", "status"), [("approve", "approved"), ("reject", "rejected")])
+def test_operators_decide_once(verb, status, sign_in, plan):
+    assert sign_in("viewer").post(f"scaling/plans/{plan.pk}/{verb}", reason="x").status_code == 403
+    response = sign_in("operator").post(f"scaling/plans/{plan.pk}/{verb}", reason="the evening peak")
+    assert response.status_code == 200
+    assert (response.json()["status"], response.json()["decided_by"]) == (status, "operator")
+    again = sign_in("fleet_admin").post(f"scaling/plans/{plan.pk}/{verb}")
+    assert again.status_code == 409
+    assert f"is {status}" in again.json()["error"]["message"]
+
+
+def test_operators_set_policies(sign_in, language_model):
+    body = {"strategy": "lt_u", "mode": "shadow", "parameters": {"out_above": 0.8}}
+    assert sign_in("viewer").send("PUT", "scaling/policies/llama-3.1-8b", body).status_code == 403
+    response = sign_in("operator").send("PUT", "scaling/policies/llama-3.1-8b", body)
+    assert response.status_code == 200
+    assert response.json() | {"changed_at": 0} == {"model": "llama-3.1-8b", **body, "changed_at": 0}
+    assert ScalingPolicy.objects.get().parameters == {"out_above": 0.8}
+    assert sign_in("operator").send("PUT", "scaling/policies/none", body).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"strategy": "wish"}, "strategy"),
+        ({"mode": "always"}, "mode"),
+        ({"parameters": {"no_such": 1}}, "parameters"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_at_its_field(change, field, sign_in, language_model):
+    body = {"strategy": "lt_u", "mode": "shadow"} | change
+    response = sign_in("operator").send("PUT", "scaling/policies/llama-3.1-8b", body)
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == field
+    assert not ScalingPolicy.objects.exists()
+
+
+def test_a_model_without_a_policy_has_the_floor_alone(sign_in, language_model):
+    (item,) = sign_in("viewer").get("scaling/policies").json()["items"]
+    assert (item["strategy"], item["mode"]) == (None, "off")
