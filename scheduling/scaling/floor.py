@@ -16,7 +16,7 @@ from scheduling.scaling.endpoint import Advice, EndpointView, Move, Strategy, mo
 class Floor:
     """Parameters of the floor."""
 
-    above: float = 0.9
+    above: float = 1.0
     """Use, once those on the way are there, from which on one more is wanted."""
     cooldown_s: float = 15.0
 

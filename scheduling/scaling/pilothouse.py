@@ -1,30 +1,39 @@
-"""Our own strategy: capacity for the next minutes by plan, corrections by what is seen, and no instance let go too soon.
+"""Our own strategy: capacity for the next minutes by plan, corrected by what all regions of a model show together.
 
-From SageServe it takes the plan over regions and the guard by traffic, from PreServe the short window and the proportional
-answer to an overload. What is its own: the plan looks only as far ahead as an instance needs to come, so nothing is held
-for the peak of an hour; instances are filled to *aim*, where SageServe keeps what is above 30 %; and what the last
-minutes' peak needed is kept, so an instance does not go while it would be back within minutes.
+From SageServe it takes the plan over regions, from PreServe the short window and the answer in proportion. Its own:
+the plan looks little further than an instance takes to come, so nothing is held for the peak of an hour. An instance goes
+when no plan for the next 50 minutes wants it, even at the upper end of the forecast's band, so that it is not back within
+them. And load is read over all regions of a model, smoothed over a minute: the router sends what one region cannot take
+to another, so a burst in one region is no shortage.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil, exp, inf
 
 from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, percent, use_words
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, percent
 
 
 @dataclass(kw_only=True)
 class Pilothouse(ByEndpoint):
-    """Plan, traffic and use together, for each endpoint."""
+    """Plan and pooled load together, for each endpoint.
+
+    Advice should be renewed every 20 minutes or so, with `later_instances`.
+    """
 
     name: str = field(default="pilothouse", init=False)
-    out_above: float = 0.8
-    aim: float = 0.7
-    """Use that instances are added for, and that one fewer must stay below."""
-    confirm_above: float = 0.4
-    """Use below which a plan's or the traffic's wish for more is not believed yet."""
+    out_above: float = 0.9
+    """Smoothed use, at the endpoint and over all regions, above which there are too few, whatever the plan."""
+    aim: float = 0.75
+    """Use that instances are added for then, and that the rest must stay below when some go."""
+    confirm_above: float = 0.5
+    """Use, at the endpoint or over all regions, below which a plan's wish for more is not believed yet."""
+    smooth_s: float = 60.0
     hold_s: float = 300.0
-    """What was needed in the last one to two of these is kept."""
+    """Least time between a change and letting instances go."""
+    _pools: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+    """By model: instances' worth of smoothed load, and instances, over all regions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,58 +41,62 @@ class Pilothouse(ByEndpoint):
             raise ValueError(f"aim ({self.aim}) must be above 0 and at most out_above ({self.out_above})")
         if not 0 <= self.confirm_above < self.out_above:
             raise ValueError(f"confirm_above ({self.confirm_above}) must be from 0 to below out_above")
-        if not 0 < self.hold_s < inf:
-            raise ValueError(f"hold_s must be a number above 0, not {self.hold_s}")
+        for what in ("smooth_s", "hold_s"):
+            if not 0 < getattr(self, what) < inf:
+                raise ValueError(f"{what} must be a number above 0, not {getattr(self, what)}")
 
-    def _judge(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        self._note(now_s, view)
-        return super()._judge(now_s, view, advice)
+    def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
+        """As `Strategy.decide`."""
+        self._pools = {}
+        for view in views:
+            pool = self._pools.setdefault(view.model, [0.0, 0.0])
+            pool[0] += self._smoothed(now_s, view)
+            pool[1] += view.instances
+        return super().decide(now_s, views, advice)
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         if not view.ready or view.use == inf:
-            return 0, ""  # nothing ready: what is on the way decides, and the floor
-        busy = view.use * view.ready
-        delta, why = self._more(view, advice, busy)
-        if delta > 0:
-            return delta, why
-        return self._fewer(now_s, view, advice)
+            return 0, ""  # what is on the way decides, and the floor
+        busy, instances = self.memory[f"{view.key}|busy"], view.instances
+        pool_busy, pool_instances = self._pools[view.model]
+        own, pool = busy / instances, pool_busy / pool_instances
+        if min(own, pool) > self.out_above and view.since_change_s >= self.cooldown_s:
+            return max(1, ceil(busy / self.aim) - instances), (
+                f"Use is {percent(own)}, {percent(pool)} over all regions, above {percent(self.out_above)}"
+            )
+        if instances < advice.target_instances:
+            if max(own, pool) <= self.confirm_above:
+                return 0, ""
+            return advice.target_instances - instances, (
+                f"The next minutes ask for {advice.target_instances} at a {forecast_words(advice)}, and use is"
+                f" {percent(own)}"
+            )
+        return self._fewer(view, advice, busy)
 
-    def _more(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
-        wanted, why = view.instances, ""
-        if busy > self.out_above * view.instances and view.since_change_s >= self.cooldown_s:
-            wanted = max(wanted + 1, ceil(busy / self.aim))
-            why = f"{use_words(view)}, above {percent(self.out_above)} with those on the way"
-        if view.use > self.confirm_above:
-            if advice.target_instances > wanted:
-                wanted = advice.target_instances
-                why = f"The next minutes ask for {wanted} at a {forecast_words(advice)}"
-            each = advice.tokens_per_s_per_instance
-            if each > 0 and view.tokens_per_s > each * wanted and view.since_change_s >= self.cooldown_s:
-                wanted = ceil(view.tokens_per_s / each)
-                why = f"Demand is {view.tokens_per_s:,.0f} tokens/s, what {wanted} instances serve"
-        return wanted - view.instances, why
-
-    def _fewer(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
-        if view.coming or view.waiting or view.since_change_s < self.hold_s:
+    def _fewer(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
+        if view.coming or view.since_change_s < self.hold_s:
             return 0, ""
-        peak = self._peak(view)
-        needed = max(advice.target_instances, advice.later_instances, ceil(peak / self.aim), 1)
-        if needed >= view.instances:
+        needed = max(advice.target_instances, advice.later_instances, 1)
+        pool_busy, pool_instances = self._pools[view.model]
+        spare = min(
+            view.instances - needed,
+            view.instances - ceil(busy / self.out_above),
+            int(pool_instances - pool_busy / self.aim),
+        )
+        if spare < 1:
             return 0, ""
-        return needed - view.instances, (
-            f"The last minutes' peak filled {peak:.1f} instances, and the plan asks for {advice.target_instances}"
+        self._pools[view.model][1] -= spare  # so that another region does not count on them too
+        return -spare, (
+            f"No more than {needed} will be needed at a {forecast_words(advice)}, and {busy:.1f} instances' worth of"
+            " load is there"
         )
 
-    def _note(self, now_s: float, view: EndpointView) -> None:
-        """Remember the highest load, in instances' worth, of this hold and of the one before."""
-        hold = float(now_s // self.hold_s)
-        busy = view.use * view.ready if view.use < inf else float(view.instances)
-        now_key, before_key, hold_key = (f"{view.key}|{what}" for what in ("peak", "before", "hold"))
-        if self.memory.get(hold_key) != hold:
-            last = self.memory.get(hold_key, -inf)
-            self.memory[before_key] = self.memory.get(now_key, 0.0) if last == hold - 1 else 0.0
-            self.memory[now_key], self.memory[hold_key] = 0.0, hold
-        self.memory[now_key] = max(self.memory[now_key], busy)
-
-    def _peak(self, view: EndpointView) -> float:
-        return max(self.memory[f"{view.key}|peak"], self.memory[f"{view.key}|before"])
+    def _smoothed(self, now_s: float, view: EndpointView) -> float:
+        """The load of *view* in instances' worth, smoothed; remembered."""
+        key, when = f"{view.key}|busy", f"{view.key}|at"
+        busy = view.use * view.ready if view.ready and view.use < inf else float(view.instances)
+        since_s = max(0.0, now_s - self.memory.get(when, now_s))
+        keep = exp(-since_s / self.smooth_s)
+        found = keep * self.memory.get(key, busy) + (1 - keep) * busy
+        self.memory[key], self.memory[when] = found, now_s
+        return found

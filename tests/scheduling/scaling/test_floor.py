@@ -40,10 +40,10 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
 @pytest.mark.parametrize(
     ("changes", "delta"),
     [
-        ({"use": 0.9}, 0),
-        ({"use": 0.91}, 1),
-        ({"use": 1.1, "coming": 1}, 0),  # 0.88 once it is there
-        ({"use": 1.2, "coming": 1}, 1),
+        ({"use": 1.0}, 0),
+        ({"use": 1.01}, 1),
+        ({"use": 1.2, "coming": 1}, 0),  # 0.96 once it is there
+        ({"use": 1.3, "coming": 1}, 1),
         ({"use": inf, "ready": 0, "coming": 2, "waiting": 5}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 5}, 1),
         ({"use": inf, "ready": 0, "min_instances": 0}, 0),
@@ -59,7 +59,7 @@ def test_when_it_acts(changes, delta):
 
 def test_it_says_why():
     assert floor_move(0, view(use=1.3, waiting=9, coming=1)).reason == (
-        "Floor: use is 130 % with 9 waiting, 104 % with the 1 on the way, above 90 %: 5 → 6 instances, from own spot."
+        "Floor: use is 130 % with 9 waiting, 104 % with the 1 on the way, above 100 %: 5 → 6 instances, from own spot."
     )
 
 

@@ -257,3 +257,46 @@ def test_a_strategy_is_made_by_name_and_takes_numbers(name):
 def test_wrong_parameters_are_named(name, parameters, words):
     with pytest.raises(ValueError, match=words):
         make_strategy(name, parameters)
+
+
+# Our own
+
+
+def pilothouse(views, advices, at_s=(100.0,)):
+    """The moves of our own strategy at the last of *at_s*, by endpoint."""
+    strategy = make_strategy("pilothouse")
+    for now_s in at_s:
+        moves = strategy.decide(now_s, views, advices)
+    return {each.endpoint: each.delta for each in moves}
+
+
+def test_ours_takes_up_the_plan_when_use_bears_it_out():
+    assert pilothouse([view(use=0.6)], [advice(6)]) == {0: 2}
+    assert pilothouse([view(use=0.4)], [advice(6)]) == {}
+    busy_elsewhere = [view(use=0.4), view(region="west", use=0.8)]
+    assert pilothouse(busy_elsewhere, [advice(6), advice(4)]) == {0: 2}
+
+
+def test_ours_adds_in_proportion_when_all_regions_are_full():
+    assert pilothouse([view(use=2.0)], [advice(4)]) == {0: 7}
+    relieved = [view(use=2.0), view(region="west", ready=10, use=0.2)]
+    assert pilothouse(relieved, [advice(4), advice(10)]) == {}
+    other_model = [view(use=2.0), view(model="bloom", ready=10, use=0.2)]
+    assert pilothouse(other_model, [advice(4), advice(10)]) == {0: 7}
+
+
+def test_ours_smooths_over_a_minute():
+    strategy = make_strategy("pilothouse")
+    assert strategy.decide(0.0, [view(use=0.5)], [advice(4)]) == []
+    assert strategy.decide(15.0, [view(use=2.0)], [advice(4)]) == []  # 0.83 so far
+    assert [each.delta for each in strategy.decide(30.0, [view(use=2.0)], [advice(4)])] == [2]
+
+
+def test_ours_lets_go_what_neither_plan_nor_load_wants():
+    assert pilothouse([view(ready=8, use=0.2)], [advice(3)]) == {0: -5}
+    assert pilothouse([view(ready=8, use=0.2)], [advice(3, later_instances=6)]) == {0: -2}
+    assert pilothouse([view(ready=8, use=0.6)], [advice(3)]) == {0: -1}  # 4.8 of 7 at most three quarters
+    assert pilothouse([view(ready=8, use=0.2, since_change_s=299.0)], [advice(3)]) == {}
+    assert pilothouse([view(ready=7, coming=1, use=0.2)], [advice(3)]) == {}
+    full_elsewhere = [view(ready=8, use=0.2), view(region="west", ready=4, use=0.95)]
+    assert pilothouse(full_elsewhere, [advice(3), advice(4)]) == {0: -4}
