@@ -12,10 +12,23 @@ from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.events import allocate_events
 from scheduling.simulation.requests import Requests, check_prefixes, check_requests
 from scheduling.simulation.state import allocate_engines
-from scheduling.simulation.world import BOOKS, DECISION, ENDPOINT, OUTCOME, Arrivals, Outcome, State, World
+from scheduling.simulation.world import (
+    BOOKS,
+    CHANGE,
+    DECISION,
+    ENDPOINT,
+    LIFE,
+    OUTCOME,
+    Arrivals,
+    LifeArrays,
+    Outcome,
+    State,
+    World,
+)
 from scheduling.turns import ORDERINGS
 
 FIRST_WAITING = 4096
+FIRST_CHANGES = 1024
 
 
 def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_flag_s: float) -> World:
@@ -64,6 +77,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         candidates=np.array(candidates, np.int32),
         latency_s=latency_s,
         held=np.zeros(slots, np.int64),
+        lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         way=np.full((2, regions * regions), -1, np.int64),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
@@ -71,6 +85,15 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         least_tokens=np.zeros(instances),
         books=_books(cluster, wait_flag_s),
     )
+
+
+def _lives(cluster: Cluster) -> LifeArrays:
+    count = len(cluster.instances)
+    instances = np.zeros(count, LIFE)
+    instances["state"] = [spec.state for spec in cluster.instances]
+    instances["goal_endpoint"] = -1
+    instances["loading_s"] = cluster.delays.local_weights_s
+    return LifeArrays(instances, np.zeros((count, len(State))), np.zeros(FIRST_CHANGES, CHANGE), np.zeros(0))
 
 
 def _outcomes(count: int) -> NDArray[np.void]:
@@ -110,6 +133,9 @@ def _books(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
     books = np.zeros(1, BOOKS)
     record = books[0]
     record.threshold, record.wait_flag_s = cluster.threshold, wait_flag_s
+    record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
+    for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
+        record[name] = getattr(cluster.delays, name)
     if cluster.reactive is not None:
         record.reactive = 1
         for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):

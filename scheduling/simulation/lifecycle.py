@@ -1,7 +1,8 @@
 """The life of instances: started, loaded, drained, lent out as spot and taken back, asleep, failed, with another model.
 
-Plain Python: an instance changes its state some hundred times in a week, and the compiled loop calls here when one does.
-Delays are the cluster's; that of a spot reclaim is drawn (SageServe 7.1: median one minute, at most five).
+The changes themselves are compiled (`changes`), for the loop makes most of them by itself; here is what callers may ask
+for, and what takes more than arrays: another model on an instance. Delays are the cluster's; that of a spot reclaim is
+drawn (SageServe 7.1: median one minute, at most five).
 """
 
 from typing import Any, Final
@@ -10,39 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet import assign_endpoint
+from scheduling.simulation.changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, TO_CALLER
 from scheduling.simulation.cluster import Cluster, Delays
-from scheduling.simulation.events import reset_time
-from scheduling.simulation.prefixes import empty_cache
-from scheduling.simulation.state import configure
+from scheduling.simulation.loop import change
+from scheduling.simulation.state import NONE, configure
 from scheduling.simulation.world import State, World
 
 NEVER: Final = float("inf")
 SPOT_SPREAD: Final = 0.6
 """Standard deviation of the logarithm of a reclaim: one in 270 takes more than five medians."""
-
-READY: Final = int(State.READY)  # as a number: members of an enumeration are slow to come by
-AT_HAND: Final = (int(State.DRAINING), int(State.SPOT), int(State.ASLEEP))
-"""States from which an instance of the same model is back the soonest, in order."""
-COMING: Final = frozenset({State.STARTING, State.LOADING, State.READY, State.RECLAIMING, State.WAKING, State.SWAPPING})
-"""States of an instance that serves its endpoint or is on the way to it."""
-SERVING: Final = frozenset({State.READY, State.DRAINING})
-"""States in which an instance keeps what its prefix cache holds."""
-RIPENS: Final = {
-    State.RECLAIMING: State.READY,
-    State.LOADING: State.READY,
-    State.WAKING: State.READY,
-    State.SWAPPING: State.READY,
-    State.FALLING_ASLEEP: State.ASLEEP,
-    State.STARTING: State.LOADING,
-    State.FAILED: State.LOADING,
-}
-"""What a state becomes when its time is over."""
-
-Change = tuple[float, int, int, int, int]
-CHANGE: Final = np.dtype(
-    [("time_s", np.float64), ("instance", np.int32), ("endpoint", np.int32), ("before", np.int8), ("after", np.int8)]
-)
-"""One change of an instance's state."""
+DRAWN_AT_ONCE: Final = 64
 
 
 class Lives:
@@ -50,67 +28,64 @@ class Lives:
 
     def __init__(self, cluster: Cluster, world: World, seed: int) -> None:
         self.delays: Delays = cluster.delays
-        self.state = np.array([spec.state for spec in cluster.instances], np.int8)
         self.redeploys = self.swaps = 0
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
-        self._caches = bool(cluster.cached_block_sizes())
+        self._books: Any = world.books[0]
         self._random = np.random.default_rng(seed)
-        self._since_s = np.zeros(self.state.size)
-        self._spent_s = np.zeros((self.state.size, len(State)))
-        self._goal: dict[int, tuple[State, int, float]] = {}
-        """What a draining instance becomes, at which endpoint (-1: its own), and how long that takes."""
-        self._loading_s: dict[int, float] = {}
         self._used: list[list[str]] = [[spec.model] for spec in cluster.instances]
         """Models that were on each instance, the last one first."""
-        self._changes: list[Change] = []
 
-    def ready(self, instance: int) -> bool:
-        return bool(self.state[instance] == READY)
+    @property
+    def state(self) -> NDArray[np.int8]:
+        """`State` by instance."""
+        return self.world.lives.instances["state"]
 
     def state_s(self, now_s: float) -> NDArray[np.float64]:
         """Seconds that each instance spent in each state up to *now_s*."""
-        spent_s = self._spent_s.copy()
-        spent_s[np.arange(self.state.size), self.state] += now_s - self._since_s
+        spent_s = self.world.lives.spent_s.copy()
+        spent_s[np.arange(self.state.size), self.state] += now_s - self.world.lives.instances["since_s"]
         return spent_s
 
     def changes(self) -> NDArray[Any]:
         """CHANGE records in order of time."""
-        return np.array(self._changes, CHANGE)
+        return self.world.lives.changes[: self._books.changes].copy()
 
-    def put(self, instance: int, state: State, now_s: float, lasts_s: float = NEVER) -> None:
-        """Put *instance* into *state*; for *lasts_s*, or until somebody decides."""
-        fleet = self.world.fleet
-        before, endpoint = State(self.state[instance]), int(fleet.endpoint[instance])
-        self._spent_s[instance, before] += now_s - self._since_s[instance]
-        self._since_s[instance] = now_s
-        self.state[instance] = state
-        fleet.accepting[instance] = state == State.READY
-        self.world.policies[endpoint].serving += (state in COMING) - (before in COMING)
-        if self._caches and state not in SERVING:
-            empty_cache(self.world.engines, instance)
-        reset_time(self.world.events, self.state.size + instance, float(now_s + lasts_s))
-        self._changes.append((now_s, instance, endpoint, int(before), int(state)))
+    def make_room(self) -> None:
+        """See to it that there is room for one more change, and that one more reclaim is drawn."""
+        lives = self.world.lives
+        if self._books.changes == lives.changes.size:
+            lives = lives._replace(changes=np.concatenate([lives.changes, np.zeros_like(lives.changes)]))
+        if self._books.reclaims == lives.reclaims_s.size:
+            # One by one: the exponential of an array may differ from that of its elements in the last bit.
+            drawn = [float(np.exp(SPOT_SPREAD * each)) for each in self._random.standard_normal(DRAWN_AT_ONCE)]
+            drawn_s = np.minimum(self.delays.spot_median_s * np.array(drawn), self.delays.spot_max_s)
+            lives = lives._replace(reclaims_s=drawn_s)
+            self._books.reclaims = 0
+        if lives is not self.world.lives:
+            self.world = self.world._replace(lives=lives)
 
-    def drain(self, instance: int, now_s: float, goal: State, lasts_s: float = NEVER, endpoint: int = -1) -> None:
+    def _change(self, what: int, subject: int, state: int = NONE, endpoint: int = -1, lasts_s: float = NEVER) -> int:
+        self.make_room()
+        return int(change(self.world, what, subject, int(state), endpoint, float(lasts_s)))
+
+    def drain(self, instance: int, goal: State, lasts_s: float = NEVER, endpoint: int = -1) -> None:
         """Let *instance* finish what it has and become *goal*, for *lasts_s*, at another *endpoint* if that moves it."""
-        self._goal[instance] = (goal, endpoint, lasts_s)
-        if self.world.fleet.running[instance] == 0:
-            self.settle(instance, now_s)
-        elif self.state[instance] != State.DRAINING:
-            self.put(instance, State.DRAINING, now_s)
+        if self._change(DRAIN, instance, goal, endpoint, lasts_s) == TO_CALLER:
+            self.settle(instance)
 
-    def settle(self, instance: int, now_s: float) -> None:
-        """A draining instance that holds nothing any more becomes what was decided."""
-        goal, endpoint, lasts_s = self._goal.pop(instance)
-        if endpoint >= 0:
-            model, _ = self._cluster.endpoints[endpoint]
-            if goal == State.SWAPPING:
-                lasts_s = self.swap_s(instance, model)
-            self._move(instance, endpoint)
-            self._used[instance] = [model, *(each for each in self._used[instance] if each != model)]
-        self.put(instance, goal, now_s, lasts_s)
+    def settle(self, instance: int) -> None:
+        """*instance*, which is to move to another endpoint, holds nothing any more."""
+        life: Any = self.world.lives.instances[instance]
+        goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
+        life.goal_endpoint = -1
+        model, _ = self._cluster.endpoints[endpoint]
+        if goal == State.SWAPPING:
+            lasts_s = self.swap_s(instance, model)
+        self._move(instance, endpoint)
+        self._used[instance] = [model, *(each for each in self._used[instance] if each != model)]
+        self._change(PUT, instance, goal, lasts_s=lasts_s)
 
     def swap_s(self, instance: int, model: str) -> float:
         """How long *model* takes to come onto *instance*: from its GPU, host memory or storage, by who was there last."""
@@ -129,7 +104,7 @@ class Lives:
         model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
         before = int(fleet.endpoint[instance])
-        coming = State(self.state[instance]) in COMING
+        coming = bool(COMING >> int(self.state[instance]) & 1)
         policies[before].serving -= coming
         policies[endpoint].serving += coming
         assign_endpoint(fleet, self.world.endpoints, instance, endpoint)
@@ -142,78 +117,44 @@ class Lives:
             capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]
             policies[each].largest_kv_tokens = capacities.max(initial=0)
 
-    def ripen(self, instance: int, now_s: float) -> None:
-        """The time of the present state of *instance* is over."""
-        after = RIPENS[State(self.state[instance])]
-        lasts_s = self._loading_s.pop(instance, self.delays.local_weights_s) if after == State.LOADING else NEVER
-        self.put(instance, after, now_s, lasts_s)
-
-    def start(self, instance: int, now_s: float) -> bool:
+    def start(self, instance: int) -> bool:
         """Bring *instance* up from whatever rest it is at; False if it is at none."""
-        state = State(self.state[instance])
-        if state == State.EMPTY:
-            self._loading_s[instance] = self.delays.remote_weights_s
-            self.put(instance, State.STARTING, now_s, self.delays.start_s)
-        elif state == State.SPOT:
-            self.put(instance, State.RECLAIMING, now_s, self._spot_s())
-        elif state == State.ASLEEP:
-            self.put(instance, State.WAKING, now_s, self.delays.wake_s)
-        elif state == State.DRAINING and self._goal[instance][1] < 0:
-            del self._goal[instance]
-            self.put(instance, State.READY, now_s)
-        else:
-            return False
-        return True
+        return self._change(START, instance) >= 0
 
-    def _spot_s(self) -> float:
-        drawn_s = self.delays.spot_median_s * float(np.exp(SPOT_SPREAD * self._random.standard_normal()))
-        return min(drawn_s, self.delays.spot_max_s)
-
-    def redeploy(self, instance: int, endpoint: int, now_s: float, *, remote: bool) -> None:
+    def redeploy(self, instance: int, endpoint: int, *, remote: bool) -> None:
         self.redeploys += 1
         weights_s = self.delays.remote_weights_s if remote else self.delays.local_weights_s
-        self.drain(instance, now_s, State.LOADING, weights_s, endpoint)
+        self.drain(instance, State.LOADING, weights_s, endpoint)
 
-    def swap(self, instance: int, endpoint: int, now_s: float) -> None:
+    def swap(self, instance: int, endpoint: int) -> None:
         self.swaps += 1
-        self.drain(instance, now_s, State.SWAPPING, endpoint=endpoint)
+        self.drain(instance, State.SWAPPING, endpoint=endpoint)
 
-    def fail(self, instance: int, now_s: float, repair_s: float) -> None:
-        self._goal.pop(instance, None)
-        self._loading_s.pop(instance, None)
-        self.put(instance, State.FAILED, now_s, repair_s)
+    def fail(self, instance: int, repair_s: float) -> None:
+        life: Any = self.world.lives.instances[instance]
+        life.goal_endpoint, life.loading_s = -1, self.delays.local_weights_s
+        self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
 
-    def members(self, endpoint: int) -> NDArray[np.int32]:
-        """Instances of *endpoint*, ascending."""
-        arrays = self.world.endpoints
-        return arrays.members[arrays.first[endpoint] : arrays.first[endpoint + 1]]
+    def scale_out(self, endpoint: int) -> bool:
+        """One instance more for *endpoint*, by the shortest way that there is; False if there is none."""
+        changed = self._change(SCALE_OUT, endpoint)
+        return self.reach_out(endpoint) if changed == TO_CALLER else changed >= 0
 
-    def scale_out(self, endpoint: int, now_s: float) -> bool:
-        """One instance more for *endpoint*: False if there is none to be had.
+    def reach_out(self, endpoint: int) -> bool:
+        """`scale_out`, where no instance of the endpoint itself is at hand.
 
-        In order: one that drains only to rest, a spot instance of the same model, one asleep, a spot instance of another
-        model in the region (redeployed from local weights), an empty slot.
+        A spot instance of another model in the region, redeployed from local weights, before an empty slot.
         """
-        members = self.members(endpoint)
-        states = self.state[members]
-        for wanted in AT_HAND:
-            for instance in members[states == wanted].tolist():
-                if self.start(instance, now_s):
-                    return True
         fleet = self.world.fleet
         model, region = self._cluster.endpoints[endpoint]
         here = (self.state == State.SPOT) & (fleet.region == self._cluster.regions.index(region))
         for instance in np.flatnonzero(here & self._cluster.share_spot).tolist():
             if (model, self._cluster.instances[instance].gpu_type) in self._catalog:
-                self.redeploy(instance, endpoint, now_s, remote=False)
+                self.redeploy(instance, endpoint, remote=False)
                 return True
-        return any(self.start(instance, now_s) for instance in members[states == State.EMPTY].tolist())
+        members = self.world.endpoints.members[slice(*self.world.endpoints.first[endpoint : endpoint + 2])]
+        return any(self.start(instance) for instance in members[self.state[members] == State.EMPTY].tolist())
 
-    def scale_in(self, endpoint: int, now_s: float) -> bool:
+    def scale_in(self, endpoint: int) -> bool:
         """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""
-        members = self.members(endpoint)
-        ready = members[self.state[members] == READY]
-        if not ready.size:
-            return False
-        self.drain(int(ready[self.world.fleet.remaining_tokens[ready].argmin()]), now_s, State.SPOT)
-        return True
+        return self._change(SCALE_IN, endpoint) >= 0

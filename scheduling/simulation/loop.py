@@ -22,6 +22,17 @@ from scheduling.regions import choose_region, pressure
 from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, place, release
 from scheduling.scaling import reactive_trigger
 from scheduling.simulation.batch import begin, end, give, observe
+from scheduling.simulation.changes import (
+    DRAINING,
+    NOTHING,
+    READY,
+    RIPEN,
+    SCALE_IN,
+    SCALE_OUT,
+    SETTLE,
+    TO_CALLER,
+    act,
+)
 from scheduling.simulation.events import set_time
 from scheduling.simulation.sequences import free_sequence, take_sequence
 from scheduling.simulation.state import GIVEN, IDLE, NONE, SEGMENT, EngineArrays
@@ -32,10 +43,9 @@ from scheduling.turns import turn_key
 ALL_DONE: Final = 0
 UNTIL: Final = 1
 WAITING_FLAG: Final = 2
-FULL: Final = 3  # the waiting set or the log of decisions is to be made larger
-SCALE: Final = 4  # the reactive trigger wants an instance more or fewer: called_endpoint, called_for
-DRAINED: Final = 5  # called_instance accepts no work and has none left
-RIPE: Final = 6  # the time of the state of called_instance is over
+FULL: Final = 3  # the waiting set, a log or the delays drawn ahead are to be made larger
+SCALE: Final = 4  # the reactive trigger wants one more instance than is at hand: called_endpoint
+DRAINED: Final = 5  # called_instance has no work left and is to move to another endpoint
 
 NOBODY: Final = -3
 CONTROL: Final = -2
@@ -342,18 +352,25 @@ def _trigger(world: World, endpoint: int, now_s: float) -> int:
 
 
 @compiled_part
-def _run(world: World, until_s: float, endpoint: int, request: int, source: int) -> int:
+def _run(
+    world: World, until_s: float, endpoint: int, request: int, source: int, what: int, subject: int, after: int
+) -> int:
     # What can happen meets in one place for each thing to do: every one is compiled once, and that takes long enough.
     arrivals, events, books, engines = world.arrivals, world.events, world.books[0], world.engines
     instances, ways = world.fleet.endpoint.size, world.way.shape[1]
     requests, regions = arrivals.arrival_s.size, world.latency_s.shape[0]
     asked = source != NOBODY
+    again = False  # an instance became ready: its endpoint is pumped before time goes on
     while True:
         instance = reached = NONE
         now_s = float(books.now_s)
-        if asked:
+        if again:
+            request = NONE
+        elif asked:
             for each in range(world.policies.size):
                 observe_endpoint(world.fleet, world.endpoints, engines, each, now_s, source)
+            if what != NOTHING:
+                return act(world, what, subject, after, endpoint, until_s)
         else:
             if books.ended == requests:
                 return ALL_DONE
@@ -361,6 +378,8 @@ def _run(world: World, until_s: float, endpoint: int, request: int, source: int)
                 return FULL
             if world.decisions.size > 0 and world.decisions.size - books.decisions <= world.waiting.key.size:
                 return FULL  # an event may give out all that wait
+            if books.changes == world.lives.changes.size or books.reclaims == world.lives.reclaims_s.size:
+                return FULL
             arrival = int(books.arrived)
             arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
             node = int(events.heap[0])
@@ -371,6 +390,7 @@ def _run(world: World, until_s: float, endpoint: int, request: int, source: int)
                 return UNTIL
             books.now_s = now_s
             endpoint = request = NONE
+            what = NOTHING
             if arrival_s <= event_s:
                 source = ARRIVAL
                 books.arrived = arrival + 1
@@ -381,9 +401,7 @@ def _run(world: World, until_s: float, endpoint: int, request: int, source: int)
                 if node < instances:
                     instance = node
                 elif node < 2 * instances:
-                    set_time(events, node, math.inf)
-                    books.called_instance = node - instances
-                    return RIPE
+                    what, subject = RIPEN, node - instances
                 elif node < 2 * instances + ways:
                     reached = _reach(world, node - 2 * instances, source)
                     endpoint = int(world.outcomes[reached].endpoint)
@@ -427,30 +445,46 @@ def _run(world: World, until_s: float, endpoint: int, request: int, source: int)
             return endpoint
         if instance >= 0:
             set_time(events, instance, begin(engines, instance, now_s, world.outcomes))
-            if world.fleet.running[instance] == 0 and world.fleet.accepting[instance] == 0:
-                books.called_instance = instance
-                return DRAINED
-        if reached >= 0:
-            if books.reactive != 0:
-                wanted = _trigger(world, endpoint, now_s)
-                if wanted != 0:
-                    if wanted < 0:  # whoever takes one away looks for the one that has the least to do
-                        observe_endpoint(world.fleet, world.endpoints, engines, endpoint, now_s, source)
-                    books.called_endpoint, books.called_for = endpoint, wanted
-                    return SCALE
-            if books.wait_flag_s < math.inf and _flagged(world, endpoint, now_s):
-                books.called_endpoint = endpoint
-                return WAITING_FLAG
+            if world.lives.instances[instance].state == DRAINING and world.fleet.running[instance] == 0:
+                what, subject = SETTLE, instance
+        if reached >= 0 and books.reactive != 0:
+            wanted = _trigger(world, endpoint, now_s)
+            if wanted != 0:
+                what, subject = SCALE_OUT if wanted > 0 else SCALE_IN, endpoint
+        if what == SCALE_IN:  # its look for the one with the least to do
+            observe_endpoint(world.fleet, world.endpoints, engines, subject, now_s, source)
+        again = False
+        if what != NOTHING:
+            changed = act(world, what, subject, NONE, NONE, math.inf)
+            if changed == TO_CALLER:
+                books.called_endpoint, books.called_instance = endpoint, instance
+                return SCALE if what == SCALE_OUT else DRAINED
+            if changed >= 0:
+                if what == SCALE_OUT:
+                    books.scale_outs += 1
+                    world.policies[endpoint].scaled_s = now_s
+                elif what == SCALE_IN:
+                    books.scale_ins += 1
+                    world.policies[endpoint].scaled_s = now_s
+                again = world.lives.instances[changed].state == READY
+                endpoint = int(world.fleet.endpoint[changed])
+                reached = NONE
+                what = NOTHING
+        if reached >= 0 and books.wait_flag_s < math.inf and _flagged(world, endpoint, now_s):
+            books.called_endpoint = endpoint
+            return WAITING_FLAG
 
 
 @compiled
-def _enter(world: World, until_s: float, endpoint: int, request: int, source: int) -> int:
-    return _run(world, until_s, endpoint, request, source)
+def _enter(
+    world: World, until_s: float, endpoint: int, request: int, source: int, what: int, subject: int, after: int
+) -> int:
+    return _run(world, until_s, endpoint, request, source, what, subject, after)
 
 
 def run(world: World, until_s: float) -> int:
     """Let time pass until just before *until_s*, until all requests have ended, or until the caller is wanted."""
-    return _enter(world, until_s, NONE, NONE, NOBODY)
+    return _enter(world, until_s, NONE, NONE, NOBODY, NOTHING, NONE, NONE)
 
 
 def control(world: World, endpoint: int, request: int, source: int) -> int:
@@ -458,4 +492,11 @@ def control(world: World, endpoint: int, request: int, source: int) -> int:
 
     Returns the endpoint, -1 for none.
     """
-    return _enter(world, math.inf, endpoint, request, source)
+    return _enter(world, math.inf, endpoint, request, source, NOTHING, NONE, NONE)
+
+
+def change(
+    world: World, what: int, subject: int, after: int = NONE, endpoint: int = NONE, lasts_s: float = math.inf
+) -> int:
+    """`changes.act`, with the fleet arrays up to now. There must be room for one more change and one more reclaim."""
+    return _enter(world, lasts_s, endpoint, NONE, CONTROL, what, subject, after)

@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduling.routing import release
 from scheduling.simulation.events import reset_time
-from scheduling.simulation.prefixes import empty_cache
+from scheduling.simulation.prefixes import clear_cache
 from scheduling.simulation.state import FREE_SEQUENCES, IDLE, NONE, SEGMENT
 from scheduling.simulation.world import World
 
@@ -39,6 +39,6 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
         engine[name] = NONE
     engine.free_blocks = engine.kv_blocks
     engines.residues[instance] = 0
-    empty_cache(engines, instance)
+    clear_cache(engines, instance)
     reset_time(world.events, instance, np.inf)
     return lost

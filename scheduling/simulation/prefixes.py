@@ -252,10 +252,14 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
     return int(freed)
 
 
-def empty_cache(engines: EngineArrays, instance: int) -> None:
-    """Forget all that the cache of *instance*, which holds no requests, has. O(its table); for callers in Python."""
+def clear_cache(engines: EngineArrays, instance: int) -> None:
+    """Forget all that the cache of *instance*, which holds no requests, has. O(its table)."""
     engine: Any = engines.instances[instance]
-    if engine["used_records"]:
-        engines.cache.table[instance] = 0
-    engine["idle_blocks"] = engine["used_records"] = 0
-    engine["oldest_idle"] = engine["newest_idle"] = engine["spare_record"] = NONE
+    if engine.used_records > 0:
+        engines.cache.table[instance, :] = 0
+    engine.idle_blocks = engine.used_records = 0
+    engine.oldest_idle = engine.newest_idle = engine.spare_record = NONE
+
+
+empty_cache = compiled_aside(clear_cache)
+"""The same, for compiled callers."""

@@ -77,10 +77,9 @@ class Simulation:
             raise ValueError(f"wait_flag_s must be more than 0, not {wait_flag_s}")
         self.cluster = cluster
         self.requests = requests
-        self.world: World = build_world(cluster, requests, decisions=decisions, wait_flag_s=wait_flag_s)
-        self.lives = Lives(cluster, self.world, seed)
-        self._scale_outs = self._scale_ins = 0
-        self._books: Any = self.world.books[0]
+        world = build_world(cluster, requests, decisions=decisions, wait_flag_s=wait_flag_s)
+        self.lives = Lives(cluster, world, seed)
+        self._books: Any = world.books[0]
         self._decisions = decisions
         self._sample_s = sample_s
         self._samples: list[dict[str, NDArray[Any]]] = []
@@ -88,6 +87,11 @@ class Simulation:
         self._control()  # so that all is compiled before time begins to count
 
     # The state, to read
+
+    @property
+    def world(self) -> World:
+        """All arrays. It is another tuple, over the same arrays but those that had to grow, after time has passed."""
+        return self.lives.world
 
     @property
     def now_s(self) -> float:
@@ -136,8 +140,10 @@ class Simulation:
             reason = loop.run(self.world, stop_s)
             if reason == loop.FULL:
                 self._grow()
-            elif reason in (loop.SCALE, loop.DRAINED, loop.RIPE):
-                self._called(reason)
+            elif reason == loop.DRAINED:
+                self.lives.settle(int(self._books.called_instance))
+            elif reason == loop.SCALE:
+                self._reach_out(int(self._books.called_endpoint))
             elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
                 self._control()
                 self._sample(sample_s)
@@ -146,26 +152,11 @@ class Simulation:
                     self._control()
                 return Pause(reason)
 
-    def _called(self, reason: int) -> None:
-        """The loop came upon something that is decided here."""
-        now_s, instance, endpoint = self.now_s, int(self._books.called_instance), int(self._books.called_endpoint)
-        if reason == loop.RIPE:
-            self.lives.ripen(instance, now_s)
-            if self.lives.ready(instance):
-                self._control(int(self.fleet.endpoint[instance]), source=self.states.size + instance)
-        elif reason == loop.DRAINED:
-            if self.states[instance] == State.DRAINING:
-                self.lives.settle(instance, now_s)
-        elif self._books.called_for > 0:
-            done = self.lives.scale_out(endpoint, now_s)
-            self._scale_outs += done
-            if done:
-                self.world.policies[endpoint].scaled_s = now_s
-                if self.world.waiting.size[endpoint]:
-                    self._control(endpoint, source=loop.ARRIVAL)
-        elif self.lives.scale_in(endpoint, now_s):
-            self._scale_ins += 1
-            self.world.policies[endpoint].scaled_s = now_s
+    def _reach_out(self, endpoint: int) -> None:
+        """The reactive trigger wants one more instance than *endpoint* has at hand."""
+        if self.lives.reach_out(endpoint):
+            self._books.scale_outs += 1
+            self.world.policies[endpoint].scaled_s = self.now_s
 
     def run(
         self,
@@ -214,9 +205,10 @@ class Simulation:
         if decisions.size and decisions.size - books.decisions <= waiting.key.size:
             decisions = np.concatenate([decisions, np.zeros(decisions.size + waiting.key.size, decisions.dtype)])
         self._replace(waiting=waiting, held=held, decisions=decisions)
+        self.lives.make_room()
 
     def _replace(self, **arrays: Any) -> None:
-        self.world = self.lives.world = self.world._replace(**arrays)
+        self.lives.world = self.world._replace(**arrays)
 
     def _sample(self, now_s: float) -> None:
         fleet, world = self.fleet, self.world
@@ -246,9 +238,9 @@ class Simulation:
         """Begin to add *count* instances to *endpoint*, by the shortest ways there are; how many were begun."""
         self._check_endpoint(endpoint)
         begun = 0
-        while begun < count and self.lives.scale_out(endpoint, self.now_s):
+        while begun < count and self.lives.scale_out(endpoint):
             begun += 1
-        self._scale_outs += begun
+        self._books.scale_outs += begun
         self._control(endpoint)
         return begun
 
@@ -256,36 +248,36 @@ class Simulation:
         """Let the *count* least loaded instances of *endpoint* drain and become spot; how many there were."""
         self._check_endpoint(endpoint)
         begun = 0
-        while begun < count and self.lives.scale_in(endpoint, self.now_s):
+        while begun < count and self.lives.scale_in(endpoint):
             begun += 1
-        self._scale_ins += begun
+        self._books.scale_ins += begun
         return begun
 
     def start(self, instance: int) -> None:
         """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. ValueError if it is elsewhere."""
         self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
-        if not self.lives.start(instance, self.now_s):
+        if not self.lives.start(instance):
             raise ValueError(f"instance {instance} drains to change its model")
         self._control(int(self.fleet.endpoint[instance]))
 
     def drain(self, instance: int) -> None:
         """Let *instance* finish what it has, then lend it out as spot."""
         self._check_instance(instance, *BUSY)
-        self.lives.drain(instance, self.now_s, State.SPOT)
+        self.lives.drain(instance, State.SPOT)
 
     def stop(self, instance: int) -> None:
         """Let *instance* finish what it has, then give its machine up."""
         self._check_instance(instance, *BUSY, State.SPOT, State.ASLEEP)
-        self.lives.drain(instance, self.now_s, State.EMPTY)
+        self.lives.drain(instance, State.EMPTY)
 
     def sleep(self, instance: int) -> None:
         """Let *instance* finish what it has, then put it to sleep."""
         self._check_instance(instance, *BUSY)
-        self.lives.drain(instance, self.now_s, State.FALLING_ASLEEP, self.cluster.delays.sleep_s)
+        self.lives.drain(instance, State.FALLING_ASLEEP, self.cluster.delays.sleep_s)
 
     def wake(self, instance: int) -> None:
         self._check_instance(instance, State.ASLEEP)
-        self.lives.start(instance, self.now_s)
+        self.lives.start(instance)
 
     def fail(self, instance: int, repair_s: float | None = None) -> int:
         """Lose *instance* with all that it holds; how many requests were queued again.
@@ -297,7 +289,7 @@ class Simulation:
         if not lasts_s >= 0:
             raise ValueError(f"repair_s must be at least 0, not {repair_s}")
         self._make_room(int(self.fleet.running[instance]))
-        self.lives.fail(instance, self.now_s, float(lasts_s))
+        self.lives.fail(instance, float(lasts_s))
         again = 0
         for request, began in take_out(self.world, instance):
             tries = self.world.outcomes[request]["attempts"]
@@ -313,12 +305,12 @@ class Simulation:
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
         """Let *instance* finish what it has, then load the model of *endpoint*; *remote*: its weights are far away."""
         self._check_move(instance, endpoint)
-        self.lives.redeploy(instance, endpoint, self.now_s, remote=remote)
+        self.lives.redeploy(instance, endpoint, remote=remote)
 
     def swap(self, instance: int, endpoint: int) -> None:
         """Let *instance* finish what it has, then exchange its model for that of *endpoint*, from the nearest tier."""
         self._check_move(instance, endpoint)
-        self.lives.swap(instance, endpoint, self.now_s)
+        self.lives.swap(instance, endpoint)
 
     def rekey(self, request: int, key: float) -> bool:
         """Give *request* another turn in its queue (lowest first); False if it does not wait."""
@@ -359,7 +351,17 @@ class Simulation:
     def result(self) -> Result:
         """What came out so far."""
         world, books = self.world, self._books
-        counted = ("events", "arrived", "ended", "forwarded", "requeued", "refused", "failed")
+        counted = (
+            "events",
+            "arrived",
+            "ended",
+            "forwarded",
+            "requeued",
+            "refused",
+            "failed",
+            "scale_outs",
+            "scale_ins",
+        )
         return Result(
             cluster=self.cluster,
             requests=self.requests,
@@ -371,8 +373,6 @@ class Simulation:
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
                 "prefix_queried_tokens": int(world.engines.counters[PREFIX_QUERIED_TOKENS]),
                 "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
-                "scale_outs": self._scale_outs,
-                "scale_ins": self._scale_ins,
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
             },

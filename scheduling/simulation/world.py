@@ -110,6 +110,16 @@ BOOKS = record(
         ("failed", np.int64),
         ("events", np.int64),
         ("decisions", np.int64),
+        ("changes", np.int64),
+        ("scale_outs", np.int64),
+        ("scale_ins", np.int64),
+        ("reclaims", np.int64),
+        ("caches", np.uint8),  # whether any engine caches prefixes
+        ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
+        ("start_s", np.float64),  # delays
+        ("local_weights_s", np.float64),
+        ("remote_weights_s", np.float64),
+        ("wake_s", np.float64),
     ]
 )
 """The state of the run as a whole: its clock, its parameters, what it counts."""
@@ -134,6 +144,43 @@ ENDPOINT = record(
     ]
 )
 """How an endpoint is run."""
+
+
+LIFE = record(
+    [
+        ("state", np.int8),
+        ("goal", np.int8),  # what a draining instance becomes,
+        ("goal_endpoint", np.int32),  # where, -1 for its own endpoint,
+        ("goal_s", np.float64),  # and for how long
+        ("since_s", np.float64),
+        ("loading_s", np.float64),  # how long it loads its weights when it comes to that
+    ]
+)
+"""The state of one instance, and what is decided of it."""
+
+CHANGE = record(
+    [
+        ("time_s", np.float64),
+        ("instance", np.int32),
+        ("endpoint", np.int32),
+        ("before", np.int32),
+        ("after", np.int32),
+    ]
+)
+"""One change of an instance's state. (No bytes between fields: a copy would leave them as they happen to be.)"""
+
+
+class LifeArrays(NamedTuple):
+    """The states of all instances. `changes` alters them."""
+
+    instances: NDArray[np.void]
+    """LIFE records."""
+    spent_s: NDArray[np.float64]
+    """instances x states: seconds spent in each up to the last change."""
+    changes: NDArray[np.void]
+    """CHANGE records, of which `books.changes` are written."""
+    reclaims_s: NDArray[np.float64]
+    """How long the next reclaims from spot take, of which `books.reclaims` are used."""
 
 
 class Arrivals(NamedTuple):
@@ -170,6 +217,7 @@ class World(NamedTuple):
     """One way, regions x regions."""
     held: NDArray[np.int64]
     """The request in each slot of the waiting set."""
+    lives: LifeArrays
     travelling: NDArray[np.int64]
     """For each request on its way to another region the one after it; one element when no way takes time."""
     way: NDArray[np.int64]
