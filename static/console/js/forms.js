@@ -20,7 +20,9 @@ export function startDialogs() {
   if ("commandForElement" in HTMLButtonElement.prototype) return;
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("button[commandfor]");
-    if (button?.getAttribute("command") === "show-modal") document.getElementById(button.getAttribute("commandfor")).showModal();
+    const dialog = button && document.getElementById(button.getAttribute("commandfor"));
+    if (button?.getAttribute("command") === "show-modal") dialog.showModal();
+    if (button?.getAttribute("command") === "close") dialog.close();
   });
 }
 
