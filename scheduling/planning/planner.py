@@ -28,6 +28,8 @@ HERE_UP_TO = 200
 """Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
 ROUNDS = 4
 """Rounds of cuts; later ones were not seen to move the bound."""
+FEW_CUTS = 0.02
+"""New cuts, as a share of the demand rows, below which a round is the last."""
 FEW_THRESHOLDS = (0.4, 0.6)
 """Of `THRESHOLDS`, for problems whose search takes long."""
 
@@ -102,6 +104,8 @@ def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft
                 break
             relaxed, bound = tighter, max(bound, tighter.objective_usd)
             cuts += found
+            if len(found) < FEW_CUTS * (problem.need_tokens_per_s.size + len(problem.models)):
+                break
         targets = search(problem, [*starts, *((relaxed.shares, threshold) for threshold in thresholds)])
         return Draft(targets, bound, "HiGHS relaxation, rounded", tuple(cuts))
     except SolverLost as lost:

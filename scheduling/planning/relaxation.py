@@ -127,6 +127,7 @@ class Relaxation:
         self._solver: Any = self._highs.Highs()
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("threads", 1)
+        self._solver.setOptionValue("presolve", "off")  # it takes longer than it saves here
         loaded = self._solver.passModel(
             written.cost.size,
             written.row_lower.size,
