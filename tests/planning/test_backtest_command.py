@@ -1,0 +1,205 @@
+"""`manage.py backtest`: a trace or the ledger in, a table or one JSON object out, the result kept as a row."""
+
+import csv
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
+
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import services
+from controlplane.planning.models import Backtest
+
+pytestmark = pytest.mark.django_db
+
+QUICK = ("--forecasters", "seasonal_naive", "ets")
+
+
+def run(*arguments):
+    out = StringIO()
+    call_command("backtest", *map(str, arguments), stdout=out)
+    return out.getvalue()
+
+
+def bins(path, days=4, header="t_s,requests,prompt_tokens,output_tokens", change=None):
+    """A servegen file of hourly steps in ten-minute bins; *change* edits its rows."""
+    random = np.random.default_rng(0)
+    rows = []
+    for index in range(round(days * 144)):
+        rate = 1000 + 600 * math.sin(2 * math.pi * index / 144) + 50 * random.random()
+        rows.append([600 * index, 60, round(600 * rate), round(150 * rate)])
+    if change:
+        change(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header.split(","))
+        writer.writerows(rows)
+    return path
+
+
+def test_a_trace_is_judged_and_the_result_kept(tmp_path):
+    answer = json.loads(run(bins(tmp_path / "demand.csv"), *QUICK, "--fit-days", 3, "--json"))
+    assert (answer["source"], answer["window_s"], answer["horizon_windows"]) == ("demand.csv", 600.0, 6)
+    assert [(row["series"], row["quantity"], row["forecaster"]) for row in answer["rows"]] == [
+        ("demand", "prompt", "seasonal_naive"), ("demand", "prompt", "ets"),
+        ("demand", "output", "seasonal_naive"), ("demand", "output", "ets"),
+    ]  # fmt: skip
+    for row in answer["rows"]:
+        assert row["windows"] == 144
+        assert 0 < row["mean_ape"] < row["max_ape"] < 1
+        assert len(row["mean_ape_by_horizon"]) == 6
+    stored = Backtest.objects.get()
+    assert (stored.source, stored.window_s, stored.horizon_windows) == ("demand.csv", 600, 6)
+    assert [row["mean_ape"] for row in stored.rows] == [row["mean_ape"] for row in answer["rows"]]
+
+
+def test_the_table_says_what_the_rows_do(tmp_path):
+    file = bins(tmp_path / "demand.csv")
+    text = run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--quantity", "output", "--no-store")
+    assert Backtest.objects.count() == 0
+    answer = json.loads(run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--quantity", "output", "--json"))
+    assert {row["quantity"] for row in answer["rows"]} == {"output"}
+    for row in answer["rows"]:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"│ {row['forecaster']} ")]
+        assert f"{100 * row['mean_ape']:.2f} %" in line
+        assert f"{100 * row['coverage_80']:.2f} %" in line
+    assert "step 2" in text
+    assert "step 6" not in text
+
+
+def test_gaps_and_partly_collected_bins_are_not_judged(tmp_path):
+    def broken(rows):
+        for index in range(500, 510):
+            rows[index][1:] = [0, 0, 0]
+        rows[510][1:] = [1, 600, 150]
+        del rows[520:524]
+
+    file = bins(tmp_path / "demand.csv", change=broken)
+    arguments = (*QUICK, "--fit-days", 3, "--quantity", "prompt", "--no-store", "--json")
+    answer = json.loads(run(file, *arguments))
+    assert answer["series"][0]["gaps"] == 15
+    assert answer["rows"][0]["windows"] == 144 - 15
+    kept = json.loads(run(file, *arguments, "--keep-partial"))
+    assert kept["rows"][0]["windows"] == 144 - 14
+    assert kept["rows"][0]["max_ape"] > 100 * answer["rows"][0]["max_ape"]
+
+
+def test_wider_windows(tmp_path):
+    file = bins(tmp_path / "demand.csv")
+    answer = json.loads(run(file, *QUICK, "--window", 3600, "--fit-days", 3, "--json", "--no-store"))
+    assert answer["series"][0]["test_windows"] == 24
+
+
+def test_requests_of_any_trace_become_series(tmp_path):
+    file = tmp_path / "burst.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["Timestamp", "Model", "Request tokens", "Response tokens"])
+        for second in range(0, 4 * 3600, 5):
+            writer.writerow([second, "gpt" if second % 2 else "chat", 100, 10 + second % 7])
+    arguments = ("--format", "burstgpt", "--window", 60, "--json", "--no-store", "--forecasters", "ets")
+    answer = json.loads(run(file, *arguments))
+    assert {row["series"] for row in answer["rows"]} == {"chat", "gpt"}
+    assert answer["series"][0]["fit_windows"] == int(0.7 * 239)
+    one = json.loads(run(file, *arguments, "--model", "gpt"))
+    assert {row["series"] for row in one["rows"]} == {"gpt"}
+    with pytest.raises(CommandError, match="chat, gpt"):
+        run(file, *arguments, "--model", "llama")
+
+
+@pytest.fixture
+def ledger():
+    begin = datetime(2026, 11, 1, tzinfo=UTC)
+    MinuteRow.objects.bulk_create(
+        MinuteRow(
+            minute=begin + timedelta(minutes=minute), model=model, region="eu", slo_class=slo_class, requests=1,
+            prompt_tokens=6000 + minute % 60, output_tokens=600 + minute % 30,
+        )
+        for minute in range(300)
+        for model, slo_class in (("a", "x"), ("a", "y"), ("b", "x"))
+        if not (100 <= minute < 110 or (model == "b" and minute == 50))
+    )  # fmt: skip
+
+
+def test_the_ledger_is_judged_without_a_file(ledger):
+    answer = json.loads(run(*QUICK, "--window", 60, "--json"))
+    assert answer["source"] == Backtest.objects.get().source == "ledger"
+    assert [(one["series"], one["quantity"], one["gaps"]) for one in answer["series"]] == [
+        ("a eu", "prompt", 10), ("a eu", "output", 10), ("b eu", "prompt", 10), ("b eu", "output", 10),
+    ]  # fmt: skip
+    by_class = json.loads(run(*QUICK, "--window", 60, "--json", "--no-store", "--by-class", "--model", "a"))
+    assert {one["series"] for one in by_class["series"]} == {"a eu x", "a eu y"}
+    with pytest.raises(CommandError, match="no minute of b us"):
+        run("--model", "b", "--region", "us")
+
+
+def test_an_empty_ledger_is_said_to_be_empty():
+    with pytest.raises(CommandError, match="holds no minute yet"):
+        run(*QUICK)
+
+
+def test_a_result_that_cannot_be_stored_is_still_told(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise DatabaseError("no such table")
+
+    monkeypatch.setattr(services, "store_backtest", fail)
+    errors = StringIO()
+    out = StringIO()
+    file = bins(tmp_path / "demand.csv")
+    call_command("backtest", str(file), *QUICK, "--fit-days", "3", "--json", stdout=out, stderr=errors)
+    assert json.loads(out.getvalue())["rows"]
+    assert "no such table" in errors.getvalue()
+
+
+def edit(row, column, value):
+    def change(rows):
+        rows[row][column] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit(3, 2, "many"), "line 5, column prompt_tokens: 'many' is not a number"),
+        (edit(3, 2, "-1"), "line 5, column prompt_tokens"),
+        (edit(3, 0, 1234), "line 5, column t_s: '1234' is no multiple of 600 s"),
+        (edit(3, 0, 600), "line 5, column t_s: '600' is not after the row above it"),
+        (edit(3, 0, 6e12), "line 5, column t_s"),
+        (lambda rows: rows.clear(), "holds no bin"),
+    ],
+)
+def test_a_wrong_file_is_told_by_line_and_column(tmp_path, change, words):
+    with pytest.raises(CommandError, match=words):
+        run(bins(tmp_path / "demand.csv", change=change), *QUICK)
+
+
+def test_files_that_are_not_there_or_have_other_columns(tmp_path):
+    with pytest.raises(CommandError, match=r"none\.csv"):
+        run(tmp_path / "none.csv")
+    with pytest.raises(CommandError, match="column requests: is missing"):
+        run(bins(tmp_path / "demand.csv", header="t_s,count,prompt_tokens,output_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--window", "0"), "--window"),
+        (("--window", "90"), "a whole number of them"),
+        (("--horizon", "0"), "--horizon"),
+        (("--fit-days", "0"), "--fit-days"),
+        (("--test-days", "-1"), "--test-days"),
+        (("--fit-days", "9"), "leave none to judge"),
+        (("--region", "eu"), "--region"),
+        (("--model", "a"), "one model"),
+        (("--forecasters", "oracle"), "oracle"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, arguments, words):
+    with pytest.raises(CommandError, match=words):
+        run(bins(tmp_path / "demand.csv"), *arguments)
