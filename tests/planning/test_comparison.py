@@ -1,0 +1,188 @@
+"""Strategies on the ledger's last hours: the fleet and the requests are the rows', plans know nothing of what came later."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.planning import comparison, inventory, strategies
+from controlplane.planning.models import Forecast
+from scheduling.scaling import EndpointView
+from scheduling.simulation.world import State
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+PLACE = ("llama-3.1-8b", "us-east")
+
+
+@pytest.fixture(autouse=True)
+def pace(settings):
+    settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS = 60, 5
+    settings.FORECAST_EVERY_S = settings.PLAN_EVERY_S = 60.0
+
+
+@pytest.fixture
+def ledger(acme, deployment):
+    """Twenty minutes with a request a second, and a surge of four a second in the middle."""
+    Deployment.objects.update(max_num_seqs=8)
+    draw = np.random.default_rng(0)
+    at, rows = 0.0, []
+    while at < 1200:
+        at += draw.exponential(0.25 if 400 <= at < 700 else 1.0)
+        arrived = NOW - timedelta(seconds=1200 - at)
+        rows.append(
+            LedgerRow(
+                request_id=str(len(rows)),
+                arrived_at=arrived,
+                tenant=acme,
+                model=PLACE[0],
+                region=PLACE[1],
+                slo_class="interactive",
+                streamed=True,
+                outcome="done",
+                status_code=200,
+                prompt_tokens=int(draw.integers(100, 800)),
+                output_tokens=int(draw.integers(100, 400)),
+                predicted_output_tokens=200,
+            )
+        )
+    rows = [row for row in rows if row.arrived_at < NOW]
+    LedgerRow.objects.bulk_create(rows)
+    minutes = {}
+    for row in rows:
+        minute = row.arrived_at.replace(second=0, microsecond=0)
+        total = minutes.setdefault(minute, [0, 0, 0])
+        for place, value in enumerate((1, row.prompt_tokens, row.output_tokens)):
+            total[place] += value
+    MinuteRow.objects.bulk_create(
+        MinuteRow(
+            minute=minute, model=PLACE[0], region=PLACE[1], slo_class="interactive",
+            requests=count, prompt_tokens=prompt, output_tokens=output,
+        )
+        for minute, (count, prompt, output) in minutes.items()
+    )  # fmt: skip
+    return rows
+
+
+def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
+    make_instance()
+    row = comparison.compare_strategies(1.0, NOW)
+    assert row.requests == len(ledger)
+    assert row.note == ""
+    assert [line["strategy"] for line in row.rows] == [name for name in strategies.names() if name != "siloed"]
+    for line in row.rows:
+        assert line["instance_hours"] * 2 * 1.35 == pytest.approx(line["usd"], abs=0.01)
+        assert 0 < line["slo_met"] <= 1
+        assert line["p95_ttft_ms"] > 0
+        assert line["p95_e2e_ms"] > line["p95_ttft_ms"]
+        assert 0 <= line["waste_hours"] <= line["instance_hours"]
+    assert any(line["moves"] for line in row.rows)
+    assert len({line["instance_hours"] for line in row.rows}) > 1
+
+
+def test_bounded_in_requests_the_newest_first(ledger, make_instance, settings):
+    settings.COMPARE_REQUESTS = 300
+    fleet = inventory.read({PLACE[0]})
+    replay = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW)
+    assert len(replay.arrived_s) == 300
+    assert replay.from_at == ledger[-300].arrived_at
+    assert replay.arrived_s == sorted(replay.arrived_s)
+    assert replay.notes == ["the newest 300 requests"]
+
+
+def test_and_in_time(ledger, make_instance, settings):
+    settings.COMPARE_LIMIT_S = -1.0
+    row = comparison.compare_strategies(1.0, NOW)
+    assert row.rows == []
+    assert row.note.startswith("the time was over after 0 of ")
+
+
+def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_instance, monkeypatch, caplog):
+    real = comparison.Replay.line
+
+    def line(self, name):
+        if name == "lt_u":
+            raise ArithmeticError("no")
+        return {"strategy": name}
+
+    assert real is not line
+    monkeypatch.setattr(comparison.Replay, "line", line)
+    row = comparison.compare_strategies(1.0, NOW)
+    assert "lt_u" not in {line["strategy"] for line in row.rows}
+    assert len(row.rows) == len(strategies.names()) - 2
+    assert row.note == "lt_u: ArithmeticError: no"
+
+
+def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
+    make_instance(), make_instance(state="stopped")
+    replay = comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    states = [spec.state for spec in replay.cluster.instances]
+    assert states == [State.READY, State.EMPTY, State.EMPTY]
+    assert replay.usd_per_hour.tolist() == [pytest.approx(2.7)] * 3
+    (engine,) = {spec.engine for spec in replay.cluster.instances}
+    assert (engine.max_num_seqs, engine.max_model_len) == (8, 8192)
+
+
+def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_instance):
+    LedgerRow.objects.filter(pk__gt=ledger[100].pk or 0).update(model="gone")
+    Deployment.objects.update(active=False)
+    assert comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW) is None
+
+
+class TestAdvice:
+    @pytest.fixture
+    def advisor(self, ledger, make_instance):
+        make_instance()
+        fleet = inventory.read({PLACE[0]})
+        return comparison.Advisor(comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW))
+
+    def view(self, **values):
+        names = dict.fromkeys(("coming", "draining", "spot", "spot_other", "waiting"), 0)
+        loads = dict.fromkeys(("use", "kv_use", "tokens_per_s", "since_change_s"), 0.5)
+        bounds = {"ready": 1, "min_instances": 1, "max_instances": 3}
+        return EndpointView(*PLACE, **names | loads | bounds | values)
+
+    def test_it_follows_the_forecast_of_that_time(self, ledger, make_instance):
+        start = ledger[0].arrived_at
+        bands = {name: [90_000.0] * 5 for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
+        for quantity in ("prompt", "output"):
+            Forecast.objects.create(
+                made_at=start + timedelta(seconds=300), start_at=start.replace(second=0) + timedelta(seconds=300),
+                model=PLACE[0], region=PLACE[1], quantity=quantity, forecaster="x", window_s=60, **bands,
+            )  # fmt: skip
+        make_instance()
+        fleet = inventory.read({PLACE[0]})
+        advisor = comparison.Advisor(comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW))
+        (before,) = advisor.advise(299.0, [self.view()])
+        (after,) = advisor.advise(301.0, [self.view()])
+        assert before.target_instances == 1
+        assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
+
+    def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
+        calm, surge = (advisor.advise(at, [self.view()])[0].forecast_tokens_per_s for at in (380.0, 700.0))
+        assert surge > 2 * calm
+        MinuteRow.objects.filter(minute__gt=advisor._replay.from_at + timedelta(seconds=360)).delete()
+        again = comparison.Advisor(advisor._replay)
+        assert again.advise(380.0, [self.view()])[0].forecast_tokens_per_s == calm
+
+
+class TestStarts:
+    def moved(self, subject, state, seconds):
+        Event.objects.create(
+            kind="instance.moved", subject_id=subject, actor="x", after={"state": state},
+            at=NOW + timedelta(seconds=seconds),
+        )  # fmt: skip
+
+    def test_the_median_of_those_seen(self):
+        for number, took in enumerate((10, 40, 60)):
+            self.moved(str(number), "provisioning", 0)
+            self.moved(str(number), "loading", 1)
+            self.moved(str(number), "ready", took)
+        self.moved("9", "ready", 5)
+        assert comparison.start_s() == 40.0
+
+    def test_or_what_is_usual(self):
+        assert comparison.start_s() == comparison.USUAL_START_S

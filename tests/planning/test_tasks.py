@@ -1,0 +1,185 @@
+"""What beat runs: each when it is due, one at a time, and a failure of one is said and leaves the others."""
+
+from datetime import timedelta
+
+import pytest
+from django.conf import settings as real_settings
+from django.utils import timezone
+
+from controlplane.events.models import Event, Severity
+from controlplane.fleet.models import InstanceCommand
+from controlplane.planning import comparison, executor, services
+from controlplane.planning.models import Forecast, MoveSource, PlanStatus, ScalingMove, ScalingPlan, StrategyComparison
+from workers.tasks import planning as tasks
+from workers.vllm.client import VllmError
+from workers.vllm.metrics import VllmMetrics
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def state(settings, tmp_path):
+    settings.STATE_DIR = tmp_path
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What would be made: names in order; `made.error` lets the solver fail."""
+
+    class Made(list):
+        error = None
+
+    calls = Made()
+
+    def make(what):
+        def run(now):
+            calls.append(what)
+            if calls.error and what == "plans":
+                raise calls.error
+            return []
+
+        return run
+
+    monkeypatch.setattr(services, "make_forecasts", make("forecasts"))
+    monkeypatch.setattr(services, "make_plans", make("plans"))
+    return calls
+
+
+def forecast(**ago):
+    values = {"model": "m", "region": "r", "quantity": "prompt", "forecaster": "x", "window_s": 60}
+    return Forecast.objects.create(made_at=timezone.now() - timedelta(**ago), start_at=timezone.now(), **values)
+
+
+def plan(model, **ago):
+    return ScalingPlan.objects.create(
+        model=model, strategy="x", made_at=timezone.now() - timedelta(**ago), valid_until=timezone.now()
+    )
+
+
+class TestSchedule:
+    def test_both_are_made_at_first(self, made):
+        tasks.forecast_and_plan()
+        assert made == ["forecasts", "plans"]
+
+    def test_and_then_when_they_are_due(self, made, settings, language_model):
+        settings.FORECAST_EVERY_S, settings.PLAN_EVERY_S = 600.0, 3600.0
+        forecast(minutes=5)
+        plan(language_model, minutes=50)
+        tasks.forecast_and_plan()
+        assert made == []
+        Forecast.objects.update(made_at=timezone.now() - timedelta(minutes=10))
+        tasks.forecast_and_plan()
+        assert made == ["forecasts"]
+        ScalingPlan.objects.update(made_at=timezone.now() - timedelta(minutes=59))
+        tasks.forecast_and_plan()
+        assert made == ["forecasts", "forecasts", "plans"]
+
+    def test_a_second_worker_does_not_do_the_same_at_the_same_time(self, made):
+        with tasks.only_one("forecast_and_plan") as free:
+            assert free
+            tasks.forecast_and_plan()
+        assert made == []
+        tasks.forecast_and_plan()
+        assert made
+
+    def test_a_solver_that_fails_is_an_event_once_and_costs_no_forecast(self, made, caplog):
+        made.error = ArithmeticError("unbounded")
+        tasks.forecast_and_plan()
+        tasks.forecast_and_plan()
+        assert made == ["forecasts", "plans"] * 2
+        event = Event.objects.get(kind="planning.plans_failed")
+        assert (event.reason, event.severity) == ("ArithmeticError: unbounded", Severity.CRITICAL)
+        assert "no plans" in caplog.text
+
+    def test_every_task_of_the_schedule_is_there_and_goes_to_a_queue_that_is_worked_on(self):
+        from controlplane import celery_app
+
+        celery_app.loader.import_default_modules()
+        scheduled = {entry["task"] for entry in real_settings.CELERY_BEAT_SCHEDULE.values()}
+        assert scheduled <= set(celery_app.tasks)
+        assert {name for name in celery_app.tasks if name.startswith("workers.tasks.planning.")} <= scheduled
+        assert services.APPLY_PLANS_TASK in scheduled
+        queues = {route["queue"] for route in real_settings.CELERY_TASK_ROUTES.values()}
+        assert queues <= {"control", "simulation"}
+        assert set(real_settings.CELERY_TASK_ROUTES) <= scheduled
+
+
+class TestDrains:
+    @pytest.fixture
+    def drained(self, make_instance):
+        make_instance()
+        instance = make_instance()
+        why = executor.Why(MoveSource.STRATEGY, "reactive", "use is low")
+        executor.remove("llama-3.1-8b", "us-east", why, load={"instance-1": 1})
+        long_ago = timezone.now() - timedelta(seconds=30)
+        ScalingMove.objects.update(at=long_ago)
+        type(instance).objects.filter(pk=instance.pk).update(state_changed_at=long_ago)
+        return instance
+
+    @pytest.fixture
+    def server(self, monkeypatch):
+        class Server:
+            running, waiting, error = 0, 0, None
+
+            def __init__(self, url):
+                self.url = url
+
+            async def __aenter__(self):
+                return self
+
+            async def __aexit__(self, *error):
+                pass
+
+            async def metrics(self):
+                if self.error:
+                    raise self.error
+                return VllmMetrics(running=self.running, waiting=self.waiting)
+
+        monkeypatch.setattr(tasks, "VllmClient", Server)
+        return Server
+
+    def test_an_idle_one_is_stopped(self, drained, server):
+        assert tasks.finish_drains() == 1
+        assert InstanceCommand.objects.get().verb == "stop"
+
+    def test_one_that_works_or_does_not_say_is_not(self, drained, server):
+        server.running = 1
+        assert tasks.finish_drains() == 0
+        server.running, server.waiting = 0, 1
+        assert tasks.finish_drains() == 0
+        server.waiting, server.error = 0, VllmError("no answer")
+        assert tasks.finish_drains() == 0
+        assert not InstanceCommand.objects.exists()
+
+
+class TestPruning:
+    def test_what_was_never_carried_out_goes_and_history_stays(self, language_model, settings):
+        settings.PLANNING_KEEP_DAYS = 2.0
+        forecast(days=3), forecast(days=1)
+        for status in PlanStatus:
+            old = plan(language_model, days=3)
+            ScalingPlan.objects.filter(pk=old.pk).update(status=status)
+        plan(language_model, days=1)
+        assert tasks.prune_planning() == 1 + 3
+        assert Forecast.objects.count() == 1
+        left = set(ScalingPlan.objects.values_list("status", flat=True))
+        assert left == {"advice", "approved", "applied", "failed"}
+
+
+class TestComparisons:
+    def test_when_they_are_due(self, settings):
+        now = timezone.now()
+        settings.COMPARE_EVERY_S = 600.0
+        assert comparison.due(now)
+        StrategyComparison.objects.create(from_at=now, to_at=now, made_at=now - timedelta(minutes=9))
+        assert not comparison.due(now)
+        assert comparison.due(now + timedelta(minutes=2))
+        settings.COMPARE_EVERY_S = 0.0
+        assert not comparison.due(now + timedelta(days=2))
+
+    def test_too_little_is_said(self, deployment, settings):
+        settings.COMPARE_EVERY_S = 600.0
+        tasks.compare_strategies()
+        row = StrategyComparison.objects.get()
+        assert (row.requests, row.rows) == (0, [])
+        assert row.note == "Too little to compare: 0 requests; 200 over 5 minutes are needed."
