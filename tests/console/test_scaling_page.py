@@ -15,7 +15,7 @@ from controlplane.console.views.scaling import strategies_used
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
 from controlplane.planning import selectors, services
-from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison
 from controlplane.planning.titles import title_of
 from tests.console import planning_rows
 
@@ -289,9 +289,9 @@ def test_a_policy_that_cannot_be_is_refused_in_words(acting, language_model, cha
 
 
 def test_which_strategies_act(language_model):
-    assert strategies_used() == {"reactive"}
+    assert strategies_used() == set()
     policy = ScalingPolicy.objects.create(model=language_model, strategy="lt_ua", mode=PolicyMode.SHADOW)
-    assert strategies_used() == {"reactive"}
+    assert strategies_used() == set()
     policy.mode = PolicyMode.ASK
     policy.save()
     assert strategies_used() == {"lt_ua"}
@@ -407,3 +407,11 @@ def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
     assert [(row["least"], row["gpus"]) for row in inputs.places] == [(None, None)] * 2
     plan.inputs, plan.targets = {}, []
     assert not plan_inputs.read(plan, {})
+
+
+def test_a_comparison_without_a_result_says_why(reader, now):
+    planning_rows.comparison(now)
+    StrategyComparison.objects.update(rows=[], note="Too little to compare: 3 requests")
+    html = page(reader)
+    assert "The last comparison has no result" in html
+    assert "Too little to compare: 3 requests" in html

@@ -58,11 +58,9 @@ DECISIONS = {"approve": services.approve, "reject": services.reject}
 
 
 def strategies_used() -> set[str]:
-    """Strategies whose advice acts, or may act, on some model; without a policy the reactive floor does."""
-    return {
-        policy.strategy if policy and policy.mode in (PolicyMode.ASK, PolicyMode.AUTO) else "reactive"
-        for _, policy in planning.policies()
-    }
+    """Strategies whose advice acts, or may act, on some model."""
+    acting = (PolicyMode.ASK, PolicyMode.AUTO)
+    return {policy.strategy for _, policy in planning.policies() if policy and policy.mode in acting}
 
 
 def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> Chart:
