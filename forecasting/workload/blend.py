@@ -24,7 +24,7 @@ GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which l
 REGRESSED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
 MEMORY: Final = 0.97  # of losses, by window
 EAGERNESS: Final = 0.4  # how fast weight leaves an opinion that is worse than the best, at a horizon of one window
-LOSS_DAYS: Final = 2  # of past forecasts on which the first losses are taken
+LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
 
 
@@ -39,10 +39,10 @@ class BlendModel(PointModel):
         return LEAST_WINDOWS
 
     def fit(self, values: Values, season: int) -> None:
-        """Losses come from forecasts of the last two days by coefficients that had not seen them; then all is learned."""
+        """Losses come from forecasts of the last windows by coefficients that had not seen them; then all is learned."""
         self.trail = Trail(values, season, DAY_S / season)
         count = len(values)
-        judged = min(LOSS_DAYS * season, count // 3)
+        judged = min(LOSS_WINDOWS, count // 3)
         self.regression.fit(self.trail, count - judged)
         targets = np.arange(count - judged, count)
         losses = self._loss(targets)  # (opinions, grid, targets)

@@ -15,13 +15,13 @@ from forecasting.workload.series import Series, windows_in_a_day
 
 HISTORY_DAYS: Final = 28
 MOST_HISTORY: Final = 12_000  # windows kept, whatever their width: eight days of minutes
-CALIBRATION_DAYS: Final = 2  # at the end of what is fitted on, forecast as if it had not been seen
+CALIBRATION_WINDOWS: Final = 288  # at the end of what is fitted on, forecast as if they had not been seen
 
 
 class Calibrated:
     """The forecaster of a point model; see `forecasting.workload.forecast.Forecaster`.
 
-    `fit` first fits on all but the last two days (at most a third), forecasts those window by window to learn the bands,
+    `fit` first fits on all but the last windows (at most a third), forecasts those window by window to learn the bands,
     then fits on everything. `update` moves the model on and fits again when a day has come since.
     """
 
@@ -46,7 +46,7 @@ class Calibrated:
         self.season = windows_in_a_day(self.window_s)
         self.values = _trimmed(series.tokens_per_s, self.season)
         count = len(self.values)
-        calibrating = min(CALIBRATION_DAYS * self.season, count // 3)
+        calibrating = min(CALIBRATION_WINDOWS, count // 3)
         begin = count - calibrating
         known = self.values[~np.isnan(self.values)]
         self._choose(begin)
