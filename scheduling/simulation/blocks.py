@@ -57,6 +57,10 @@ class BlockPool:
         self._by_content.setdefault(content, {})[block] = None
         return block
 
+    def idle_contents(self) -> list[Hashable]:
+        """What the idle blocks hold, in the order in which they will be reused."""
+        return [block.content for block in self._idle]
+
     def find(self, contents: Iterable[Hashable]) -> list[Block]:
         """The longest run of blocks, from the first on, that hold *contents*."""
         copies: Iterator[dict[Block, None]] = (self._by_content.get(content, {}) for content in contents)

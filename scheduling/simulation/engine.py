@@ -163,6 +163,13 @@ class ReferenceEngine:
         """Ids of the requests that wait, in the order in which they would be admitted."""
         return self._waiting.in_order()
 
+    def cached_in_order(self) -> list[Hashable]:
+        """Hashes of the idle cached blocks in the order of their reuse; None for those that only one request could find."""
+        return [
+            None if isinstance(content, tuple) and isinstance(content[0], _Sequence) else content
+            for content in self._pool.idle_contents()
+        ]
+
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks that are held, 0 to 1."""

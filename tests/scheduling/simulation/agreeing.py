@@ -38,6 +38,22 @@ def compiled(drawn: Drawn) -> tuple[Simulation, Result, list[int], str]:
     return simulation, simulation.result(), refused, stopped
 
 
+def cached_in_order(simulation: Simulation, instance: int) -> list[int | None]:
+    """As `ReferenceEngine.cached_in_order`, of the compiled engine."""
+    engines = simulation.world.engines
+    cache, at = engines.cache, int(engines.instances[instance]["oldest_idle"])
+    found: list[int | None] = []
+    while at != -1:
+        block = cache.blocks[instance, at]
+        assert block["holders"] <= 0
+        found += (
+            [int(block["number"])] if block["holders"] == 0 and block["owner"] == -1 else [None] * int(block["count"])
+        )
+        at = int(block["newer"])
+    assert len(found) == engines.instances[instance]["idle_blocks"]
+    return found
+
+
 def agree(drawn: Drawn) -> tuple[ReferenceFleet, Result]:
     """Run *drawn* on both; AssertionError where they differ."""
     fleet, why = reference(drawn)
@@ -63,4 +79,6 @@ def agree(drawn: Drawn) -> tuple[ReferenceFleet, Result]:
             assert not left.any()
         engines = simulation.world.engines
         np.testing.assert_array_equal(engines.instances["free_blocks"], engines.instances["kv_blocks"])
+    for server in fleet.lives.servers:
+        assert cached_in_order(simulation, server.number) == server.engine.cached_in_order()
     return fleet, result
