@@ -1,0 +1,184 @@
+"""PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.planning.reproductions.advisors import ByCapability
+from controlplane.planning.reproductions.capability import measured_capability
+from controlplane.planning.reproductions.foreseen import Floats, Foreseen, Told, foresee, windows
+from controlplane.planning.reproductions.measured import rounded
+from controlplane.planning.reproductions.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from scheduling.planning.capacity import Capability
+from scheduling.scaling import make_strategy
+from scheduling.simulation.generator import random_bursts
+from scheduling.simulation.measures import latency_s
+from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.strategies import Bounds, run_strategy
+from scheduling.simulation.workload import Workload
+from scheduling.simulation.world import State
+
+WINDOW_S: Final = 600.0
+SERVICES: Final = ("code-like", "chat-like")
+STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "preserve")
+SLO_S: Final = 0.2
+"""Of normalised latency: end-to-end seconds by output token."""
+ALLOWED: Final = 0.02
+"""Share of a window's requests that may break it where Algorithm 1 measures: answers of two tokens do at any load."""
+HISTORY_DAYS: Final = 7
+SURGES: Final = 3
+SURGE_S: Final = 900.0
+SURGE_FACTOR: Final = 1.7
+"""Surges that no history foretells, as the paper's code service has them."""
+
+PAPER: Final = {"peak_normalised_against_hybrid": -0.786, "instance_hours_against_static": -0.4447}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A strategy's line of one service."""
+
+    service: str
+    strategy: str
+    instance_hours: float
+    peak_normalised_s: float
+    """The highest mean of normalised latency over a minute, by arrival."""
+    peak_window_normalised_s: float
+    """The same over ten minutes."""
+    normalised_mean_s: float
+    slo_met: float
+    ttft_p95_s: float
+    scale_outs: int
+    scale_ins: int
+    unserved: int
+    wall_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return rounded(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the runs of one service share."""
+
+    service: str
+    scene: Scene
+    days: float
+    seed: int
+    workload: Workload
+    prompt: Foreseen
+    output: Foreseen
+    capability: Capability
+
+
+def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, told: Told) -> Setting:
+    """Demand of a weekday on, forecasts of prompt and output tokens apart, and Algorithm 1."""
+    scene = preserve(service, scale)
+    told("drawing the demand", 0, 2)
+    past = windows(
+        scene.demand(HISTORY_DAYS, seed + 1000), scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S
+    )
+    told("drawing the demand", 1, 2)
+    surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
+    workload = scene.demand(days, seed, surges)
+    actual = windows(workload, scene.streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
+    told("measuring what instances serve", 0, 1)
+    capability = measured_capability(
+        scene.models[0].engine(), scene.clients, normalised_s=SLO_S, allowed=ALLOWED, seed=seed
+    )
+    forecasts = [
+        foresee(
+            forecaster, getattr(past, quantity), getattr(actual, quantity), WINDOW_S, 1, 2,
+            lambda done, total, quantity=quantity: told(f"forecasting {quantity} tokens by {forecaster}", done, total),
+        )
+        for quantity in ("prompt", "output")
+    ]  # fmt: skip
+    return Setting(service, scene, days, seed, workload, *forecasts, capability)
+
+
+def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:
+    """Simulate the service under each of *names*; `static` keeps all instances. No floor: it would blur what is compared."""
+    scene, rows = setting.scene, []
+    for name in names:
+        began_s = time.monotonic()
+        moved = replace(scene, ready=scene.instances) if name == "static" else scene
+        cluster = moved.cluster()
+        requests = moved.requests(cluster, setting.workload, setting.seed)
+        until_s = setting.days * DAY_S
+
+        def progress(done: int, total: int, name: str = name) -> None:
+            told(f"{setting.service}: simulating {name}", done, total)
+
+        if name == "static":
+            result = Simulation(cluster, requests, seed=setting.seed).run(
+                tick_s=3600.0, until_s=until_s, progress=progress
+            )
+        else:
+            strategy = make_strategy(name)
+            result = run_strategy(
+                cluster,
+                requests,
+                strategy,
+                bounds=Bounds(scene.min_instances, scene.max_instances),
+                floor=None,
+                advisor=ByCapability(setting.prompt, setting.output, setting.capability)
+                if strategy.uses_advice
+                else None,
+                seed=setting.seed,
+                until_s=until_s,
+                progress=progress,
+            ).result
+        rows.append(_row(setting, name, result, time.monotonic() - began_s))
+    return rows
+
+
+def _row(setting: Setting, name: str, result: Result, wall_s: float) -> Row:
+    normalised_s = latency_s(result, "normalised")
+    arrival_s = result.requests.arrival_s
+    hours = result.state_s.sum(axis=0) / 3600
+    known = np.isfinite(normalised_s)
+    ttft_s = latency_s(result, "ttft")
+    return Row(
+        service=setting.service,
+        strategy=name,
+        instance_hours=float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
+        peak_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], 60.0),
+        peak_window_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], WINDOW_S),
+        normalised_mean_s=float(normalised_s[known].mean()) if known.any() else float("nan"),
+        slo_met=float(np.count_nonzero(normalised_s <= SLO_S)) / max(1, normalised_s.size),
+        ttft_p95_s=float(np.nanpercentile(ttft_s, 95)) if known.any() else float("nan"),
+        scale_outs=result.counters["scale_outs"],
+        scale_ins=result.counters["scale_ins"],
+        unserved=int(np.count_nonzero(~known)),
+        wall_s=wall_s,
+    )
+
+
+def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
+    """The highest mean of *values* over windows of arrival; nan without any."""
+    if not values.size:
+        return float("nan")
+    window = (arrival_s // window_s).astype(np.int64)
+    counts = np.bincount(window)
+    means = np.bincount(window, values)[counts > 0] / counts[counts > 0]
+    return float(means.max())
+
+
+def found(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """What stands beside `PAPER`, by service, as far as the strategies that it takes were run."""
+    by = {(row.service, row.strategy): row for row in rows}
+    result: dict[str, dict[str, float]] = {}
+    for name, base, value in (
+        ("peak_normalised_against_hybrid", "hybrid", "peak_normalised_s"),
+        ("instance_hours_against_static", "static", "instance_hours"),
+    ):
+        result[name] = {
+            service: round(getattr(by[service, "preserve"], value) / getattr(by[service, base], value) - 1, 4)
+            for service in dict.fromkeys(row.service for row in rows)
+            if (service, "preserve") in by and (service, base) in by
+        }
+    return result

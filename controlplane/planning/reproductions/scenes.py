@@ -1,0 +1,258 @@
+"""The fleets and the demand that the reproductions run on, described once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduling.profile import Profile
+from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
+from scheduling.simulation.engine import EngineConfig
+from scheduling.simulation.generator import Burst, Client, LengthsByClass, Lognormal, generate
+from scheduling.simulation.measures import Promise
+from scheduling.simulation.requests import Requests, make_requests
+from scheduling.simulation.workload import Workload
+from scheduling.simulation.world import State
+
+DAY_S = 86_400.0
+INTERACTIVE, OTHER = "interactive", "non-interactive"
+BLOCK_TOKENS = 16
+SILO = " (non-interactive)"
+"""Put behind a model's name for the pool of its other work, where pools are apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as one instance serves it."""
+
+    name: str
+    profile: Profile
+    kv_tokens: int
+    max_num_seqs: int
+    context_tokens: int
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=max(2048, self.max_num_seqs),
+            block_size_tokens=BLOCK_TOKENS,
+            kv_blocks=self.kv_tokens // BLOCK_TOKENS,
+            policy="priority",
+            max_model_len=self.context_tokens,
+            profile=self.profile,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A fleet and who asks it for what."""
+
+    models: Sequence[ServedModel]
+    regions: Mapping[str, float]
+    """By how many hours the day peaks later in each."""
+    latency_s: Sequence[Sequence[float]]
+    clients: Sequence[Client]
+    instances: int
+    """Of each model in each region, lent out or not."""
+    ready: int
+    """Of those, ready at the start."""
+    silo: int
+    """Of those, for work that is not interactive where pools are apart."""
+    min_instances: int
+    max_instances: int
+    usd_per_hour: float
+    promises: Mapping[str, Promise]
+    delays: Delays
+    prediction_error: float = 0.0
+
+    @property
+    def streams(self) -> list[tuple[str, str]]:
+        """(model, region) in the order of the cluster's endpoints."""
+        return [(model.name, region) for model in self.models for region in self.regions]
+
+    def demand(self, days: float, seed: int, bursts: Sequence[Burst] = ()) -> Workload:
+        """Requests of *days* from the midnight before a Monday."""
+        return generate(self.clients, days * DAY_S, shifts_h=self.regions, bursts=bursts, seed=seed)
+
+    def cluster(self, siloed: bool = False) -> Cluster:
+        """The fleet; *siloed*: with a pool of its own for work that is not interactive."""
+        specs: list[InstanceSpec] = []
+        for model in self.models:
+            pools = {model.name: self.instances}
+            if siloed:
+                pools = {model.name: self.instances - self.silo, model.name + SILO: self.silo}
+            for name, count in pools.items():
+                ready = min(self.ready if name == model.name else self.min_instances, count)
+                states = [State.READY] * ready + [State.SPOT] * (count - ready)
+                for region in self.regions:
+                    specs += [InstanceSpec(name, region, model.engine(), "vm", state=state) for state in states]
+        return Cluster(
+            specs,
+            regions=list(self.regions),
+            latency_s=np.array(self.latency_s),
+            ordering="priority",
+            delays=self.delays,
+        )
+
+    def requests(self, cluster: Cluster, workload: Workload, seed: int) -> Requests:
+        """*workload* for *cluster*: interactive work first, lengths within contexts, and what a dispatcher would predict."""
+        context = np.array([model.context_tokens for model in self.models], np.int64)
+        own = [[model.name for model in self.models].index(name) for name in workload.model.names]
+        longest = context[own][workload.model.codes]
+        output = np.minimum(workload.output_tokens, longest // 2)
+        prompt = np.minimum(workload.prompt_tokens, longest - output)
+        predicted = output
+        if self.prediction_error:
+            random = np.random.default_rng([seed, 7])
+            spread = np.exp(self.prediction_error * random.standard_normal(len(workload), np.float32))
+            predicted = np.clip(np.rint(output * spread), 1, longest - prompt).astype(np.int32)
+        other = workload.slo_class.codes == _place(workload.slo_class.names, OTHER)
+        names = np.array([cluster.models.index(name) for name in workload.model.names], np.int16)
+        model = names[workload.model.codes]
+        if self.models[0].name + SILO in cluster.models:
+            apart = np.array([cluster.models.index(name + SILO) for name in workload.model.names], np.int16)
+            model = np.where(other, apart[workload.model.codes], model)
+        regions = np.array([cluster.regions.index(name) for name in workload.region.names], np.int16)
+        return make_requests(
+            workload.arrival_s,
+            prompt,
+            output,
+            predicted_tokens=predicted,
+            model=model,
+            region=regions[workload.region.codes],
+            slo_class=other.astype(np.int16),
+            priority=other.astype(np.int32),
+        )
+
+    def scaled(self, scale: float) -> "Scene":
+        """With *scale* times the demand, on the same fleet."""
+        clients = [replace(client, requests_per_s=client.requests_per_s * scale) for client in self.clients]
+        return replace(self, clients=clients)
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else -1
+
+
+# SageServe, section 7.1: four models, three regions, twenty instances of each, each on a VM with eight A100-80GB. Profiles
+# are the fits of the Splitwise characterisation and of the tables published with SageServe (performance-models). The
+# small ones were only measured on four GPUs. KV tokens follow from the models' own shapes and 90 % of the GPU memory:
+# the published simulator counts eight times as many bytes a token for Llama-2-70B.
+SAGESERVE_MODELS = (
+    ServedModel(
+        "llama-2-70b", Profile(0.0654, 0.0412, 9.597e-5, 1.09e-8, 0.0444, 2.37e-4, 2.49e-7), 1_460_000, 64, 4096
+    ),
+    ServedModel("bloom-176b", Profile(0.0, 0.0526, 2.251e-4, 2.33e-8, 0.0484, 3.99e-4, 3.22e-7), 66_000, 64, 4096),
+    ServedModel(
+        "llama-3.1-8b", Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9), 2_200_000, 64, 8192
+    ),
+    ServedModel("llama-3.2-3b", Profile(0.0274, 0.0051, 4.5e-5, 1.1e-9, 0.0054, 1.26e-4, 0.0), 2_600_000, 64, 8192),
+)
+USD_PER_HOUR = 98.32
+"""Of an eight-GPU VM, as section 7.3.1 counts it."""
+REGIONS = {"us-east": 0.0, "us-central": 1.0, "us-west": 3.0}
+LATENCY_S = ((0.0, 0.03, 0.06), (0.03, 0.0, 0.035), (0.06, 0.035, 0.0))
+SHARES = {"us-east": 0.42, "us-central": 0.25, "us-west": 0.33}
+
+
+def _clients(model: str, requests_per_s: float, prompt: Lognormal, output: Lognormal) -> list[Client]:
+    """Three services with interactive work, the smaller the burstier, and one with batches, which is a fifth of it all."""
+    lengths = LengthsByClass(prompt, output)
+    interactive = [
+        Client(
+            tenant,
+            model,
+            INTERACTIVE,
+            0.8 * share * requests_per_s,
+            lengths,
+            SHARES,
+            "gamma",
+            cv,
+            swing,
+            peak_h,
+            weekend,
+        )
+        for tenant, share, cv, swing, peak_h, weekend in (
+            ("assistant", 0.5, 2.0, 0.75, 14.0, 0.45),
+            ("search", 0.3, 3.0, 0.6, 15.5, 0.7),
+            ("coding", 0.2, 4.0, 0.9, 11.0, 0.25),
+        )
+    ]
+    return [*interactive, Client("reports", model, OTHER, 0.2 * requests_per_s, lengths, SHARES, "gamma", 2.0)]
+
+
+def sageserve(scale: float = 1.0) -> Scene:
+    """Section 7.1, with demand that gives Llama-2 about the instance-hours of its figure 11."""
+    scene = Scene(
+        models=SAGESERVE_MODELS,
+        regions=REGIONS,
+        latency_s=LATENCY_S,
+        clients=[
+            *_clients("llama-2-70b", 9.0, Lognormal(1300, 3200, 16, 3500), Lognormal(280, 1000, 4, 1500)),
+            *_clients("bloom-176b", 5.5, Lognormal(1300, 2800, 16, 3500), Lognormal(250, 800, 4, 1500)),
+            *_clients("llama-3.1-8b", 3.0, Lognormal(1500, 5000, 16, 7000), Lognormal(250, 900, 4, 1500)),
+            *_clients("llama-3.2-3b", 2.0, Lognormal(1200, 4000, 16, 7000), Lognormal(200, 700, 4, 1500)),
+        ],
+        instances=20,
+        ready=4,
+        silo=4,
+        min_instances=2,
+        max_instances=26,
+        usd_per_hour=USD_PER_HOUR,
+        promises={INTERACTIVE: Promise(ttft_s=2.0), OTHER: Promise(deadline_s=DAY_S)},
+        delays=Delays(spot_median_s=60.0, spot_max_s=300.0, local_weights_s=600.0, remote_weights_s=7200.0),
+        prediction_error=0.4,
+    )
+    return scene.scaled(scale)
+
+
+# PreServe, section 5.3: up to eight instances of Llama-2-7B, each on an A40. No published profile of this pair was at hand:
+# prefill and the fixed part of a decode step are Vidur's matrix products (26.3 ms, 0.12 ms a token), and a step reads the
+# keys and values of all tokens, 512 KiB each, at the 696 GB/s of the card. KV tokens: 90 % of the memory less the weights.
+LLAMA_2_7B = ServedModel("llama-2-7b", Profile(0.0263, 0.0, 1.2e-4, 0.0, 0.0263, 1.2e-4, 7.5e-7), 43_000, 256, 4096)
+PRESERVE_LENGTHS = {
+    # As in the Azure traces: code has long prompts and short answers, chat the other way round.
+    "code-like": LengthsByClass(Lognormal(1500, 3600, 16, 3600), Lognormal(20, 110, 2, 480)),
+    "chat-like": LengthsByClass(Lognormal(700, 2600, 16, 3200), Lognormal(150, 480, 2, 800)),
+}
+PRESERVE_RATES = {"code-like": 9.0, "chat-like": 6.5}
+"""Requests a second on average, with which the peaks fill about seven instances."""
+
+
+def preserve(service: str, scale: float = 1.0) -> Scene:
+    """The *service* called code-like or chat-like: one endpoint, ups and downs by day, three kinds of callers."""
+    lengths, rate = PRESERVE_LENGTHS[service], PRESERVE_RATES[service] * scale
+    course = ((0.7, 1.5, 0.8, 14.0), (0.3, 3.0, 0.5, 11.0))
+    if service == "chat-like":
+        course = ((0.7, 1.5, 0.6, 15.0), (0.3, 2.5, 0.4, 20.0))
+    clients = [
+        Client(
+            f"callers {at}",
+            LLAMA_2_7B.name,
+            INTERACTIVE,
+            share * rate,
+            lengths,
+            {"here": 1.0},
+            "gamma",
+            cv,
+            swing,
+            peak_h,
+        )
+        for at, (share, cv, swing, peak_h) in enumerate(course)
+    ]
+    return Scene(
+        models=(LLAMA_2_7B,),
+        regions={"here": 0.0},
+        latency_s=((0.0,),),
+        clients=clients,
+        instances=8,
+        ready=2,
+        silo=0,
+        min_instances=1,
+        max_instances=8,
+        usd_per_hour=0.0,
+        promises={INTERACTIVE: Promise()},
+        # A cold start takes "dozens of seconds".
+        delays=Delays(spot_median_s=40.0, spot_max_s=60.0),
+        prediction_error=0.0,
+    )

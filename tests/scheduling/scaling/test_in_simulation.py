@@ -1,0 +1,243 @@
+"""Strategies inside a simulation: what they see, what they move, and that the look-ahead figures are those of the map."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.lookahead import add, allocate, finish, project, token
+from scheduling.profile import Profile
+from scheduling.regions import pressure
+from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy, reactive_trigger
+from scheduling.simulation.ahead import project_engine
+from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
+from scheduling.simulation.engine import EngineConfig, EngineRequest
+from scheduling.simulation.requests import make_requests
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.single_instance import serve
+from scheduling.simulation.strategies import Bounds, Control, Demand, run_strategy
+from scheduling.simulation.world import State
+from tests.scheduling.fleets import as_arrays, plain_fleets
+from tests.scheduling.scaling.views import view
+
+ENGINE = EngineConfig(16, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
+
+
+def cluster(ready: int = 2, spot: int = 4, regions: tuple[str, ...] = ("east", "west"), **more) -> Cluster:
+    states = [State.READY] * ready + [State.SPOT] * spot
+    specs = [InstanceSpec("llama", region, ENGINE, state=state) for region in regions for state in states]
+    return Cluster(specs, delays=Delays(spot_median_s=20, spot_max_s=30), **more)
+
+
+def demand(count: int, rate: float, seed: int = 0, **more):
+    random = np.random.default_rng(seed)
+    return make_requests(
+        np.cumsum(random.exponential(1 / rate, count)),
+        random.integers(50, 400, count),
+        random.integers(10, 200, count),
+        predicted_tokens=random.integers(10, 200, count),
+        region=random.integers(0, 2, count),
+        **more,
+    )
+
+
+class Fixed:
+    """Advice that does not change."""
+
+    every_s = 300.0
+
+    def __init__(self, *targets: int) -> None:
+        self.targets, self.asked_s = targets, []
+
+    def advise(self, now_s, views):
+        self.asked_s.append(now_s)
+        return [Advice(target, 1000.0, now_s, now_s + self.every_s) for target in self.targets]
+
+
+# The look-ahead figures
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.floats(0.3, 20))
+def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
+    random = np.random.default_rng(seed)
+    count = 12
+    arrival_s = np.cumsum(random.exponential(0.3, count))
+    prompt, output = random.integers(1, 300, count), random.integers(1, 150, count)
+    predicted = random.integers(1, 150, count)
+    engine = replace(ENGINE, max_num_seqs=count, kv_blocks=10_000)
+    simulation = Simulation(
+        Cluster([InstanceSpec("m", "r", engine)]),
+        make_requests(arrival_s, prompt, output, predicted_tokens=predicted),
+    )
+    simulation.advance(at_s)
+    found = np.zeros(100, np.int64)
+    lines = np.zeros((2, 101), np.int64)
+    project_engine(simulation.world.engines, 0, False, lines[0], lines[1], found)
+
+    timelines = serve(
+        engine,
+        [EngineRequest(str(n), int(prompt[n]), int(output[n]), arrival_s=float(arrival_s[n])) for n in range(count)],
+    )
+    tokens = sorted((s, n, at) for n in range(count) for at, s in enumerate(timelines[str(n)].tokens_s))
+    ahead, slots = allocate(1, count), {}
+    for now_s in sorted({s for s, _, _ in tokens if s < at_s}):
+        # Those that decode first: a request that joins at the end of this iteration begins from there.
+        together = [(at == 0, n, at) for s, n, at in tokens if s == now_s]
+        for first, n, at in sorted(together):
+            if first:
+                slots[n] = add(ahead, 0, int(prompt[n]), int(predicted[n]))
+            else:
+                token(ahead, slots[n], 1)
+            if at + 1 == output[n]:
+                finish(ahead, slots[n])
+    expected = np.zeros(100, np.int64)
+    project(ahead, 0, expected)
+    assert found.tolist() == expected.tolist()
+
+
+# The compiled trigger and the strategy are one heuristic
+
+
+@given(plain_fleets, st.integers(0, 20), st.integers(0, 6), st.sampled_from([0.0, 14.9, 15.0, inf]))
+def test_the_trigger_on_arrival_decides_as_the_strategy(plain, waiting, coming, since_s):
+    fleet, endpoints = as_arrays(plain)
+    ready = sum(each.accepting and each.endpoint == 0 for each in plain.instances)
+    rule = Reactive(min_instances=min(1, ready + coming), max_instances=8)
+    if not ready <= 8 or ready + coming > 8:
+        return
+    seen = view(
+        ready=ready,
+        coming=coming,
+        use=pressure(fleet, endpoints, 0, waiting),
+        since_change_s=since_s,
+        min_instances=rule.min_instances,
+        max_instances=rule.max_instances,
+    )
+    wanted = reactive_trigger(
+        fleet, endpoints, 0, waiting, ready + coming, since_s, rule.out_above, rule.in_below, rule.cooldown_s,
+        rule.min_instances, rule.max_instances,
+    )  # fmt: skip
+    moves = make_strategy("reactive").decide(0.0, [seen], [None])
+    if wanted < 0 and ready <= rule.min_instances:
+        assert moves == []  # the kernel asks; nothing that is ready may go
+    else:
+        assert [each.delta for each in moves] == ([wanted] if wanted else [])
+
+
+# Seeing and moving
+
+
+def test_a_view_says_what_the_fleet_is():
+    simulation = Simulation(cluster(), demand(400, 8.0))
+    control = Control(simulation, Floored(make_strategy("preserve")), bounds=Bounds(1, 5))
+    simulation.advance(30.0)
+    simulation.scale_out(0, 2)
+    simulation.scale_in(1)
+    east, west = control.views(simulation)
+    assert (east.model, east.region, east.ready, east.coming, east.spot) == ("llama", "east", 2, 2, 2)
+    assert (west.ready + west.draining, west.coming) == (2, 0)
+    assert (east.min_instances, east.max_instances, east.spot_other) == (1, 5, 0)
+    assert east.use == pressure(simulation.fleet, simulation.endpoints, 0, east.waiting)
+    assert 0 < east.kv_use <= east.peak_kv_sum
+    asked = simulation.requests
+    own = (asked.region == 0) & (asked.arrival_s < 30.0)
+    tokens = (asked.prompt_tokens[own].astype(int) + asked.predicted_tokens[own]).sum()
+    assert east.tokens_per_s == pytest.approx(tokens / 30.0)
+
+
+def test_demand_is_that_of_the_minute_behind():
+    requests = make_requests([1.0, 59.0, 61.0, 200.0], 10, 5, region=[0, 0, 0, 1])
+    seen = Demand(cluster(), requests)
+    assert seen.seen(60.0).tolist() == [30 / 60, 0]
+    assert seen.seen(120.0).tolist() == [15 / 60, 0]
+    assert seen.seen(205.0).tolist() == [0, 15 / 60]
+    assert seen.seen(5.0).tolist() == [3, 0]
+    assert seen.windows(100.0).tolist() == [[0.45, 0.0], [0.0, 0.0]]
+
+
+def test_moves_are_carried_out_and_told():
+    advisor = Fixed(5, 1)
+    run = run_strategy(
+        cluster(), demand(1000, 4.0), make_strategy("lt_i"), bounds=Bounds(1, 6), advisor=advisor, until_s=200.0
+    )
+    assert [(each.time_s, each.endpoint, each.wanted, each.done) for each in run.moves] == [
+        (0, 0, 3, 3),
+        (0, 1, -1, -1),
+    ]
+    assert run.result.counters["scale_outs"] == 3
+    assert advisor.asked_s == [0.0]
+    ready_s = run.result.state_s[:, State.READY]
+    assert (ready_s[:5] > 150).all()
+    assert ready_s[5] == 0
+
+
+def test_advice_is_asked_for_at_its_own_times():
+    advisor = Fixed(2, 2)
+    run_strategy(cluster(), demand(4000, 4.0), make_strategy("lt_u"), advisor=advisor, until_s=700.0)
+    assert advisor.asked_s == [0.0, 300.0, 600.0]
+    with pytest.raises(ValueError, match="advisor is needed"):
+        run_strategy(cluster(), demand(10, 4.0), make_strategy("lt_u"))
+
+
+@pytest.mark.parametrize("name", ["lt_i", "lt_u", "lt_ua", "proactive", "hybrid", "preserve", "pilothouse", "reactive"])
+def test_the_same_run_twice_is_the_same_and_within_bounds(name):
+    def once():
+        return run_strategy(
+            cluster(), demand(1500, 12.0), make_strategy(name), bounds=Bounds(1, 5), advisor=Fixed(1, 1), until_s=150.0
+        )
+
+    first, second = once(), once()
+    assert first.moves == second.moves
+    assert (first.result.outcomes == second.result.outcomes).all()
+    for change in first.result.changes:
+        assert change["time_s"] <= 150.0
+    serving = {0: 2, 1: 2}
+    coming = {State.READY, State.RECLAIMING}
+    for change in first.result.changes.tolist():
+        _, _, endpoint, before, after = change
+        serving[endpoint] += (after in coming) - (before in coming)
+        assert 0 <= serving[endpoint] <= 5
+
+
+def test_the_floor_is_under_a_plan_that_starves_and_can_be_left_out():
+    def waiting(floor):
+        return run_strategy(
+            cluster(1, 4, ("east",)),
+            make_requests(np.arange(600) / 12.0, 200, 100),
+            make_strategy("lt_i"),
+            bounds=Bounds(1, 5),
+            floor=floor,
+            advisor=Fixed(1),
+            until_s=200.0,
+        )
+
+    with_floor, without = waiting(FLOOR), waiting(None)
+    assert without.moves == []
+    assert {each.reason[:7] for each in with_floor.moves} == {"Floor: "}
+    assert np.nanmean(with_floor.result.outcomes["queue_s"]) < np.nanmean(without.result.outcomes["queue_s"])
+
+
+def test_silos_do_not_take_from_each_other():
+    specs = [
+        InstanceSpec(model, "east", ENGINE, state=state)
+        for model, states in {
+            "small": [State.READY],
+            "large": [State.READY, State.SPOT, State.SPOT],
+        }.items()
+        for state in states
+    ]
+    both = Cluster(specs, delays=Delays(local_weights_s=10))
+    requests = make_requests(np.arange(400) / 12.0, 200, 100, model=0)
+    apart = run_strategy(both, requests, make_strategy("siloed"), bounds=Bounds(1, 5))
+    shared = run_strategy(both, requests, make_strategy("reactive"), bounds=Bounds(1, 5))
+    assert apart.result.counters["redeploys"] == 0
+    assert shared.result.counters["redeploys"] > 0
+
+
+def test_bounds_are_checked():
+    with pytest.raises(ValueError, match="from 0 to max_instances"):
+        Bounds(3, 2)
