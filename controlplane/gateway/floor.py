@@ -1,8 +1,8 @@
 """The reactive floor: an endpoint that is full gets an instance more, whoever else is dead.
 
 It runs in the gateway, which has the live load in memory, and looks once a second. Under a model whose strategy is alive
-it acts only where the strategy has failed: use above 90 % with all that is on the way (`scheduling.scaling.floor_move`),
-and it never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
+it acts only where the strategy has failed: full with all that is on the way (`scheduling.scaling.floor_move`), and it
+never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
 strategy: the compiled trigger of SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
 
 Decisions are made on the event loop from memory; rows are written in threads of its own (`controlplane.planning.floor`),

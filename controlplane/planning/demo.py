@@ -10,9 +10,10 @@ from controlplane.planning.services import set_policy
 
 POLICIES = {
     "llama-3.1-8b": ("pilothouse", PolicyMode.AUTO),
-    "llama-3.2-3b": ("preserve", PolicyMode.AUTO),
     "llama-2-70b": ("lt_ua", PolicyMode.AUTO),
-    "bloom-176b": ("lt_i", PolicyMode.ASK),
+    # PreServe goes by KV memory, which is what fills first on this model's instances.
+    "bloom-176b": ("preserve", PolicyMode.AUTO),
+    "llama-3.2-3b": ("lt_i", PolicyMode.ASK),
 }
 """Strategy and mode by model."""
 

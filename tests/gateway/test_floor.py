@@ -59,7 +59,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
     monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
-    monkeypatch.setattr(module, "BENEATH", Floor(cooldown_s=0.2))
+    monkeypatch.setattr(module, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
     monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
 

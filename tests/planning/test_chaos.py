@@ -1,0 +1,205 @@
+"""A whole house of which parts die in the middle of a surge: it goes on serving, and its floor goes on adding instances.
+
+Celery and Redis are stopped (SIGSTOP), not killed: the supervisor would start them again at once, and a part that hangs is
+worse than one that is gone. The solver is broken from the start.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.supervisor.running import RunningHouse
+from tests.supervisor.test_up import Address
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+WITHIN_S = 90.0
+MODELS = ["bloom-176b", "llama-2-70b"]
+BROKEN_SOLVER = """
+    import importlib.abc, importlib.util, sys
+
+    class Broken(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name != "scheduling.planning.planner":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            real = spec.loader.exec_module
+
+            def exec_module(module):
+                real(module)
+                def solve(*args, **kwargs):
+                    raise ArithmeticError("the solver is broken")
+                module.solve = solve
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Broken())
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
+    return Address(tmp_path_factory.mktemp("chaos"))
+
+
+@pytest.fixture(scope="module")
+def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHouse]:
+    """Emulated fleet without traffic, planned by the minute with a solver that always fails."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(BROKEN_SOLVER))
+    environment = {
+        **address.environment,
+        "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+        "PYTHONPATH": str(folder),
+        "PILOTHOUSE_FLOOR_PATIENCE_S": "2",
+    }
+    house = RunningHouse(f"--port {address.port} --no-traffic", **environment)
+    try:
+        house.wait_until_up()
+        yield house
+    finally:
+        house.kill()
+
+
+def shell(address: Address, code: str) -> str:
+    """What *code* prints in a process beside the house."""
+    said = address.manage("shell", "--no-imports", "-c", textwrap.dedent(code))
+    assert said.returncode == 0, said.stderr
+    return said.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def secret(house: RunningHouse, address: Address) -> str:
+    return shell(
+        address,
+        """
+        from controlplane.accounts.models import Tenant
+        from controlplane.accounts.services import create_api_key
+        print(create_api_key(Tenant.objects.get(name="acme"), "chaos", "a test")[1])
+        """,
+    )
+
+
+def moves(address: Address, model: str) -> list[dict]:
+    """Moves of *model*, oldest first, each with the state of its instance."""
+    return json.loads(
+        shell(
+            address,
+            f"""
+            import json
+            from controlplane.fleet.models import Instance
+            from controlplane.planning.models import ScalingMove
+            states = dict(Instance.objects.values_list("name", "state"))
+            rows = ScalingMove.objects.filter(model={model!r}).order_by("pk").values("source", "delta", "region", "instance")
+            print(json.dumps([row | {{"state": states[row["instance"]]}} for row in rows]))
+            """,
+        )
+    )
+
+
+@contextmanager
+def hanging(house: RunningHouse, *words: str) -> Iterator[None]:
+    """Every process of the house whose command line has one of *words* stands still meanwhile."""
+    stopped = [int(line.split()[0]) for line in house.processes() if any(word in line for word in words)]
+    assert stopped, f"nothing of the house is called {' or '.join(words)}"
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in stopped:
+            os.kill(process, signal.SIGCONT)
+
+
+async def surge(address: Address, secret: str, model: str, count: int, until_moved) -> list[int]:
+    """Send *count* long requests at once; the statuses, when all are answered. *until_moved* is awaited meanwhile."""
+    body = {"model": model, "prompt": list(range(1, 400)), "max_tokens": 500, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {secret}", "X-Region": "us-east"}
+    timeout = aiohttp.ClientTimeout(total=240)
+
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def send() -> int:
+            async with session.post(f"{address.url}/v1/completions", json=body, headers=headers) as response:
+                await response.read()
+                return response.status
+
+        sent = [asyncio.create_task(send()) for _ in range(count)]
+        await until_moved()
+        return list(await asyncio.gather(*sent))
+
+
+def added_and_ready(address: Address, model: str, before: int):
+    """Waits until the floor has added an instance of *model* since there were *before* moves, and it is ready."""
+
+    async def wait() -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                new = (await asyncio.to_thread(moves, address, model))[before:]
+                if any(move["source"] == "floor" and move["delta"] == 1 and move["state"] == "ready" for move in new):
+                    return
+                await asyncio.sleep(1.0)
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (MODELS[0], ("workers.celery",)),
+        (MODELS[1], ("redis-server",)),
+    ],
+    ids=["celery", "redis"],
+)
+async def test_a_surge_is_served_and_the_floor_adds_an_instance(house, address, secret, model, words):
+    before = len(moves(address, model))
+    with hanging(house, *words):
+        statuses = await surge(address, secret, model, 60, added_and_ready(address, model, before))
+    assert set(statuses) == {200}
+    assert "ok" in house.get(f"{address.url}/healthz").lower()
+
+
+async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(house, address):
+    """A plan is due every minute, and each fails; that is an event, and the plans that are there are none."""
+
+    async def failed() -> bool:
+        said = await asyncio.to_thread(
+            shell,
+            address,
+            """
+            from controlplane.events.models import Event
+            from controlplane.planning.models import ScalingPlan
+            events = Event.objects.filter(kind="planning.plans_failed", reason="ArithmeticError: the solver is broken")
+            print(events.count(), ScalingPlan.objects.count())
+            """,
+        )
+        return said == "1 0"
+
+    async with asyncio.timeout(WITHIN_S):
+        while not await failed():  # noqa: ASYNC110
+            await asyncio.sleep(2.0)
+
+
+def test_what_stood_still_goes_on(house: RunningHouse, address: Address) -> None:
+    """The workers are back: they find no command left over, and the house stops as it should."""
+    left = shell(
+        address,
+        """
+        from controlplane.fleet.models import InstanceCommand
+        print(InstanceCommand.objects.filter(actor="reactive floor", state="pending").count())
+        """,
+    )
+    assert left == "0"
+    assert Path(f"/proc/{house.process.pid}").exists()
+    house.interrupt()
+    assert house.processes() == []

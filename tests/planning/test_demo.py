@@ -1,0 +1,34 @@
+"""The demo's policies: one of each way, and an operator's own stay."""
+
+import pytest
+from django.core.management import call_command
+
+from controlplane.fleet.models import Deployment
+from controlplane.planning import demo, services
+from controlplane.planning.models import ScalingPolicy
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def seeded(db):
+    call_command("seed_demo")
+
+
+def test_every_model_has_one_and_there_is_something_to_approve(seeded):
+    assert {row.model.name: (row.strategy, row.mode) for row in ScalingPolicy.objects.all()} == demo.POLICIES
+    modes = {mode for _, mode in demo.POLICIES.values()}
+    assert modes == {"auto", "ask"}
+
+
+def test_twice_is_once_and_what_an_operator_set_stays(seeded):
+    row = ScalingPolicy.objects.select_related("model").get(model__name="llama-2-70b")
+    services.set_policy(row.model, "reactive", "off", {}, "an operator")
+    assert demo.seed() == {}
+    row.refresh_from_db()
+    assert (row.strategy, row.mode) == ("reactive", "off")
+
+
+def test_there_is_room_to_move(seeded):
+    for deployment in Deployment.objects.all():
+        assert deployment.min_instances < deployment.instances.count() < deployment.max_instances
