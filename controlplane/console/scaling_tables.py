@@ -154,7 +154,9 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
         plan = plans.get(name)
         targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
         cells = tuple(
-            _cell(region, places.get((name, region, gpu_type), Counter()), targets.get(region), region in by_region)
+            _cell(
+                name, region, places.get((name, region, gpu_type), Counter()), targets.get(region), region in by_region
+            )
             for region in names
         )
         some = next(iter(by_region.values()))
@@ -182,7 +184,7 @@ def _targets(plan: ScalingPlan, gpu_type: str) -> dict[str, dict[str, Any]]:
     return {target["region"]: target for target in plan.targets if target["gpu_type"] == gpu_type}
 
 
-def _cell(region: str, states: Counter[str], target: dict[str, Any] | None, deployed: bool) -> Cell:
+def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any] | None, deployed: bool) -> Cell:
     if target is None:
         return Cell(region, states, deployed=deployed)
     return Cell(
@@ -190,7 +192,7 @@ def _cell(region: str, states: Counter[str], target: dict[str, Any] | None, depl
         states=states,
         target=target["target"],
         demand_tokens_per_s=target.get("demand_tokens_per_s"),
-        reason=target.get("reason") or "",
+        reason=without_place(target.get("reason") or "", model),
         deployed=deployed,
     )
 
@@ -246,6 +248,12 @@ class Card:
         return self.plan.status == PlanStatus.ADVICE
 
 
+def without_place(reason: str, model: str) -> str:
+    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place stands beside it."""
+    head, colon, rest = reason.partition(": ")
+    return rest if colon and head[:1] in "+-" and model in head else reason
+
+
 def card(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
     """*plan* with its changes, the largest first; what it saw as present then, not what there is now.
 
@@ -257,7 +265,7 @@ def card(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
             gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
             present=target["present"],
             target=target["target"],
-            reason=target.get("reason") or "",
+            reason=without_place(target.get("reason") or "", plan.model.name),
         )
         for target in plan.targets
         if target["target"] != target["present"]

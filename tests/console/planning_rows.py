@@ -169,11 +169,11 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
         bounds[f"{region} {gpu_type}"] = [row.min_instances, row.max_instances]
         prices[gpu_type] = float(row.gpu_type.on_demand_usd_per_hour)
         needed = level(model.name, region, now + timedelta(hours=2)) * (1 + PROMPT_TO_OUTPUT)
-        reason = "as it is"
+        reason, place = "as it is", f"{model.name} on {gpu_type} in {region}"
         if delta > 0:
-            reason = f"the forecast peak of {needed:,.0f} tokens/s does not fit into {present} instances"
+            reason = f"+{delta} {place}: the peak of {needed:,.0f} tokens/s does not fit into {present} instances"
         elif delta < 0:
-            reason = f"{present - 1} instances serve the forecast peak of {needed:,.0f} tokens/s"
+            reason = f"{delta} {place}: {present + delta} instances serve the peak of {needed:,.0f} tokens/s"
         targets.append(
             {
                 "region": region,

@@ -134,7 +134,7 @@ def test_the_page_tells_what_would_change_and_why(reader, two_places, now):
         "Present and planned instances",
         "1 starting",
         "1 draining",
-        "the forecast peak of",
+        "the peak of",
         "falls 12 tokens/s short",
         "2 rows bind",
         "epsilon 0.8",
@@ -315,7 +315,7 @@ def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
         assert word in html, word
     rows = table(reader.get(url("plan", plan.pk), {"format": "csv"}))
     assert [row["Change (instances)"] for row in rows] == ["1", "-1"]
-    assert rows[0]["Reason"] == plan.targets[0]["reason"]
+    assert rows[0]["Reason"] == plan.targets[0]["reason"].partition(": ")[2]
     assert reader.get(url("plan", plan.pk + 1)).status_code == 404
 
 
@@ -415,3 +415,21 @@ def test_a_comparison_without_a_result_says_why(reader, now):
     html = page(reader)
     assert "The last comparison has no result" in html
     assert "Too little to compare: 3 requests" in html
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (
+            "+1 llama-3.1-8b on a100-80gb (a, b) in us-east: 12 tokens/s must be served: now",
+            "12 tokens/s must be served: now",
+        ),
+        ("-2 llama-3.1-8b on a100-80gb in us-east: 3 serve it", "3 serve it"),
+        ("+1 another on a100-80gb: x", "+1 another on a100-80gb: x"),
+        ("use: 84 %", "use: 84 %"),
+        ("as it is", "as it is"),
+        ("", ""),
+    ],
+)
+def test_a_reason_is_told_without_the_place_that_stands_beside_it(reason, shown):
+    assert scaling_tables.without_place(reason, "llama-3.1-8b") == shown

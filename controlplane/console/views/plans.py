@@ -146,7 +146,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
                 target["target"],
                 target["target"] - target["present"],
                 target.get("demand_tokens_per_s"),
-                target.get("reason"),
+                scaling_tables.without_place(target.get("reason") or "", row.model.name),
             )
             for target in row.targets
         )
@@ -162,6 +162,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
                 **target,
                 "title": titles.get(target["region"], target["region"]),
                 "delta": target["target"] - target["present"],
+                "why": scaling_tables.without_place(target.get("reason") or "", row.model.name),
             }
             for target in row.targets
         ],
