@@ -17,12 +17,10 @@ LEAST_FRACTION = 1e-3
 """Below it the rounding gains nothing and divides by a number near zero."""
 LEAST_VIOLATION = 1e-3
 """Distance of the relaxation's optimum from a cut that is worth adding."""
-AT_A_TIME = 2
-"""Cuts added to one row in one round."""
 
 
 def violated_cuts(problem: Problem, shares: NDArray[np.float64]) -> list[Cut]:
-    """The cuts that *shares* (l, r, g), instances that may be split, violate most; at most AT_A_TIME for each demand row."""
+    """For each demand row the cut that *shares* (l, r, g), instances that may be split, violate most; if any is."""
     n, r, g = problem.shape
     theta = problem.capability_tokens_per_s
     split = np.concatenate([shares.reshape(n * r, g), shares.sum(axis=1)])
@@ -45,9 +43,9 @@ def violated_cuts(problem: Problem, shares: NDArray[np.float64]) -> list[Cut]:
     distance = np.where(usable, missing / np.maximum(np.linalg.norm(coefficients, axis=2), 1e-9), -1.0)
 
     found = []
-    worst = np.argsort(-distance, axis=1, kind="stable")[:, :AT_A_TIME]
-    rows, order = np.nonzero(np.take_along_axis(distance, worst, axis=1) > LEAST_VIOLATION)
-    for row, at in zip(rows.tolist(), worst[rows, order].tolist(), strict=True):
+    worst = distance.argmax(axis=1)
+    for row in np.flatnonzero(distance[np.arange(worst.size), worst] > LEAST_VIOLATION).tolist():
         model, region = divmod(row, r) if row < n * r else (row - n * r, -1)
+        at = worst[row]
         found.append(Cut(model, region, coefficients[row, at], float(least[row, at])))
     return found

@@ -66,17 +66,20 @@ class Tally(NamedTuple):
     """(l, r)"""
     used: NDArray[np.int64]
     """(r, g)"""
+    settled: NDArray[np.int64]
+    """(l,): 1 when nothing better was found for a model since it last changed."""
 
 
 def allocate_tally(problem: Problem) -> Tally:
     """A plan without instances."""
     n, r, g = problem.shape
     return Tally(
-        np.zeros((n, r, g), np.int64),
-        np.zeros((n, r)),
-        np.zeros(n),
-        np.zeros((n, r), np.int64),
-        np.zeros((r, g), np.int64),
+        targets=np.zeros((n, r, g), np.int64),
+        served=np.zeros((n, r)),
+        total=np.zeros(n),
+        held=np.zeros((n, r), np.int64),
+        used=np.zeros((r, g), np.int64),
+        settled=np.zeros(n, np.int64),
     )
 
 
@@ -150,6 +153,7 @@ def apply(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> None:
     tally.total[i] += terms.capability[i, k] * by
     tally.held[i, j] += by
     tally.used[j, k] += terms.gpus[i, k] * by
+    tally.settled[i] = 0
 
 
 @compiled_aside
@@ -184,6 +188,7 @@ def displace(
             for other in range(models):
                 if other == i or terms.capability[i, k] <= 0.0 or tally.held[i, j] >= terms.most[i, j]:
                     continue
+                was_settled = tally.settled[other]
                 for fewer in range(1, min(LARGEST, tally.targets[other, j, k]) + 1):
                     price = change(terms, tally, other, j, k, -fewer)
                     apply(terms, tally, other, j, k, -fewer)
@@ -201,6 +206,7 @@ def displace(
                             return True
                         apply(terms, tally, i, j, k, -1)
                     apply(terms, tally, other, j, k, fewer)
+                    tally.settled[other] = was_settled
                     if price < np.inf:
                         break
     return False
@@ -244,6 +250,12 @@ def lighten(terms: Terms, tally: Tally, i: int, j: int, k: int, found: NDArray[n
 
 
 @compiled_aside
+def saving(terms: Terms, i: int, j: int, k: int) -> float:
+    """The most that one instance fewer of model i in region j on type k can save."""
+    return float(terms.instance_usd[i, k] + terms.other_usd[i, j, k] + terms.new_usd[k] * terms.gpus[i, k])
+
+
+@compiled_aside
 def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> bool:
     """Change three types of model i in region j at once: fewer of one, more of a second, and of a third what then pays."""
     types = terms.capability.shape[1]
@@ -252,7 +264,7 @@ def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> 
             first = change(terms, tally, i, j, out, -fewer)
             apply(terms, tally, i, j, out, -fewer)
             for into in range(types):
-                if into == out:
+                if into == out or terms.capability[i, into] <= 0.0:
                     continue
                 for more in range(1, LARGEST + 1):
                     second = first + change(terms, tally, i, j, into, more)
@@ -263,10 +275,15 @@ def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> 
                     short = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9)
                     short = short or tally.total[i] < terms.need_total[i] * (1.0 - 1e-9)
                     sign = 1 if short or tally.held[i, j] < terms.least[i, j] else -1
+                    left = fewer * saving(terms, i, j, out) - more * terms.instance_usd[i, into]
                     for third in range(types):
                         if third in (out, into):
                             continue
                         for by in range(1, LARGEST + 1):
+                            if sign > 0 and left <= by * terms.instance_usd[i, third]:
+                                break
+                            if sign < 0 and left + by * saving(terms, i, j, third) <= 0.0:
+                                continue
                             price = second + change(terms, tally, i, j, third, sign * by)
                             if price < -least_gain:
                                 apply(terms, tally, i, j, third, sign * by)
@@ -287,22 +304,27 @@ def improve(terms: Terms, tally: Tally, passes: int, deep: int, least_gain: floa
     """
     models, regions, types = tally.targets.shape
     moves = 0
+    tally.settled[:] = 0
     for _ in range(passes):
         add_up(terms, tally)
         before = moves
         for i in range(models):
+            if tally.settled[i] != 0:
+                continue
+            changed = 0
             for j in range(regions):
-                moves += fill(terms, tally, i, j, found, least_gain)
-        for i in range(models):
+                changed += fill(terms, tally, i, j, found, least_gain)
             for j in range(regions):
                 for k in range(types):
                     while lighten(terms, tally, i, j, k, found, least_gain):
-                        moves += 1
-        if deep != 0 and moves == before:
-            for i in range(models):
+                        changed += 1
+            if deep != 0 and changed == 0:
                 for j in range(regions):
                     while rearrange(terms, tally, i, j, least_gain):
-                        moves += 1
+                        changed += 1
+            if changed == 0:
+                tally.settled[i] = 1
+            moves += changed
         if moves == before:
             break
     return moves
