@@ -136,3 +136,9 @@ def test_one_scalar_holds_for_all_without_memory():
     requests = make_requests(np.arange(5.0), 4, 2, priority=3)
     assert requests.prompt_tokens.strides == requests.priority.strides == (0,)
     assert Simulation(Cluster([InstanceSpec("m", "r", ENGINE)]), requests).run().counters["ended"] == 5
+
+
+def test_without_prefix_caching_there_is_no_cache():
+    simulation = Simulation(cluster(), make_requests(**GOOD, prefix_blocks=[[1], [1], [1]]))
+    assert sum(array.nbytes for array in simulation.world.engines.cache) < 100
+    assert simulation.run().counters["prefix_queried_tokens"] == 0
