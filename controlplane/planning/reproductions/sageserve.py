@@ -142,18 +142,25 @@ def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None 
     return rows
 
 
-def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Change of hours, hours of the busiest model and waste against `reactive`, by strategy; empty without that."""
+def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """Change of hours, hours of the busiest model, waste and TTFT against `reactive`, by strategy; empty without that.
+
+    None where reactive had none.
+    """
     base = next((row for row in rows if row.strategy == "reactive"), None)
     if base is None:
         return {}
     busiest = next(iter(base.hours_by_model))
+
+    def change(value: float, before: float) -> float | None:
+        return round(value / before - 1, 4) if before > 1e-6 else None
+
     return {
         row.strategy: {
-            "instance_hours": round(row.instance_hours / base.instance_hours - 1, 4),
-            "busiest_hours": round(row.hours_by_model[busiest] / base.hours_by_model[busiest] - 1, 4),
-            "waste_hours": round(row.waste_hours / max(base.waste_hours, 1e-9) - 1, 4),
-            "ttft_p95_s": round(row.ttft_p95_s / base.ttft_p95_s - 1, 4),
+            "instance_hours": change(row.instance_hours, base.instance_hours),
+            "busiest_hours": change(row.hours_by_model[busiest], base.hours_by_model[busiest]),
+            "waste_hours": change(row.waste_hours, base.waste_hours),
+            "ttft_p95_s": change(row.ttft_p95_s, base.ttft_p95_s),
         }
         for row in rows
         if row is not base
