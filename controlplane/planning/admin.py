@@ -4,6 +4,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from controlplane.accounts.admin_actions import ReasonAction
@@ -46,6 +47,15 @@ class ScalingPolicyAdmin(AuditedAdmin):
     search_fields = ["model__name"]
     autocomplete_fields = ["model"]
     fields = ["model", "strategy", "mode", "parameters"]
+
+    def save_model(self, request: HttpRequest, obj: ScalingPolicy, form: ModelForm, change: bool) -> None:
+        if "strategy" in form.changed_data:
+            obj.memory = {}
+        super().save_model(request, obj, form, change)
+
+    def after_write(self, request: HttpRequest, row: ScalingPolicy, *, created: bool) -> None:
+        if row.model_id is not None:
+            services.supersede_open(row.model)
 
 
 class Decision(ReasonAction):

@@ -99,5 +99,8 @@ def _add_left(plan: ScalingPlan, target: dict[str, Any]) -> list[ScalingMove]:
 
 def _why(plan: ScalingPlan, target: dict[str, Any]) -> executor.Why:
     inputs = {"plan": plan.pk, "approved_by": plan.decided_by, "target": {**target}}
-    reason = target.get("reason") or f"The plan asks for {target['target']} instances."
+    said = target.get("reason", "")
+    reason = (
+        said if said and target["target"] != target["present"] else f"The plan asks for {target['target']} instances."
+    )
     return executor.Why(MoveSource.PLAN, plan.strategy, reason, inputs, plan)

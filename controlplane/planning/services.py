@@ -88,9 +88,14 @@ def set_policy(
     if before is None:
         record_creation(row, actor, reason=reason)
     elif record_change(row, before, actor, reason=reason) is not None:
-        open_plans = ScalingPlan.objects.filter(model=model, status__in=[PlanStatus.ADVICE, PlanStatus.SHADOW])
-        open_plans.update(status=PlanStatus.SUPERSEDED)
+        supersede_open(model)
     return row
+
+
+def supersede_open(model: Model) -> int:
+    """Plans of *model* that nobody decided about are of no use any more; returns how many there were."""
+    open_plans = ScalingPlan.objects.filter(model=model, status__in=[PlanStatus.ADVICE, PlanStatus.SHADOW])
+    return open_plans.update(status=PlanStatus.SUPERSEDED)
 
 
 def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Sequence[dict[str, Any]]) -> Backtest:

@@ -241,14 +241,14 @@ class House:
             "workers.celery",
             "worker",
         ]
-        argv += ["--queues", "control,simulation"]
-        argv += ["--concurrency", "2", "--pool", "prefork", "--hostname", "house@%h", "--loglevel", "WARNING"]
+        argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and a comparison
+        argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "house@%h", "--loglevel", "WARNING"]
         argv += ["--without-mingle", "--without-gossip"]
         probe_app = Celery(broker=redis_url)
 
         async def probe() -> str | None:
             answered = await asyncio.to_thread(probe_app.control.ping, timeout=0.5)
-            return "worker with 2 processes on queues control and simulation" if answered else None
+            return "worker with 3 processes on queues control and simulation" if answered else None
 
         return Part("celery", argv, probe, stop_within_s=PATIENCE_S["celery"], told_early=True)
 

@@ -69,3 +69,20 @@ def test_admins_edit_policies_and_mistakes_are_shown(client, fleet_admin, langua
     assert client.post(url, values | {"strategy": "lt_u"}).status_code == 302
     assert ScalingPolicy.objects.get().strategy == "lt_u"
     assert Event.objects.get(kind="scaling_policy.created").user == fleet_admin
+
+
+def test_a_policy_changed_here_begins_anew_too(client, fleet_admin, language_model, plan):
+    row = services.set_policy(language_model, "lt_u", "ask", {}, "a test")
+    ScalingPolicy.objects.update(memory={"x": 1.0})
+    client.force_login(fleet_admin)
+    values = {"model": language_model.pk, "strategy": "lt_ua", "mode": "ask", "parameters": "{}"}
+    assert client.post(reverse("admin:planning_scalingpolicy_change", args=[row.pk]), values).status_code == 302
+    row.refresh_from_db()
+    plan.refresh_from_db()
+    assert (row.strategy, row.memory, plan.status) == ("lt_ua", {}, PlanStatus.SUPERSEDED)
+    empty = client.post(reverse("admin:planning_scalingpolicy_change", args=[row.pk]), values | {"parameters": ""})
+    assert "parameters" in empty.context["adminform"].form.errors
+    assert (
+        client.post(reverse("admin:planning_scalingpolicy_delete", args=[row.pk]), {"post": "yes"}).status_code == 302
+    )
+    assert not ScalingPolicy.objects.exists()
