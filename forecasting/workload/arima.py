@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload.calibrated import Calibrated
-from forecasting.workload.points import PointModel, Values, filled
+from forecasting.workload.points import LEAST_RATE, PointModel, Values, filled
 
 LEAST_WINDOWS: Final = 30
 SEARCH_WINDOWS: Final = 432  # the last ones, on which orders are searched
@@ -56,7 +56,7 @@ class ArimaModel(PointModel):
     def fit(self, values: Values, season: int) -> None:
         known = values[~np.isnan(values)]
         mean = float(known.mean()) if known.size else 0.0
-        self.scale = mean if mean > 0 else 1.0
+        self.scale = mean if mean > LEAST_RATE else 1.0
         self.season, self.index = season, 0
         y = filled(values) / self.scale
         if self.order is None and float(np.ptp(y)) > 1e-9:

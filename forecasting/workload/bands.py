@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload.forecast import LEVELS
+from forecasting.workload.points import LEAST_RATE
 
 MEMORY: Final = 216  # scores kept by horizon
 STEP: Final = 0.015  # by which a quantile moves after a miss
@@ -35,7 +36,7 @@ class Bands:
 
     def __init__(self, reach: int, mean_rate: float) -> None:
         self.reach = reach
-        self.offset = OFFSET_SHARE * mean_rate if mean_rate > 0 else 1.0
+        self.offset = OFFSET_SHARE * mean_rate if mean_rate > LEAST_RATE else 1.0
         prior = [NormalDist().inv_cdf((k + 0.5) / PRIOR_SCORES) for k in range(PRIOR_SCORES)]
         # Errors of |normal| size have mean 0.8; the scale is that mean, so prior scores are divided by it.
         self.scores = np.full((reach, MEMORY), np.nan)

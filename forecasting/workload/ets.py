@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from forecasting.workload.calibrated import Calibrated
-from forecasting.workload.points import PointModel, Values, filled
+from forecasting.workload.points import LEAST_RATE, PointModel, Values, filled
 
 LEAST_WINDOWS: Final = 20
 FIT_WINDOWS: Final = 2016  # the last ones
@@ -37,7 +37,7 @@ class EtsModel(PointModel):
     def fit(self, values: Values, season: int) -> None:
         known = values[~np.isnan(values)]
         mean = float(known.mean()) if known.size else 0.0
-        self.scale = mean if mean > 0 else 1.0
+        self.scale = mean if mean > LEAST_RATE else 1.0
         y = (filled(values) / self.scale)[-FIT_WINDOWS:]
         if float(np.ptp(y)) <= 1e-9:  # constant: nothing to estimate
             self.alpha, self.beta, self.gamma, self.phi = 1.0, 0.0, 0.0, 0.0

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.points import Values
+from forecasting.workload.points import LEAST_RATE, Values
 
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added so that a rate of 0 has a logarithm
 SMOOTHING: Final = (0.3, 0.5, 0.7)  # of the exponential means
@@ -31,7 +31,7 @@ class Trail:
     def __init__(self, values: Values, season: int, window_s: float) -> None:
         known = values[~np.isnan(values)]
         self.season = season
-        self.offset = OFFSET_SHARE * float(known.mean()) if known.size and known.mean() > 0 else 1.0
+        self.offset = OFFSET_SHARE * float(known.mean()) if known.size and known.mean() > LEAST_RATE else 1.0
         self.widths = (0, max(1, round(NARROW_S / window_s)), max(2, round(WIDE_S / window_s)))
         with np.errstate(invalid="ignore"):
             z = np.log(values + self.offset)

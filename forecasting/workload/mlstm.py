@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from forecasting.workload.calibrated import Calibrated
-from forecasting.workload.points import PointModel, Values, filled
+from forecasting.workload.points import LEAST_RATE, PointModel, Values, filled
 
 WINDOWS: Final = 24  # k
 HIDDEN: Final = 32
@@ -75,7 +75,7 @@ class MlstmModel(PointModel):
         y = filled(values)[-TRAIN_WINDOWS:]
         known = ~np.isnan(values[-TRAIN_WINDOWS:])
         low, high = float(y.min()), float(y.max())
-        span = high - low if high > low else max(high, 1.0)
+        span = high - low if high - low > LEAST_RATE else max(high, 1.0)
         if self.weights:
             self._rescale(low, span)
         self.low, self.span = low, span

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+LEAST_RATE: Final = 1e-6  # tokens a second; a mean below it is none, and nothing is divided by it
 LEVEL_WINDOWS: Final = 6  # whose mean is the present level
 
 

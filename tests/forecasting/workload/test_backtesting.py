@@ -121,9 +121,9 @@ def test_what_cannot_be_judged_is_refused(values, fit, horizon, words):
 
 
 def test_bands_of_the_quick_ones_hold_what_they_promise():
-    series = daily(20, 3600.0, noise=0.15, gaps=0.02)
+    series = daily(16, 3600.0, noise=0.15, gaps=0.02)
     quick = {name: FORECASTERS[name] for name in ("seasonal_naive", "blend")}
-    for row in backtest(series, quick, 12 * 24, 4):
+    for row in backtest(series, quick, 10 * 24, 3):
         assert 0.72 < row["coverage_80"] < 0.88, row["forecaster"]
         assert 0.90 < row["coverage_95"] < 0.99, row["forecaster"]
 

@@ -16,9 +16,9 @@ def walk(bands, paths, actual):
     return np.array(told)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
-    st.lists(st.tuples(st.floats(0, 1e7), st.one_of(st.floats(0, 1e7), st.just(float("nan")))), max_size=30),
+    st.lists(st.tuples(st.floats(0, 1e7), st.one_of(st.floats(0, 1e7), st.just(float("nan")))), max_size=12),
     st.integers(1, 12),
 )
 def test_ends_are_ordered_and_never_below_zero(steps, horizon):
@@ -41,8 +41,8 @@ def test_ends_are_ordered_and_never_below_zero(steps, horizon):
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_shares_inside_are_as_promised_whatever_the_noise(noise):
     random = np.random.default_rng(1)
-    truth = 1000 * np.exp(noise * random.standard_t(4, 2000))
-    told = walk(Bands(1, 1000.0), np.full((2000, 1), 1000.0), truth)[300:, 0]
+    truth = 1000 * np.exp(noise * random.standard_t(4, 1200))
+    told = walk(Bands(1, 1000.0), np.full((1200, 1), 1000.0), truth)[300:, 0]
     truth = truth[300:]
     assert np.mean((truth >= told[:, 0]) & (truth <= told[:, 1])) == pytest.approx(0.80, abs=0.03)
     assert np.mean((truth >= told[:, 2]) & (truth <= told[:, 3])) == pytest.approx(0.95, abs=0.02)
@@ -70,7 +70,7 @@ def test_a_biased_forecast_gets_a_band_that_is_not_around_it():
 
 def test_each_horizon_learns_from_its_own_errors():
     random = np.random.default_rng(4)
-    steps = 0.05 * random.standard_normal(1200)
+    steps = 0.05 * random.standard_normal(800)
     truth = 1000 * np.exp(np.cumsum(steps) - np.cumsum(steps).mean())
     paths = np.repeat(
         np.concatenate([[1000.0], truth[:-1]])[:, None], 8, axis=1
