@@ -111,7 +111,7 @@ def forecast(outlook: Outlook, empty: str) -> Chart:
         "line": {"color": "var(--border-strong)", "width": 1},
     }
     axes = {
-        "xaxis": {"tickformatstops": TIME_TICKS, "hoverformat": "%d %b %H:%M", "nticks": 10},
+        "xaxis": {"tickformatstops": TIME_TICKS, "hoverformat": "%d %b %H:%M", "nticks": 8},
         "yaxis": {"tickformat": "~s", "hoverformat": ".3s", "nticks": 7},
     }
     drawn = as_json(traces, layout(height=LARGE_HEIGHT, shapes=[now], **axes)) if legend else None
@@ -264,7 +264,7 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
     ]
     lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
     axes = {
-        "xaxis": {"type": "category", "tickangle": 0, "automargin": True, "nticks": 0},
+        "xaxis": {"type": "category", "tickangle": None, "automargin": True, "nticks": 0},
         "yaxis": {
             "tickformat": ".0%",
             "range": [max(0.0, min(0.7, lowest - 0.05)), 1.01],
