@@ -93,7 +93,18 @@ def _lives(cluster: Cluster) -> LifeArrays:
     instances["state"] = [spec.state for spec in cluster.instances]
     instances["goal_endpoint"] = -1
     instances["loading_s"] = cluster.delays.local_weights_s
-    return LifeArrays(instances, np.zeros((count, len(State))), np.zeros(FIRST_CHANGES, CHANGE), np.zeros(0))
+    known = cluster.engines()
+    fits = [
+        [spec.region == region and (model, spec.gpu_type) in known for spec in cluster.instances]
+        for model, region in cluster.endpoints
+    ]
+    return LifeArrays(
+        instances=instances,
+        spent_s=np.zeros((count, len(State))),
+        changes=np.zeros(FIRST_CHANGES, CHANGE),
+        reclaims_s=np.zeros(0),
+        fits=np.array(fits, np.uint8),
+    )
 
 
 def _outcomes(count: int) -> NDArray[np.void]:

@@ -68,12 +68,12 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
 
 @compiled_part
 def _most_at_hand(world: World, endpoint: int) -> int:
-    """Who is back the soonest for *endpoint*; TO_CALLER if one of another model might be, NONE if nobody is.
+    """Who is back the soonest for *endpoint*; TO_CALLER if that is one of another model, NONE if nobody is.
 
     In order: one that drains only to rest, a spot instance of the same model, one asleep, a spot instance of another
     model in the region, an empty slot.
     """
-    fleet, lives, members = world.fleet, world.lives, world.endpoints.members
+    lives, members = world.lives, world.endpoints.members
     first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
     for state in AT_HAND:
         for at in range(first, last):
@@ -81,8 +81,8 @@ def _most_at_hand(world: World, endpoint: int) -> int:
             if life.state == state and (state != DRAINING or life.goal_endpoint < 0):
                 return int(members[at])
     if world.books[0].share_spot != 0:
-        for instance in range(fleet.endpoint.size):
-            if lives.instances[instance].state == SPOT and fleet.region[instance] == world.policies[endpoint].region:
+        for instance in range(lives.instances.size):
+            if lives.fits[endpoint, instance] != 0 and lives.instances[instance].state == SPOT:
                 return TO_CALLER
     for at in range(first, last):
         if lives.instances[members[at]].state == EMPTY:

@@ -138,22 +138,14 @@ class Lives:
     def scale_out(self, endpoint: int) -> bool:
         """One instance more for *endpoint*, by the shortest way that there is; False if there is none."""
         changed = self._change(SCALE_OUT, endpoint)
-        return self.reach_out(endpoint) if changed == TO_CALLER else changed >= 0
+        if changed == TO_CALLER:
+            self.reach_out(endpoint)
+        return changed != NONE
 
-    def reach_out(self, endpoint: int) -> bool:
-        """`scale_out`, where no instance of the endpoint itself is at hand.
-
-        A spot instance of another model in the region, redeployed from local weights, before an empty slot.
-        """
-        fleet = self.world.fleet
-        model, region = self._cluster.endpoints[endpoint]
-        here = (self.state == State.SPOT) & (fleet.region == self._cluster.regions.index(region))
-        for instance in np.flatnonzero(here & self._cluster.share_spot).tolist():
-            if (model, self._cluster.instances[instance].gpu_type) in self._catalog:
-                self.redeploy(instance, endpoint, remote=False)
-                return True
-        members = self.world.endpoints.members[slice(*self.world.endpoints.first[endpoint : endpoint + 2])]
-        return any(self.start(instance) for instance in members[self.state[members] == State.EMPTY].tolist())
+    def reach_out(self, endpoint: int) -> None:
+        """Add the first spot instance of another model in the region of *endpoint* to it, from local weights."""
+        fits = self.world.lives.fits[endpoint] != 0
+        self.redeploy(int(np.argmax(fits & (self.state == State.SPOT))), endpoint, remote=False)
 
     def scale_in(self, endpoint: int) -> bool:
         """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""

@@ -44,7 +44,7 @@ ALL_DONE: Final = 0
 UNTIL: Final = 1
 WAITING_FLAG: Final = 2
 FULL: Final = 3  # the waiting set, a log or the delays drawn ahead are to be made larger
-SCALE: Final = 4  # the reactive trigger wants one more instance than is at hand: called_endpoint
+SCALE: Final = 4  # the reactive trigger wants an instance that has another model: called_endpoint
 DRAINED: Final = 5  # called_instance has no work left and is to move to another endpoint
 
 NOBODY: Final = -3

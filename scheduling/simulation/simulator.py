@@ -153,10 +153,10 @@ class Simulation:
                 return Pause(reason)
 
     def _reach_out(self, endpoint: int) -> None:
-        """The reactive trigger wants one more instance than *endpoint* has at hand."""
-        if self.lives.reach_out(endpoint):
-            self._books.scale_outs += 1
-            self.world.policies[endpoint].scaled_s = self.now_s
+        """The reactive trigger wants one more instance than *endpoint* has of its own, and another model's is lent out."""
+        self.lives.reach_out(endpoint)
+        self._books.scale_outs += 1
+        self.world.policies[endpoint].scaled_s = self.now_s
 
     def run(
         self,

@@ -181,6 +181,8 @@ class LifeArrays(NamedTuple):
     """CHANGE records, of which `books.changes` are written."""
     reclaims_s: NDArray[np.float64]
     """How long the next reclaims from spot take, of which `books.reclaims` are used."""
+    fits: NDArray[np.uint8]
+    """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
 
 
 class Arrivals(NamedTuple):
