@@ -64,7 +64,7 @@ class ArimaModel(PointModel):
         self._estimate(y)
 
     def prepare(self) -> None:
-        import pmdarima  # type: ignore[import-untyped]  # noqa: F401
+        import pmdarima  # noqa: F401
 
     def append(self, value: float) -> None:
         """A gap is taken as the model's own expectation: an error of 0."""

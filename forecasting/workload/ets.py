@@ -54,7 +54,7 @@ class EtsModel(PointModel):
                 self.alpha, self.beta, self.gamma, self.phi, self.level, self.trend, self.seasons = found
 
     def prepare(self) -> None:
-        import statsmodels.tsa.exponential_smoothing.ets  # type: ignore[import-untyped]  # noqa: F401
+        import statsmodels.tsa.exponential_smoothing.ets  # noqa: F401
 
     def append(self, value: float) -> None:
         expected = self.level + self.phi * self.trend + self.seasons[0]
