@@ -10,7 +10,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console import plan_inputs, planning_charts, scaling_tables
+from controlplane.console import labels, plan_inputs, planning_charts, scaling_tables
 from controlplane.console.views.scaling import strategies_used
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
@@ -389,14 +389,14 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
 
 def test_names_of_points_keep_out_of_each_others_way():
     points = [(str(at), "Twelve chars", 6 + at * 1.5, 0.9 + at * 0.004) for at in range(4)]
-    sides = planning_charts.label_sides(points, (0, 20), (0.8, 1.0))
+    sides = labels.label_sides(points, (0, 20), (0.8, 1.0))
     assert len(set(sides.values())) > 1
     boxes = [
-        planning_charts._box((x / 20 * 460, (1 - y) / 0.2 * 200), sides[key], len(text) * planning_charts.LETTER_PX)
+        labels.box((x / 20 * 460, (1 - y) / 0.2 * 200), sides[key], len(text) * labels.LETTER_PX)
         for key, text, x, y in points
     ]
-    assert not any(planning_charts._overlap(one, other) for one in boxes for other in boxes if one is not other)
-    assert planning_charts.label_sides([], (0, 1), (0, 1)) == {}
+    assert not any(labels.overlap(one, other) for one in boxes for other in boxes if one is not other)
+    assert labels.label_sides([], (0, 1), (0, 1)) == {}
 
 
 def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
