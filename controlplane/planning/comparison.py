@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 LEAST_REQUESTS = 200
 LEAST = timedelta(minutes=5)
+TOO_LITTLE = "Too little to compare"
+AGAIN_S = 120.0
+"""When there was too little, it is tried again after this."""
 LEFT_OUT = frozenset({"siloed"})
 """Needs pools apart for each kind of work, which this fleet does not have."""
 USUAL_START_S = 120.0
@@ -56,9 +59,10 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     replay = Replay.read(rows, fleet, now)
     if replay is None or len(replay.arrived_s) < LEAST_REQUESTS or replay.to_at - replay.from_at < LEAST:
         count = 0 if replay is None else len(replay.arrived_s)
-        note = (
-            f"Too little to compare: {count} requests; {LEAST_REQUESTS} over {LEAST.seconds // 60} minutes are needed."
-        )
+        # One such row is enough: a newer one stands for it.
+        StrategyComparison.objects.filter(note__startswith=TOO_LITTLE).delete()
+        needed = f"{LEAST_REQUESTS} over {LEAST.seconds // 60} minutes are needed"
+        note = f"{TOO_LITTLE}: {count} requests; {needed}."
         return StrategyComparison.objects.create(from_at=since, to_at=now, requests=count, note=note)
     began = time.monotonic()
     lines: list[dict[str, Any]] = []
@@ -353,5 +357,9 @@ def due(now: datetime) -> bool:
     """Whether it is time for the next comparison."""
     if settings.COMPARE_EVERY_S <= 0:
         return False
-    newest = StrategyComparison.objects.order_by("-pk").values_list("made_at", flat=True).first()
-    return newest is None or (now - newest).total_seconds() >= settings.COMPARE_EVERY_S
+    newest = StrategyComparison.objects.order_by("-pk").first()
+    if newest is None:
+        return True
+    too_little = newest.note.startswith(TOO_LITTLE)
+    every_s = min(AGAIN_S, settings.COMPARE_EVERY_S) if too_little else settings.COMPARE_EVERY_S
+    return (now - newest.made_at).total_seconds() >= every_s

@@ -119,8 +119,8 @@ def expect(now: datetime) -> Expected | None:
     start = demand.window_start(now, window_s)
     within = timedelta(seconds=2 * max(settings.FORECAST_EVERY_S, window_s))
     newest = forecasts.newest(now, within)
-    recent = demand.read(now - RECENT, now, demand.MINUTE_S)
-    if not newest and not recent.known:
+    recent = demand.read(now - RECENT, demand.last_complete(now, demand.MINUTE_S), demand.MINUTE_S)
+    if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute was not counted from its begin
         return None
     tokens: dict[demand.Endpoint, NDArray[np.float64]] = {}
     prompts: dict[demand.Endpoint, NDArray[np.float64]] = {}

@@ -174,6 +174,11 @@ class TestExpected:
     def test_nothing_known_is_not_no_demand(self, deployment):
         assert plans.expect(NOW) is None
 
+    def test_nor_is_a_first_minute_that_was_not_counted_from_its_begin(self, make_minutes):
+        make_minutes(1)
+        make_minutes(1, until=NOW + timedelta(minutes=1))  # the running one
+        assert plans.expect(NOW) is None
+
 
 class TestPlans:
     @pytest.fixture

@@ -183,3 +183,7 @@ class TestComparisons:
         row = StrategyComparison.objects.get()
         assert (row.requests, row.rows) == (0, [])
         assert row.note == "Too little to compare: 0 requests; 200 over 5 minutes are needed."
+        soon = timezone.now() + timedelta(minutes=3)
+        assert comparison.due(soon)
+        comparison.compare_strategies(1.0, soon)
+        assert StrategyComparison.objects.count() == 1  # the newer one stands for both
