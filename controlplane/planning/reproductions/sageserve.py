@@ -99,7 +99,7 @@ def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
 
 
 def advisor(setting: Setting, strategy: str) -> ByProgramme:
-    """The planner that *strategy* follows: SageServe's by the hour, or our own by the window."""
+    """The planner that *strategy* follows: SageServe's by the hour, or our own, closer and oftener."""
     scene = setting.scene
     theirs = ByProgramme(
         models=[model.name for model in scene.models],
@@ -112,7 +112,14 @@ def advisor(setting: Setting, strategy: str) -> ByProgramme:
     )
     if strategy != "pilothouse":
         return theirs
-    return replace(theirs, foreseen=setting.own_forecasts, every_s=WINDOW_S, look_s=2 * WINDOW_S, later_s=4 * WINDOW_S)
+    return replace(
+        theirs,
+        foreseen=setting.own_forecasts,
+        every_s=OWN_EVERY * WINDOW_S,
+        look_s=(OWN_EVERY + 1) * WINDOW_S,
+        later_s=OWN_LOOK * WINDOW_S,
+        later_upper=1.0,
+    )
 
 
 def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None = FLOOR) -> list[Row]:
