@@ -11,6 +11,14 @@ from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import CommandVerb, Instance, InstanceCommand, Node, Region, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.planning.models import (
+    Backtest,
+    Forecast,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +48,17 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
         outcome=Outcome.DONE,
         status_code=200,
     )
-    MinuteRow.objects.create(minute=timezone.now(), model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    now = timezone.now()
+    MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    place = {"model": "llama-3.1-8b", "region": "us-east"}
+    Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
+    Backtest.objects.create(source="ledger", window_s=600)
+    ScalingPolicy.objects.create(model=deployment.model)
+    plan = ScalingPlan.objects.create(model=deployment.model, strategy="lt_ua", valid_until=now)
+    ScalingMove.objects.create(
+        **place, plan=plan, source="plan", strategy="lt_ua", gpu_type="h100", delta=1, reason="more is asked for"
+    )
+    StrategyComparison.objects.create(from_at=now, to_at=now)
 
 
 @pytest.fixture
@@ -70,6 +88,7 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
         assert b"<style" not in response.content
     add = as_admin.get(url_of(model, "add"))
     read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
+    read_only |= {Forecast, Backtest, ScalingPlan, ScalingMove, StrategyComparison}
     assert add.status_code == (403 if model in read_only else 200)
 
 

@@ -67,6 +67,7 @@ def ledger(acme, deployment):
     return rows
 
 
+@pytest.mark.slow
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()
     row = comparison.compare_strategies(1.0, NOW)

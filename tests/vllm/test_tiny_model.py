@@ -12,28 +12,29 @@ from pytest_django import Settings
 
 from workers.vllm import tiny_model
 
-WITHOUT_TORCH = importlib.util.find_spec("torch") is None
+WITHOUT_BOTH = importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None
+without = pytest.mark.skipif(not WITHOUT_BOTH, reason="torch and transformers are installed here")
 
 
-@pytest.mark.skipif(not WITHOUT_TORCH, reason="torch is installed here")
-def test_without_torch_the_command_says_what_to_do(tmp_path: Path, settings: Settings) -> None:
+@without
+def test_without_them_the_command_says_what_to_do(tmp_path: Path, settings: Settings) -> None:
     settings.VLLM_PYTHON = ""
     with pytest.raises(CommandError, match="make vllm"):
         call_command("make_tiny_model", str(tmp_path / "m"))
 
 
-@pytest.mark.skipif(not WITHOUT_TORCH, reason="torch is installed here")
+@without
 def test_a_wrong_python_is_said(tmp_path: Path, settings: Settings) -> None:
     settings.VLLM_PYTHON = str(tmp_path / "none")
     with pytest.raises(CommandError, match="cannot be started"):
         call_command("make_tiny_model", str(tmp_path / "m"))
-    settings.VLLM_PYTHON = sys.executable  # no torch in there either
+    settings.VLLM_PYTHON = sys.executable  # they are not in there either
     with pytest.raises(CommandError, match="could not write the model"):
         call_command("make_tiny_model", str(tmp_path / "m"))
 
 
-@pytest.mark.skipif(not WITHOUT_TORCH, reason="torch is installed here")
-def test_without_torch_the_module_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@without
+def test_without_them_the_module_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny_model.main([str(tmp_path / "m")]) == 1
     assert "make vllm" in capsys.readouterr().err
 
