@@ -1,7 +1,7 @@
 """Charts of the planners: demand against its forecast and capacity, how forecasters did, how strategies compare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -38,6 +38,15 @@ class Outlook:
     planned: float | None
     unit: str  # "prompt" or "output"
 
+    def since_known(self) -> "Outlook":
+        """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
+        seen = zip(self.actual, self.expected, self.capacity, strict=True)
+        first = next((at for at, known in enumerate(seen) if any(known)), 0)
+        return replace(
+            self,
+            **{name: getattr(self, name)[first:] for name in ("starts", "actual", "expected", "capacity")},
+        )
+
     @property
     def ahead(self) -> list[Window]:
         """The windows that are not over yet."""
@@ -70,6 +79,7 @@ def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[go.Sc
 
 def forecast(outlook: Outlook, empty: str) -> Chart:
     """Demand, forecast with its bands, and capacity as steps. *empty* is what to say when there is nothing to draw."""
+    outlook = outlook.since_known()
     half = timedelta(seconds=outlook.window_s / 2)
     starts = [timezone.localtime(start) for start in outlook.starts]
     middles = [start + half for start in starts]

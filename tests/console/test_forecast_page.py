@@ -332,3 +332,13 @@ def test_a_preview_puts_points_where_their_times_are():
     svg = preview(figure)
     assert 'points="0.0,180.0 100.0,0.0"' in svg
     assert 'points="100.0,90.0 400.0,90.0 400.0,0.0"' in svg
+
+
+def test_the_chart_begins_where_anything_is_known(db):
+    starts = [NOW + timedelta(minutes=at) for at in range(5)]
+    series = {"starts": starts, "expected": [None] * 5, "window_s": 60, "now": NOW, "planned": None, "unit": "output"}
+    young = planning_charts.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
+    assert young.since_known().starts == starts[3:]
+    assert young.since_known().actual == [7.0, None]
+    empty = planning_charts.Outlook(actual=[None] * 5, capacity=[0.0] * 5, **series)
+    assert empty.since_known() == empty
