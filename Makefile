@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole house on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all e2e bench lint vllm clean tools
+.PHONY: help run test test-all test-real e2e bench lint vllm clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,7 +18,8 @@ TORCH_INDEX ?=
 help:
 	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
 	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
-	@echo 'make test-all  lint, fast tests, real Redis and PostgreSQL, real Chromium, real vLLM'
+	@echo 'make test-all  lint, fast tests, slow ones, real Redis and PostgreSQL, real Chromium, real vLLM'
+	@echo 'make test-real the same without the fast ones'
 	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
 	@echo 'make lint      ruff, mypy, Django checks'
@@ -46,8 +47,10 @@ lint: .venv/ready
 	@PILOTHOUSE_HTTPS=1 PILOTHOUSE_SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(50))') \
 		$(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 
+test-all: test test-real
+
 # Each group in a process of its own: a browser's event loop, real services and vLLM must not share one.
-test-all: tools lint vllm test
+test-real: tools lint vllm
 	@$(BIN)/python -m pytest -q -m 'services or slow'
 	@$(MAKE) e2e
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
@@ -60,7 +63,7 @@ tools:
 	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-		echo "make test-all needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
+		echo "make test-real needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
 	echo "Installing:$$missing"; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
 
