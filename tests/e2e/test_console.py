@@ -278,7 +278,7 @@ def test_a_key_is_made_copied_and_revoked(house, open_page):
 @pytest.mark.parametrize(
     ("path", "panel", "key"),
     [
-        ("/instances/?state=ready&sort=-name", "#instances-panel", "Instance"),
+        ("/instances/?model=llama-3.1-8b&sort=-name", "#instances-panel", "Instance"),
         ("/requests/?outcome=failed", "main", "Request"),
         ("/events/?q=heartbeats", "#events-panel", "Event"),
     ],
