@@ -49,11 +49,13 @@ lint: .venv/ready
 
 test-all: test test-real
 
-# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one.
+# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one, and where speed is
+# compared no other servers may run.
 test-real: tools lint vllm
 	@$(BIN)/python -m pytest -q -m 'services or slow'
 	@$(MAKE) e2e
-	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm --ignore=tests/vllm/test_simulator_truth.py
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -s -m vllm tests/vllm/test_simulator_truth.py
 
 # What test-all drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
 tools:
