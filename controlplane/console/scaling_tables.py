@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.fleet.models import Deployment
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.states import COMING, PRESENT, InstanceState
 from controlplane.planning import selectors
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
@@ -29,7 +29,7 @@ class Cell:
     @property
     def present(self) -> int:
         """Serving or on their way: what a target counts."""
-        return sum(self.states[state] for state in selectors.PRESENT)
+        return sum(self.states[state] for state in PRESENT)
 
     @property
     def delta(self) -> int:
@@ -42,7 +42,7 @@ class Cell:
     @property
     def aside(self) -> str:
         """`1 loading, 2 draining`: what the number alone does not say."""
-        coming = sum(self.states[state] for state in selectors.COMING)
+        coming = sum(self.states[state] for state in COMING)
         words = [f"{coming} starting"] if coming else []
         words += [f"{self.states[state]} {state.label.lower()}" for state in ASIDE if self.states[state]]
         return ", ".join(words)
@@ -242,6 +242,16 @@ class Card:
     def shortage(self) -> str:
         """The demand that no capacity could meet, in words; empty when all could be."""
         return self.plan.inputs.get("shortage", "")
+
+    @property
+    def short_rows(self) -> list[str]:
+        """The rows of the problem that could not hold, in the planner's words."""
+        return self.plan.inputs.get("short_rows", [])
+
+    @property
+    def unmet_if_idle(self) -> float:
+        """Tokens a second that nobody would serve if nothing were moved."""
+        return self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0)
 
     @property
     def decidable(self) -> bool:

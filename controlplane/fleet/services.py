@@ -203,15 +203,19 @@ def open_command(instance: Instance) -> InstanceCommand | None:
 
 def deliver(command: InstanceCommand) -> bool:
     """Tell the Celery workers about *command* now; False, in under a second, if the broker does not answer."""
+    command.delivered = tell_workers(RUN_COMMAND_TASK, command.pk)
+    return command.delivered
+
+
+def tell_workers(task: str, *args: object, expires_s: float | None = None) -> bool:
+    """Have a Celery worker run *task* now; False, in under a second, if the broker does not answer."""
     try:
         with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(RUN_COMMAND_TASK, args=[command.pk], connection=connection, retry=False)
+            celery_app.send_task(task, args=args, connection=connection, retry=False, expires=expires_s)
     except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("command %s stays pending: broker: %s", command.pk, error)
-        command.delivered = False
-    else:
-        command.delivered = True
-    return command.delivered
+        logger.warning("%s %s waits for its turn: broker: %s", task.rpartition(".")[2], args or "", error)
+        return False
+    return True
 
 
 def nudge() -> bool:

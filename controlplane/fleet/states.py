@@ -27,6 +27,11 @@ MOVES: dict[InstanceState, frozenset[InstanceState]] = {
 # States in which a server process is expected to answer heartbeats.
 ALIVE = frozenset({_S.LOADING, _S.READY, _S.DRAINING, _S.SLEEPING})
 
+COMING = frozenset({_S.PROVISIONING, _S.LOADING})
+"""States on the way to serving."""
+PRESENT = COMING | {_S.READY}
+"""States of instances that serve or soon will: what targets and bounds count."""
+
 
 class ActionError(ValueError):
     """An operator's action does not fit the instance's present state; the text says why and can be shown."""

@@ -252,7 +252,6 @@ class Gateway:
         ticket = self._ticket(grant, terms, call, headers, request_id)
         predicted = ticket.prompt_tokens + ticket.predicted_tokens
         self.records.arrived(call.model)
-        self.floor.arrived(ticket)
         try:
             self.limits.enter(
                 grant.tenant_id,
@@ -266,6 +265,7 @@ class Gateway:
             ticket.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
+        self.floor.arrived(ticket)
         watcher = asyncio.create_task(_watch(receive, ticket))
         try:
             await self._serve(ticket, raw, responder, chat=chat)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.states import PRESENT
 from controlplane.gateway.anticipation import Anticipation, Outlook
 from controlplane.gateway.errors import ApiError, too_many, unavailable
 from controlplane.gateway.ticket import Ticket, TicketState
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 TRACE_SEEN = 8  # instances whose load a decision's trace shows
 PACE_STALE_S = 60.0
-COMING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY})
 
 
 class Dispatcher:
@@ -321,7 +320,7 @@ class Dispatcher:
         return self.anticipation.look(self.topology.fleet, slots, queued)
 
     def _coming(self, endpoint: Endpoint) -> bool:
-        return any(replica.spec.state in COMING for replica in self.topology.members(endpoint))
+        return any(replica.spec.state in PRESENT for replica in self.topology.members(endpoint))
 
     def _fit_waiting(self) -> None:
         """Let the waiting set have a heap for every endpoint and a slot to spare."""

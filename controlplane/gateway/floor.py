@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -26,7 +26,7 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.states import COMING, InstanceState
 from controlplane.gateway.topology import Endpoint, Replica
 from scheduling.fleet import allocate_endpoints, allocate_fleet
 from scheduling.regions import pressure
@@ -57,7 +57,6 @@ WORKERS_FIRST_S = 15.0  # in which a worker would have stopped what has drained
 STOP_WAIT_S = 1.0
 PAUSE_S = 5.0  # after the database refused
 COMPLAIN_EVERY_S = 30.0
-COMING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING})
 
 
 @dataclass(slots=True)
@@ -203,7 +202,7 @@ class Floor:
         if endpoint.model in self.strategists:
             # Its strategy keeps the minimum; an operator who stops one by hand is not worked against at once.
             least = min(view.min_instances, view.instances)
-            wanted = floor_move(0, _with_minimum(view, least), BENEATH)
+            wanted = floor_move(0, replace(view, min_instances=least), BENEATH)
             return (1, wanted.reason) if wanted is not None else (0, "")
         topology = self.gateway.topology
         delta = reactive_trigger(
@@ -399,8 +398,3 @@ def as_inputs(view: EndpointView) -> dict[str, Any]:
         name: (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
         for name, value in values.items()
     }
-
-
-def _with_minimum(view: EndpointView, least: int) -> EndpointView:
-    values = {name: getattr(view, name) for name in EndpointView.__dataclass_fields__}
-    return EndpointView(**values | {"min_instances": least})

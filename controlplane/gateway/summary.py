@@ -57,9 +57,6 @@ ENDPOINT_COLUMNS = (
     "kv_ratio",
     "instances_ready",
     "instances",
-    "overloaded_instances",
-    "peak_kv_sum",
-    "peak_kv_most",
 )
 INSTANCE_COLUMNS = (
     "id",
@@ -171,7 +168,6 @@ class Summary:
         slots = [replica.slot for replica in replicas if replica.endpoint is endpoint]
         capacity = int(fleet.kv_capacity_tokens[slots].sum())
         wait_s = dispatcher.estimated_wait_s(endpoint)
-        outlook = dispatcher.outlook(endpoint)
         return {
             "model": endpoint.model,
             "region": endpoint.region,
@@ -185,9 +181,6 @@ class Summary:
             "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
             "instances_ready": int(fleet.accepting[slots].sum()),
             "instances": len(slots),
-            "overloaded_instances": outlook.overloaded_instances,
-            "peak_kv_sum": _rounded(outlook.peak_kv_sum, 4),
-            "peak_kv_most": _rounded(outlook.peak_kv_most, 4),
         }
 
     def _instance(self, replica: Replica) -> dict[str, Any]:

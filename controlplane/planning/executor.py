@@ -22,14 +22,12 @@ from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import CommandVerb, Deployment, Instance, InstanceCommand, Launcher, Node
-from controlplane.fleet.states import ActionError, InstanceState
+from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 
 logger = logging.getLogger(__name__)
 
-PRESENT = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY})
-"""States of instances that serve or soon will: what a target counts."""
 DRAIN_SETTLE = timedelta(seconds=3)
 """Until every gateway has seen that an instance drains, and its last request has reached it."""
 DRAIN_LIMIT = timedelta(minutes=10)

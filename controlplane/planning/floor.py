@@ -14,8 +14,8 @@ from django.db import connections
 from django.utils import timezone
 
 from controlplane.fleet.models import CommandState, InstanceCommand
-from controlplane.planning import executor
-from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
+from controlplane.planning import executor, selectors
+from controlplane.planning.models import MoveSource, ScalingMove
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -54,10 +54,7 @@ def move(
 
 def wanted_by_plan(model: str, region: str) -> int:
     """Instances that the newest plan in force wants at an endpoint; 0 without one."""
-    in_force = ScalingPlan.objects.filter(
-        model__name=model, status__in=[PlanStatus.APPROVED, PlanStatus.APPLIED], valid_until__gt=timezone.now()
-    )
-    plan = in_force.order_by("-pk").first()
+    plan = selectors.plan_in_force(model, timezone.now())
     return sum(row["target"] for row in plan.targets if row["region"] == region) if plan else 0
 
 

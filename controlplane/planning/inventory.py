@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.fleet.states import InstanceState
-from controlplane.planning.executor import PRESENT
+from controlplane.fleet.states import PRESENT, InstanceState
 
 if TYPE_CHECKING:
     from scheduling.planning.problem import Problem

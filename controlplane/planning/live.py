@@ -14,9 +14,8 @@ from django.conf import settings
 from django.db.models import Max, Sum
 
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.states import PRESENT, InstanceState
 from controlplane.gateway.floor import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
-from controlplane.planning.executor import PRESENT
 from controlplane.planning.models import ScalingMove
 
 if TYPE_CHECKING:

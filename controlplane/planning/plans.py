@@ -141,7 +141,12 @@ def expect(now: datetime) -> Expected | None:
                 prompts[endpoint] = values
         tokens[endpoint] = total
     share = settings.PLAN_NIW_BUFFER
-    buffer = {endpoint: share * rate for endpoint, rate in demand.non_interactive(now).items()} if share else {}
+    buffer = {}
+    if share:
+        from scheduling.planning.capacity import niw_buffer
+
+        spare = demand.non_interactive(now)
+        buffer = {endpoint: float(niw_buffer(rate, 1.0, share)) for endpoint, rate in spare.items()}
     return Expected(start, window_s, tokens, prompts, buffer, notes)
 
 
@@ -172,7 +177,14 @@ def _store(
     model = policy.model.name
     targets, before, after = _targets(model, planned, plan, fleet)
     shortage = _unmet(model, planned, plan)
-    inputs = {**_inputs(model, planned, fleet, expected, measured), "shortage": shortage}
+    problem = planned.problem
+    idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
+    inputs = {
+        **_inputs(model, planned, fleet, expected, measured),
+        "shortage": shortage,
+        "short_rows": [text for text in plan.infeasible if _about(text, model, planned)],
+        "do_nothing_unmet_tokens_per_s": round(float(idle), 1),
+    }
     old = ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.ADVICE).order_by("-pk").first()
     changes = any(row["target"] != row["present"] for row in targets)
     if policy.mode == PolicyMode.ASK and changes and old is not None and _same(old, policy, targets):

@@ -26,8 +26,6 @@ from controlplane.planning.models import (
 )
 
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.APPROVED, PlanStatus.APPLIED)
-COMING = (InstanceState.PROVISIONING, InstanceState.LOADING)
-PRESENT = (*COMING, InstanceState.READY)  # what a plan's target counts
 SHARE_OVER = timedelta(days=1)
 FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still says something within it
 
@@ -281,6 +279,12 @@ def current_plans() -> dict[str, ScalingPlan]:
     )
     rows = ScalingPlan.objects.select_related("model").filter(pk__in=list(newest))
     return {row.model.name: row for row in rows.order_by("model__name")}
+
+
+def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
+    """The newest plan of *model* that was approved or applied, while its time lasts."""
+    in_force = Q(status__in=[PlanStatus.APPROVED, PlanStatus.APPLIED], valid_until__gte=now)
+    return ScalingPlan.objects.filter(in_force, model__name=model).order_by("-pk").first()
 
 
 def waiting_plans() -> list[ScalingPlan]:

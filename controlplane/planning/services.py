@@ -6,21 +6,17 @@ too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between pla
 `comparison` (strategies simulated).
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
-import redis
 from django.db import transaction
 from django.utils import timezone
-from kombu.exceptions import OperationalError
 
-from controlplane import celery_app
 from controlplane.accounts.models import User
 from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
 from controlplane.fleet.models import Model
-from controlplane.fleet.services import DELIVERY_OPTIONS
+from controlplane.fleet.services import tell_workers
 from controlplane.fleet.states import ActionError
 from controlplane.planning.comparison import compare_strategies
 from controlplane.planning.forecasts import make_forecasts
@@ -42,8 +38,6 @@ __all__ = [
     "set_policy",
     "store_backtest",
 ]
-
-logger = logging.getLogger(__name__)
 
 APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
@@ -114,13 +108,7 @@ def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Seque
 
 def hurry(task: str = APPLY_PLANS_TASK) -> bool:
     """Tell the workers to look at the rows now; False, in under a second, if the broker does not answer."""
-    try:
-        with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(task, connection=connection, retry=False, expires=60)
-    except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("%s waits for its turn: broker: %s", task, error)
-        return False
-    return True
+    return tell_workers(task, expires_s=60)
 
 
 def _in_advice(plan: ScalingPlan, wanted: str) -> ScalingPlan:

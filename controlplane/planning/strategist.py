@@ -14,8 +14,8 @@ from django.conf import settings
 from django.db import transaction
 
 from controlplane.gateway.floor import as_inputs
-from controlplane.planning import executor, live, strategies
-from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning import executor, live, selectors, strategies
+from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 
 if TYPE_CHECKING:
     from scheduling.scaling import Advice, EndpointView
@@ -65,7 +65,7 @@ def _tick(key: int, load: live.Load, now: datetime) -> tuple[str, list[ScalingMo
     if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - settings.STRATEGY_EVERY_S / 2:
         return model, [], strategy.tick_s
     views = live.views(model, load, now)
-    plan = plan_in_force(policy, now) if strategy.uses_advice else None
+    plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
     advised = [advice(plan, view.region, now) if plan else None for view in views]
     made = []
     for wanted in strategy.decide(now_s, views, advised):
@@ -109,14 +109,6 @@ def _carry_out(
             break
         made.append(move)
     return made
-
-
-def plan_in_force(policy: ScalingPolicy, now: datetime) -> ScalingPlan | None:
-    """The newest plan of the policy's model and strategy that was approved or applied, while its time lasts."""
-    rows = ScalingPlan.objects.filter(
-        model=policy.model, status__in=[PlanStatus.APPROVED, PlanStatus.APPLIED], valid_until__gte=now
-    )
-    return rows.order_by("-pk").first()
 
 
 def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":

@@ -129,9 +129,6 @@ class Feed:
                     "kv_ratio": round(sum(known) / len(known), 4) if known else None,
                     "instances_ready": sum(row["state"] == "ready" and row["reachable"] for row in members),
                     "instances": len(members),
-                    "overloaded_instances": 0,
-                    "peak_kv_sum": 0.5,
-                    "peak_kv_most": 0.5,
                 }
             )
         return rows

@@ -8,7 +8,7 @@ from django.utils import timezone
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.floor import as_inputs
-from controlplane.planning import live, services, strategist
+from controlplane.planning import live, selectors, services, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from scheduling.scaling import EndpointView
 
@@ -205,7 +205,7 @@ class TestAdvice:
     def test_of_a_plan_in_force(self, language_model, deployment, automatic):
         policy = automatic("lt_i")
         row = plan(language_model, 2, demand=6000.0)
-        assert strategist.plan_in_force(policy, timezone.now()) == row
+        assert selectors.plan_in_force(policy.model.name, timezone.now()) == row
         advice = strategist.advice(row, "us-east", timezone.now())
         assert (advice.target_instances, advice.forecast_tokens_per_s) == (2, 6000.0)
         assert advice.tokens_per_s_per_instance == 4000.0
@@ -215,16 +215,16 @@ class TestAdvice:
     @pytest.mark.parametrize("status", set(PlanStatus) - {PlanStatus.APPLIED, PlanStatus.APPROVED})
     def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)
-        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) is None
+        assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) is None
 
     def test_nor_is_a_plan_whose_time_is_over(self, language_model, deployment, automatic):
         plan(language_model, 2, minutes=-1)
-        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) is None
+        assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) is None
 
     def test_the_newest_counts(self, language_model, deployment, automatic):
         plan(language_model, 2)
         newer = plan(language_model, 3)
-        assert strategist.plan_in_force(automatic("lt_i"), timezone.now()) == newer
+        assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) == newer
 
 
 class TestAlive:
