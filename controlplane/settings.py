@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "controlplane.accounts",
     "controlplane.events",
     "controlplane.fleet",
+    "controlplane.lengths",
     "controlplane.gateway",
     "controlplane.planning",
     "controlplane.simulation",

@@ -67,6 +67,10 @@ class Tenant(models.Model):
         default=0,
         help_text="Prompt and output tokens a minute, as a bucket that holds one minute; 0 is no limit.",
     )
+    keep_prompts = models.BooleanField(
+        default=False,
+        help_text="Keep the text of a share of its prompts for a while, so that length models may learn from it.",
+    )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 

@@ -1,0 +1,97 @@
+"""What is known of output lengths: versions of the length model, samples to learn from, and how predictions fared."""
+
+from django.db import models
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+
+
+class VersionState(models.TextChoices):
+    """A version's life. One is active at a time; a shadow predicts beside it and is judged, and steers nothing."""
+
+    SHADOW = "shadow", "Shadow"
+    ACTIVE = "active", "Active"
+    RETIRED = "retired", "Retired"
+    REJECTED = "rejected", "Rejected"
+
+
+class LengthVersion(models.Model):
+    """One trained length model: a file, where it came from, and how well it did on samples held out of its training."""
+
+    number = models.PositiveIntegerField(unique=True)
+    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
+    state = models.CharField(max_length=8, choices=VersionState.choices, default=VersionState.SHADOW, db_index=True)
+    file = models.CharField(max_length=255, blank=True, help_text="Below the state folder; empty: the bundled one.")
+    trained_at = models.DateTimeField(default=timezone.now)
+    samples = models.PositiveIntegerField(default=0, help_text="That it was trained on.")
+    measures = models.JSONField(
+        default=dict, blank=True, help_text="On held-out samples: mae, acc_25, acc_50, acc_100, rank_correlation."
+    )
+    note = models.CharField(max_length=255, blank=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["-number"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["state"], condition=models.Q(state="active"), name="one_active_length_version"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+class LengthSample(models.Model):
+    """One finished request as a sample to learn from. Its text is there only if its tenant keeps prompts."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    model = models.CharField(max_length=160)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
+    slo_class = models.CharField(max_length=40)
+    prompt_tokens = models.PositiveIntegerField()
+    max_tokens = models.PositiveIntegerField(null=True)
+    turns = models.PositiveSmallIntegerField(default=1)
+    features = models.BinaryField(blank=True, help_text="Of the prompt, by `forecasting.lengths`; no text can be read off.")
+    text = models.TextField(blank=True)
+    predicted_tokens = models.PositiveIntegerField()
+    predicted_by = models.CharField(max_length=40, help_text="cache, semantic cache, prior, or a version.")
+    output_tokens = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["model", "-at"], name="length_sample_model")]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.output_tokens} tokens"
+
+
+class LengthMinute(models.Model):
+    """How one predictor fared in one minute, for requests of (model, tenant) by the length that they came to have."""
+
+    minute = models.DateTimeField(db_index=True)
+    model = models.CharField(max_length=160)
+    tenant = models.CharField(max_length=63)
+    predictor = models.CharField(max_length=40, help_text="cache, semantic cache, prior, a version, or its shadow.")
+    bucket_tokens = models.PositiveIntegerField(help_text="Real lengths from this on, up to twice as many.")
+    requests = models.PositiveIntegerField(default=0)
+    predicted_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    absolute_error_tokens = models.PositiveBigIntegerField(default=0)
+    within_25 = models.PositiveIntegerField(default=0)
+    within_50 = models.PositiveIntegerField(default=0)
+    within_100 = models.PositiveIntegerField(default=0)
+    below_median = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted median.")
+    below_upper = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted 0.9 quantile.")
+
+    class Meta:
+        ordering = ["-minute"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["minute", "model", "tenant", "predictor", "bucket_tokens"],
+                name="one_length_row_per_minute_and_series",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.minute:%F %H:%M} {self.model} {self.tenant} {self.predictor} {self.bucket_tokens}"
