@@ -51,10 +51,16 @@ def dispatch(
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     if instance < 0:
         return -1, -1
-    pop(waiting, endpoint)
-    waiting.instance[slot] = instance
-    place(fleet, endpoints, instance, prompt_tokens, output_tokens)
+    send(fleet, endpoints, waiting, slot, instance)
     return slot, instance
+
+
+@compiled
+def send(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, slot: int, instance: int) -> None:
+    """Take the waiting *slot* out of its heap for *instance*, and place its load there."""
+    remove(waiting, slot)
+    waiting.instance[slot] = instance
+    place(fleet, endpoints, instance, waiting.prompt_tokens[slot], waiting.output_tokens[slot])
 
 
 def warm_up() -> None:

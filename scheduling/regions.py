@@ -16,6 +16,14 @@ THRESHOLD = 0.7
 
 
 @compiled
+def fullness(kv_tokens: int, kv_capacity: int, running: int, sequences: int, waiting: int) -> float:
+    """`pressure` of the sums over the instances that accept work."""
+    if sequences == 0 or kv_capacity == 0:
+        return np.inf
+    return float(max(kv_tokens / kv_capacity, running / sequences) + waiting / sequences)
+
+
+@compiled
 def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int) -> float:
     """How full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity when no instance accepts work."""
     kv_tokens, kv_capacity, running, sequences = 0, 0, 0, 0
@@ -26,9 +34,7 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
             kv_capacity += fleet.kv_capacity_tokens[instance]
             running += fleet.running[instance]
             sequences += fleet.max_num_seqs[instance]
-    if sequences == 0 or kv_capacity == 0:
-        return np.inf
-    return float(max(kv_tokens / kv_capacity, running / sequences) + waiting / sequences)
+    return fullness(kv_tokens, kv_capacity, running, sequences, waiting)
 
 
 @compiled

@@ -52,9 +52,17 @@ def reactive_trigger(
     """
     if since_change_s < cooldown_s:
         return 0
+    use = pressure(fleet, endpoints, endpoint, waiting)
+    return reactive_wish(use, instances, out_above, in_below, min_instances, max_instances)
+
+
+@compiled
+def reactive_wish(
+    use: float, instances: int, out_above: float, in_below: float, min_instances: int, max_instances: int
+) -> int:
+    """What `reactive_trigger` says of an endpoint whose pressure is *use*, where the last change is long enough ago."""
     if instances < min_instances:
         return 1
-    use = pressure(fleet, endpoints, endpoint, waiting)
     if use > out_above and instances < max_instances:
         return 1
     if use < in_below and instances > min_instances:

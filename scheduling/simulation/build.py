@@ -68,7 +68,9 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         fleet=fleet,
         endpoints=members,
         waiting=allocate_waiting(endpoints, slots),
-        engines=allocate_engines([spec.engine for spec in specs], catalog, max(1, min(count, held_at_once)), requests),
+        engines=allocate_engines(
+            [spec.engine for spec in specs], catalog, endpoints, max(1, min(count, held_at_once)), requests
+        ),
         events=allocate_events(2 * instances + regions * regions + endpoints),
         arrivals=_arrivals(requests),
         outcomes=_outcomes(count),
@@ -108,11 +110,14 @@ def _lives(cluster: Cluster) -> LifeArrays:
 
 
 def _outcomes(count: int) -> NDArray[np.void]:
-    outcomes = np.zeros(count, OUTCOME)
+    first: Any = np.zeros(1, OUTCOME)
     for name in ("ttft_s", "e2e_s", "queue_s"):
-        outcomes[name] = np.nan
-    outcomes["instance"] = outcomes["endpoint"] = -1
-    outcomes["state"] = Outcome.WAITING
+        first[name] = np.nan
+    first["instance"] = first["endpoint"] = -1
+    first["state"] = Outcome.WAITING
+    # As plain words, in one pass over the memory: ten million of them are 400 MB.
+    outcomes = np.empty(count, OUTCOME)
+    outcomes.view(np.uint64).reshape(count, OUTCOME.itemsize // 8)[:] = first.view(np.uint64)
     return outcomes
 
 

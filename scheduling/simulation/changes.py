@@ -11,6 +11,7 @@ from scheduling.compiled import compiled_aside, compiled_part
 from scheduling.simulation.events import set_time
 from scheduling.simulation.prefixes import empty_cache
 from scheduling.simulation.state import NONE
+from scheduling.simulation.totals import sum_up
 from scheduling.simulation.world import State, World
 
 # Actions.
@@ -56,6 +57,7 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     life.since_s = now_s
     life.state = after
     fleet.accepting[instance] = after == READY
+    sum_up(fleet, world.endpoints, world.engines, endpoint)
     world.policies[endpoint].serving += (COMING >> after & 1) - (COMING >> before & 1)
     if books.caches != 0 and after not in (READY, DRAINING):
         empty_cache(world.engines, instance)  # only who serves keeps what is cached

@@ -1,6 +1,10 @@
-"""When something happens next: an indexed binary heap over nodes, each with one time. Infinity means never.
+"""When something happens next: a tournament over nodes, each with one time. Infinity means never.
 
 Ties go to the lowest node, so that the order of events at one moment does not hang on what happened before.
+
+A tree whose leaves are the nodes' times, and in which every place above holds the earlier of the two below it: a change
+goes up from one leaf, over as many places every time. In a heap a node that gets a later time (nearly all do) sinks a way
+that no processor can foresee.
 """
 
 from typing import NamedTuple
@@ -11,54 +15,33 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled, compiled_part
 
 
-class EventHeap(NamedTuple):
-    """One element a node."""
+class EventTree(NamedTuple):
+    """Twice as many places as there are leaves, a power of two: place 1 is what happens next, p is over 2p and 2p + 1."""
 
     time_s: NDArray[np.float64]
-    heap: NDArray[np.int32]
-    """Nodes in heap order: `heap[0]` is next."""
-    position: NDArray[np.int32]
-    """Where a node stands in `heap`."""
+    node: NDArray[np.int32]
 
 
-def allocate_events(nodes: int) -> EventHeap:
+def allocate_events(nodes: int) -> EventTree:
     """*nodes* that never happen."""
-    return EventHeap(np.full(nodes, np.inf), np.arange(nodes, dtype=np.int32), np.arange(nodes, dtype=np.int32))
+    leaves = 1 << (nodes - 1).bit_length()
+    node = np.zeros(2 * leaves, np.int32)
+    node[leaves:] = np.arange(leaves)
+    return EventTree(np.full(2 * leaves, np.inf), node)
 
 
-def _set_time(events: EventHeap, node: int, time_s: float) -> None:
+def _set_time(events: EventTree, node: int, time_s: float) -> None:
     """Let *node* happen at *time_s* instead. O(log nodes)."""
-    times, heap, position = events.time_s, events.heap, events.position
-    before_s = times[node]
-    times[node] = time_s
-    at = position[node]
-    if time_s < before_s:
-        while at > 0:
-            parent = (at - 1) >> 1
-            above = heap[parent]
-            if times[above] < time_s or (times[above] == time_s and above < node):
-                break
-            heap[at] = above
-            position[above] = at
-            at = parent
-    else:
-        size = heap.size
-        while True:
-            child = 2 * at + 1
-            if child >= size:
-                break
-            below = heap[child]
-            if child + 1 < size:
-                other = heap[child + 1]
-                if times[other] < times[below] or (times[other] == times[below] and other < below):
-                    child, below = child + 1, other
-            if times[below] > time_s or (times[below] == time_s and below > node):
-                break
-            heap[at] = below
-            position[below] = at
-            at = child
-    heap[at] = node
-    position[node] = at
+    times, nodes = events.time_s, events.node
+    at = (times.size >> 1) + node
+    times[at] = time_s
+    while at > 1:
+        other = at ^ 1
+        other_s, other_node = times[other], nodes[other]
+        if (other_s < time_s) | ((other_s == time_s) & (other < at)):
+            time_s, node = other_s, other_node
+        at >>= 1
+        times[at], nodes[at] = time_s, node
 
 
 set_time = compiled_part(_set_time)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_aside, compiled_part
-from scheduling.dispatch import dispatch
+from scheduling.dispatch import dispatch, send
 from scheduling.fleet import EndpointArrays, FleetArrays
-from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek, pop
-from scheduling.regions import choose_region, pressure
-from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, place, release
-from scheduling.scaling import reactive_trigger
-from scheduling.simulation.batch import begin, end, give, observe
+from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek
+from scheduling.regions import choose_region
+from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, release
+from scheduling.scaling.reactive import reactive_wish
+from scheduling.simulation.batch import begin, end, give
 from scheduling.simulation.changes import (
     DRAINING,
     NOTHING,
@@ -34,8 +34,10 @@ from scheduling.simulation.changes import (
     act,
 )
 from scheduling.simulation.events import set_time
+from scheduling.simulation.progress import observe
 from scheduling.simulation.sequences import free_sequence, take_sequence
-from scheduling.simulation.state import GIVEN, IDLE, NONE, SEGMENT, EngineArrays
+from scheduling.simulation.state import GIVEN, IDLE, NONE, EngineArrays
+from scheduling.simulation.totals import grown_tokens, observe_memory, pressure_beside, sum_up, tell
 from scheduling.simulation.world import DONE, REFUSED, RUNNING, World
 from scheduling.turns import turn_key
 
@@ -66,58 +68,53 @@ def observe_endpoint(
     """Count every token that has come out at *endpoint* up to this moment."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = int(endpoints.members[at])
-        if engines.instances[instance].phase == SEGMENT:
-            observe(fleet, engines, instance, now_s, instance < source)
+        observe(fleet, engines, instance, now_s, instance < source)
+        tell(fleet, engines, instance)
 
 
 @compiled_part
-def _observe_memory(
-    fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
-) -> None:
-    """As `observe_endpoint`, where it matters for memory: at instances with requests beyond what was expected."""
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
-        if engines.exceeding[instance] != 0:
-            observe(fleet, engines, instance, now_s, instance < source)
+def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
 
-
-@compiled_part
-def _observe_shortest(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    engines: EngineArrays,
-    least_tokens: NDArray[np.float64],
-    endpoint: int,
-    prompt_tokens: int,
-    output_tokens: int,
-    now_s: float,
-    source: int,
-) -> None:
-    """As `observe_endpoint`, where it matters for who has the least to do: at instances that may be the one.
-
-    How many iterations have ended is bounded from both sides without a square root. Whoever has more left at the least
-    than another with room has at the most is not the one, and looks even busier than it is while it is not observed.
+    Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
+    square root, and whoever has more left at the least than another with room has at the most is not the one.
     """
+    fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
+    prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
+    first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
     fewest = math.inf
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
-        least_tokens[instance] = math.inf
+    for at in range(first, last):
+        instance = int(world.endpoints.members[at])
+        least_tokens[at] = math.inf
         if not has_room(fleet, instance, prompt_tokens, output_tokens):
             continue
+        if engines.exceeding[instance] != 0:
+            grown = int(grown_tokens(engines, instance, now_s)) + 1
+            if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
+                observe(fleet, engines, instance, now_s, instance < source)
+                tell(fleet, engines, instance)
+                if not has_room(fleet, instance, prompt_tokens, output_tokens):
+                    continue
         least = most = float(fleet.remaining_tokens[instance])
         engine = engines.instances[instance]
-        if engine.phase == SEGMENT:
+        if engine.next_s <= now_s:
             passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
             # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
-            least -= engine.step_within * (min(passed_s / engine.linear_s + 1.0, steps) - counted)
-            ended = min(passed_s / (engine.linear_s + engine.quadratic_s * steps) - 2.0, steps)
-            most -= engine.step_within * max(ended - counted, 0.0)
-            least_tokens[instance] = least
+            least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
+            most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
+        least_tokens[at] = least
         fewest = min(fewest, most)
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
-        if least_tokens[instance] <= fewest:
+    if fewest == math.inf:
+        return NONE
+    found, fewest_tokens = NONE, 0
+    for at in range(first, last):
+        if least_tokens[at] <= fewest:
+            instance = int(world.endpoints.members[at])
             observe(fleet, engines, instance, now_s, instance < source)
+            tell(fleet, engines, instance)
+            if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
+                found, fewest_tokens = instance, fleet.remaining_tokens[instance]
+    return found
 
 
 @compiled_part
@@ -154,7 +151,8 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
         decision.instance, decision.waiting = instance, waiting.size[endpoint]
         books.decisions += 1
     free_slot(waiting, slot)
-    event_s = give(engines, instance, sequence, now_s, instance < source)
+    event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
+    tell(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
 
@@ -205,9 +203,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
             if not has_room(fleet, instance, prompt, output):
                 break
-            pop(waiting, endpoint)
-            waiting.instance[slot] = instance
-            place(fleet, world.endpoints, instance, prompt, output)
+            send(fleet, world.endpoints, waiting, slot, instance)
             given += 1
 
 
@@ -219,19 +215,27 @@ def _pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         return
     fleet, waiting, routing = world.fleet, world.waiting, int(world.policies[endpoint].routing)
     slot = peek(waiting, endpoint)
-    if slot >= 0:
-        _observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    if slot >= 0 and routing != JOIN_SHORTEST_QUEUE:
+        observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
     while slot >= 0:
         if routing == JOIN_SHORTEST_QUEUE:
-            prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
-            _observe_shortest(
-                fleet, world.endpoints, world.engines, world.least_tokens, endpoint, prompt, output, now_s, source
-            )
-        slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
-        if slot < 0:
-            return
+            instance = _shortest(world, endpoint, slot, now_s, source)
+            if instance < 0:
+                return
+            send(fleet, world.endpoints, waiting, slot, instance)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
+            if slot < 0:
+                return
         _give(world, slot, instance, now_s, source)
         slot = peek(waiting, endpoint)
+
+
+@compiled_part
+def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
+    """A number that is below *low*, above *high* or neither as the pressure of *endpoint* is now."""
+    waiting = int(world.waiting.size[endpoint])
+    return pressure_beside(world.fleet, world.endpoints, world.engines, endpoint, waiting, low, high, now_s, source)
 
 
 @compiled_part
@@ -241,11 +245,10 @@ def _choose_endpoint(world: World, request: int, now_s: float, source: int) -> i
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
     threshold = float(world.books[0].threshold)
+    if candidates.size > 0 and _pressure(world, int(candidates[0]), threshold, math.inf, now_s, source) < threshold:
+        return int(candidates[0])  # as the global router says; the others need not be looked at
     for index in range(candidates.size):
-        endpoint = int(candidates[index])
-        _observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-        if index == 0 and pressure(world.fleet, world.endpoints, endpoint, world.waiting.size[endpoint]) < threshold:
-            return endpoint  # as the global router says; the others need not be looked at
+        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[index]), now_s, source)
     chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
     if chosen >= 0:
         return chosen
@@ -319,6 +322,7 @@ def _finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     outcome.state = DONE
     world.books[0].ended += 1
     release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
+    tell(world.fleet, world.engines, instance)
     free_sequence(engines, sequence)
 
 
@@ -333,22 +337,14 @@ def _flagged(world: World, endpoint: int, now_s: float) -> bool:
 
 
 @compiled_part
-def _trigger(world: World, endpoint: int, now_s: float) -> int:
+def _trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
     """What the reactive trigger wants of *endpoint*, which a request has just reached."""
     books, policy = world.books[0], world.policies[endpoint]
-    return reactive_trigger(
-        world.fleet,
-        world.endpoints,
-        endpoint,
-        int(world.waiting.size[endpoint]),
-        int(policy.serving),
-        float(now_s - policy.scaled_s),
-        float(books.out_above),
-        float(books.in_below),
-        float(books.cooldown_s),
-        int(books.min_instances),
-        int(books.max_instances),
-    )
+    if now_s - policy.scaled_s < books.cooldown_s:
+        return 0
+    above, below = float(books.out_above), float(books.in_below)
+    use = _pressure(world, endpoint, below, above, now_s, source)
+    return reactive_wish(use, int(policy.serving), above, below, int(books.min_instances), int(books.max_instances))
 
 
 @compiled_part
@@ -360,6 +356,8 @@ def _run(
     instances, ways = world.fleet.endpoint.size, world.way.shape[1]
     requests, regions = arrivals.arrival_s.size, world.latency_s.shape[0]
     asked = source != NOBODY
+    for each in range(world.policies.size):
+        sum_up(world.fleet, world.endpoints, engines, each)
     again = False  # an instance became ready: its endpoint is pumped before time goes on
     while True:
         instance = reached = NONE
@@ -382,8 +380,7 @@ def _run(
                 return FULL
             arrival = int(books.arrived)
             arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
-            node = int(events.heap[0])
-            event_s = events.time_s[node]
+            node, event_s = int(events.node[1]), events.time_s[1]
             now_s = min(arrival_s, event_s)
             if now_s >= until_s:
                 books.now_s = until_s
@@ -429,6 +426,7 @@ def _run(
         done = 0
         if instance >= 0 and engines.instances[instance].phase != IDLE:
             done = end(world.fleet, engines, instance, now_s, world.outcomes)
+            tell(world.fleet, engines, instance)
         at = 0
         while True:
             if instance >= 0:
@@ -448,7 +446,7 @@ def _run(
             if world.lives.instances[instance].state == DRAINING and world.fleet.running[instance] == 0:
                 what, subject = SETTLE, instance
         if reached >= 0 and books.reactive != 0:
-            wanted = _trigger(world, endpoint, now_s)
+            wanted = _trigger(world, endpoint, now_s, source)
             if wanted != 0:
                 what, subject = SCALE_OUT if wanted > 0 else SCALE_IN, endpoint
         if what == SCALE_IN:  # its look for the one with the least to do

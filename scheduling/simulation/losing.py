@@ -32,6 +32,7 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
             engines.counters[FREE_SEQUENCES] += 1
             at = int(this.next)
     engine.phase = IDLE
+    engine.next_s = np.inf
     engines.exceeding[instance] = 0
     for name in ("running", "waiting", "decoding", "within", "context_tokens"):
         engine[name] = 0

@@ -37,10 +37,27 @@ def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
 
 INSTANCE = record(
     [
+        # What decisions look at, in one cache line. The work in progress: k iterations end at
+        # started_s + linear_s * k + quadratic_s * k * k.
+        ("next_s", np.float64),  # end of the first iteration not known to the fleet arrays; infinity in a step
+        ("started_s", np.float64),
+        ("most_per_s", np.float64),  # iterations that end in a second: as many as at the start of the segment,
+        ("least_per_s", np.float64),  # as few as at its end
+        ("steps", np.int64),  # iterations until the next event
+        ("counted", np.int64),  # of those, what the fleet arrays know of
+        ("step_decodes", np.int64),  # decoding sequences that get a token in each of these iterations
+        ("step_within", np.int64),  # of those, the ones still within the tokens expected of them
+        ("linear_s", np.float64),
+        ("quadratic_s", np.float64),
+        ("phase", np.int8),
+        # What the sums of its endpoint have of it.
+        ("told_running", np.int64),
+        ("told_kv_tokens", np.int64),
         # Settings, as in EngineConfig.
         ("max_num_seqs", np.int64),
         ("budget_tokens", np.int64),
         ("block_size_tokens", np.int64),
+        ("block_shift", np.int64),  # which power of two that is, -1 if it is none
         ("kv_blocks", np.int64),
         ("by_priority", np.uint8),
         ("prefix_caching", np.uint8),
@@ -51,15 +68,6 @@ INSTANCE = record(
         ("decode_a_s", np.float64),
         ("decode_b_s_per_sequence", np.float64),
         ("decode_c_s_per_token", np.float64),
-        # The work in progress: k iterations end at started_s + linear_s * k + quadratic_s * k * k.
-        ("phase", np.int8),
-        ("started_s", np.float64),
-        ("linear_s", np.float64),
-        ("quadratic_s", np.float64),
-        ("steps", np.int64),  # iterations until the next event
-        ("counted", np.int64),  # of those, what the fleet arrays know of
-        ("step_decodes", np.int64),  # decoding sequences that get a token in each of these iterations
-        ("step_within", np.int64),  # of those, the ones still within the tokens expected of them
         # The batch.
         ("iteration", np.int64),  # iterations ended since the start
         ("decoding", np.int64),  # sequences that decode
@@ -85,6 +93,16 @@ INSTANCE = record(
     ]
 )
 """One engine."""
+
+TOTAL = record(
+    [
+        ("kv_tokens", np.int64),
+        ("kv_capacity_tokens", np.int64),
+        ("running", np.int64),
+        ("max_num_seqs", np.int64),
+    ]
+)
+"""Sums of the fleet arrays over the instances of an endpoint that accept work. `totals` keeps them."""
 
 BLOCK = record(
     [
@@ -146,6 +164,8 @@ class EngineArrays(NamedTuple):
 
     instances: NDArray[np.void]
     """INSTANCE records."""
+    totals: NDArray[np.void]
+    """TOTAL records, by endpoint."""
     sequences: NDArray[np.void]
     """SEQUENCE records; those not in use are in `free_sequences`."""
     due: NDArray[np.int64]
@@ -184,7 +204,11 @@ def _allocate_cache(
 
 
 def allocate_engines(
-    configs: Sequence[EngineConfig], later: Sequence[EngineConfig], sequences: int, requests: Requests
+    configs: Sequence[EngineConfig],
+    later: Sequence[EngineConfig],
+    endpoints: int,
+    sequences: int,
+    requests: Requests,
 ) -> EngineArrays:
     """Idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
 
@@ -196,6 +220,7 @@ def allocate_engines(
     longest_tokens = max(config.max_model_len for config in (*configs, *later))
     arrays = EngineArrays(
         instances=np.zeros(count, INSTANCE),
+        totals=np.zeros(endpoints, TOTAL),
         sequences=np.zeros(sequences, SEQUENCE),
         due=np.zeros((count, batch), np.int64),
         due_sequence=np.zeros((count, batch), np.int32),
@@ -206,6 +231,7 @@ def allocate_engines(
         counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),
         cache=_allocate_cache((*configs, *later), count, sequences, longest_tokens, requests),
     )
+    arrays.instances["next_s"] = np.inf
     for name in (
         "partial",
         "joining",
@@ -230,6 +256,8 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
     record["max_num_seqs"] = config.max_num_seqs
     record["budget_tokens"] = config.max_num_batched_tokens
     record["block_size_tokens"] = config.block_size_tokens
+    power = config.block_size_tokens.bit_length() - 1
+    record["block_shift"] = power if 1 << power == config.block_size_tokens else -1
     record["kv_blocks"] = record["free_blocks"] = config.kv_blocks
     record["by_priority"] = config.policy == "priority"
     record["prefix_caching"] = config.prefix_caching

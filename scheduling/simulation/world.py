@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.ordering import WaitingArrays
-from scheduling.simulation.events import EventHeap
+from scheduling.simulation.events import EventTree
 from scheduling.simulation.state import EngineArrays, record
 
 
@@ -205,7 +205,7 @@ class World(NamedTuple):
     endpoints: EndpointArrays
     waiting: WaitingArrays
     engines: EngineArrays
-    events: EventHeap
+    events: EventTree
     """Nodes: instances' work; instances' lives; ways between regions (from * regions + to); endpoints' batches."""
     arrivals: Arrivals
     outcomes: NDArray[np.void]

@@ -1,0 +1,93 @@
+"""What the global router and the reactive trigger look at: sums over an endpoint's instances, kept up to date.
+
+A decision that asks how full an endpoint is would look at all its instances; a change concerns one. So an instance tells the
+sums of its endpoint what has changed, and they remember what they were told. In the end it is `regions.fullness` that says
+how full an endpoint is, as it does live.
+
+While a batch decodes, sequences beyond the tokens expected of them take memory with each iteration. How much is bounded
+without a square root, and mostly that is enough to know on which side of a mark an endpoint is.
+"""
+
+from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.fleet import EndpointArrays, FleetArrays
+from scheduling.regions import fullness
+from scheduling.simulation.progress import observe
+from scheduling.simulation.state import EngineArrays
+
+
+@compiled_aside
+def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int) -> None:
+    """Add up *endpoint* anew, after instances came, went, or began or ceased to accept work."""
+    total = engines.totals[endpoint]
+    total.kv_tokens = total.kv_capacity_tokens = total.running = total.max_num_seqs = 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if fleet.accepting[instance] != 0:
+            engine = engines.instances[instance]
+            engine.told_running, engine.told_kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
+            total.running += engine.told_running
+            total.kv_tokens += engine.told_kv_tokens
+            total.max_num_seqs += fleet.max_num_seqs[instance]
+            total.kv_capacity_tokens += fleet.kv_capacity_tokens[instance]
+
+
+@compiled_part
+def tell(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
+    """Tell the sums of its endpoint what *instance* runs and holds now."""
+    if fleet.accepting[instance] != 0:
+        engine, total = engines.instances[instance], engines.totals[fleet.endpoint[instance]]
+        running, kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
+        total.running += running - engine.told_running
+        total.kv_tokens += kv_tokens - engine.told_kv_tokens
+        engine.told_running, engine.told_kv_tokens = running, kv_tokens
+
+
+@compiled_part
+def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
+    """KV tokens that *instance*, in a segment, may have grown by at the most, and the fleet arrays do not know of."""
+    engine = engines.instances[instance]
+    # One iteration more than the bound says: sums are rounded.
+    ended = min((now_s - engine.started_s) * engine.most_per_s + 1.0, float(engine.steps)) - engine.counted
+    return float((engine.step_decodes - engine.step_within) * ended)
+
+
+@compiled_part
+def observe_memory(
+    fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
+) -> None:
+    """Bring the fleet arrays of *endpoint* up to now, where it matters for memory: at instances that may have grown."""
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if engines.exceeding[instance] != 0:
+            observe(fleet, engines, instance, now_s, instance < source)
+            tell(fleet, engines, instance)
+
+
+@compiled_part
+def pressure_beside(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    endpoint: int,
+    waiting: int,
+    low: float,
+    high: float,
+    now_s: float,
+    source: int,
+) -> float:
+    """A number that is below *low*, above *high*, or neither, exactly as `regions.pressure` of *endpoint* is now."""
+    total = engines.totals[endpoint]
+    capacity, running, sequences = total.kv_capacity_tokens, total.running, total.max_num_seqs
+    least = fullness(total.kv_tokens, capacity, running, sequences, waiting)
+    if least > high:
+        return least
+    grown = 0.0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if engines.exceeding[instance] != 0:
+            grown += grown_tokens(engines, instance, now_s)
+    most = fullness(total.kv_tokens + int(grown) + 1, capacity, running, sequences, waiting)
+    if most < low or (least >= low and most <= high):
+        return least
+    observe_memory(fleet, endpoints, engines, endpoint, now_s, source)
+    return fullness(total.kv_tokens, capacity, running, sequences, waiting)
