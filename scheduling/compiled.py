@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numba.core.config
+import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -122,3 +123,12 @@ def compiled_aside(function: Function) -> Function:
     """As `compiled_part`, off the hot path: it stays a function of its own, so that callers do not swell with it."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
     return cast(Function, cast(Any, numba.njit)(**options)(function))
+
+
+@compiled_part
+def index(number: int) -> int:
+    """*number*, which is from 0 up to 2**32: so the compiler leaves out what Python does for negative indices.
+
+    Of the instructions of the simulator's loop that was one in eight.
+    """
+    return np.int64(np.uint32(number))  # type: ignore[return-value]  # a plain int to compiled code

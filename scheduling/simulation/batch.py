@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.compiled import compiled_aside, compiled_part, index
 from scheduling.fleet import FleetArrays
 from scheduling.routing import advance
 from scheduling.simulation.prefixes import give_back, look_up, publish, settle, share
@@ -71,7 +71,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         need = int(engines.residues[instance, place_in_block(engine, -engine.iteration)])
         chunk = 0
         if engine.partial != NONE:
-            part = engines.sequences[engine.partial]
+            part = engines.sequences[index(engine.partial)]
             chunk = min(
                 part.prompt_tokens + part.produced_tokens - part.computed_tokens,
                 engine.budget_tokens - engine.decoding,
@@ -88,11 +88,11 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     if engine.prefix_caching != 0:
         settle(engines, instance, int(free))
     if chunk > 0:
-        part = engines.sequences[engine.partial]
+        part = engines.sequences[index(engine.partial)]
         total = part.prompt_tokens + part.produced_tokens
         if engine.prefix_caching != 0:
             publish(engines, instance, int(engine.partial), int(part.computed_tokens + chunk))
-        if compute(engines, instance, int(engine.partial), chunk):
+        if compute(engines, instance, index(engine.partial), chunk):
             decodes += 1
             context += total
         else:
@@ -100,7 +100,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         budget -= chunk
     admitted = 0
     while budget > 0 and engine.waiting > 0 and engine.running < engine.max_num_seqs:
-        sequence = int(engine.first_waiting)
+        sequence = index(engine.first_waiting)
         this = engines.sequences[sequence]
         total = this.prompt_tokens + this.produced_tokens
         if engine.prefix_caching != 0:
@@ -164,14 +164,14 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     engines.counters[ITERATIONS] += steps
     done = 0
     while engine.decoding > 0 and engines.due[instance, 0] <= engine.iteration:
-        sequence = int(engines.due_sequence[instance, 0])
+        sequence = index(engines.due_sequence[instance, 0])
         this = engines.sequences[sequence]
         produced = engine.iteration + this.offset
         if produced < this.output_tokens:  # it goes on, beyond what was expected
             engine.within -= 1
             replace_first_due(engines, instance, engine.decoding, sequence, this.output_tokens - this.offset)
             continue
-        last = engine.decoding - 1
+        last = index(engine.decoding - 1)
         replace_first_due(
             engines, instance, last, int(engines.due_sequence[instance, last]), int(engines.due[instance, last])
         )
@@ -190,12 +190,13 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     sequence = int(engine.joining)
     engine.joining = NONE
     while sequence != NONE:
+        sequence = index(sequence)
         this = engines.sequences[sequence]
         following = int(this.next_joining)
         if this.streaming == 0:
             this.streaming = 1
             advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
-            outcomes[this.request].ttft_s = now_s - this.origin_s
+            outcomes[index(this.request)].ttft_s = now_s - this.origin_s
         else:
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
         this.produced_tokens += 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_part
+from scheduling.compiled import compiled, compiled_part, index
 
 
 class EventTree(NamedTuple):
@@ -33,14 +33,14 @@ def allocate_events(nodes: int) -> EventTree:
 def _set_time(events: EventTree, node: int, time_s: float) -> None:
     """Let *node* happen at *time_s* instead. O(log nodes)."""
     times, nodes = events.time_s, events.node
-    at = (times.size >> 1) + node
+    at = index((times.size >> 1) + node)
     times[at] = time_s
     while at > 1:
-        other = at ^ 1
+        other = index(at ^ 1)
         other_s, other_node = times[other], nodes[other]
         if (other_s < time_s) | ((other_s == time_s) & (other < at)):
             time_s, node = other_s, other_node
-        at >>= 1
+        at = index(at >> 1)
         times[at], nodes[at] = time_s, node
 
 

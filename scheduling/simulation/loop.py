@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_aside, compiled_part
+from scheduling.compiled import compiled, compiled_aside, compiled_part, index
 from scheduling.dispatch import dispatch, send
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek
@@ -67,7 +67,7 @@ def observe_endpoint(
 ) -> None:
     """Count every token that has come out at *endpoint* up to this moment."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
+        instance = index(endpoints.members[at])
         observe(fleet, engines, instance, now_s, instance < source)
         tell(fleet, engines, instance)
 
@@ -81,10 +81,10 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     """
     fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
     prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
-    first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
+    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
     fewest = math.inf
     for at in range(first, last):
-        instance = int(world.endpoints.members[at])
+        instance = index(world.endpoints.members[at])
         least_tokens[at] = math.inf
         if not has_room(fleet, instance, prompt_tokens, output_tokens):
             continue
@@ -109,7 +109,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     found, fewest_tokens = NONE, 0
     for at in range(first, last):
         if least_tokens[at] <= fewest:
-            instance = int(world.endpoints.members[at])
+            instance = index(world.endpoints.members[at])
             observe(fleet, engines, instance, now_s, instance < source)
             tell(fleet, engines, instance)
             if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
@@ -121,11 +121,11 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the request in *slot*, just dispatched, to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
-    endpoint, request = int(waiting.endpoint[slot]), int(world.held[slot])
+    endpoint, request = index(waiting.endpoint[slot]), index(world.held[slot])
     outcome = world.outcomes[request]
     sequence = take_sequence(engines)
     this = engines.sequences[sequence]
-    back_s = world.latency_s[int(world.policies[endpoint].region), column(arrivals.region, request)]
+    back_s = world.latency_s[index(world.policies[endpoint].region), index(column(arrivals.region, request))]
     this.request = request
     this.instance = instance
     this.prompt_tokens = column(arrivals.prompt_tokens, request)
@@ -162,12 +162,12 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dynamic batching: an idle instance is given `batch_size` requests at once, or fewer after `batch_wait_s`."""
     fleet, policy, waiting = world.fleet, world.policies[endpoint], world.waiting
     node = 2 * fleet.endpoint.size + world.way.shape[1] + endpoint
-    first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
+    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
     busy = world.busy
     while True:
         idle = False
         for at in range(first, last):
-            instance = int(world.endpoints.members[at])
+            instance = index(world.endpoints.members[at])
             busy[instance] = fleet.accepting[instance] != 0 and fleet.running[instance] > 0
             idle = idle or (fleet.accepting[instance] != 0 and fleet.running[instance] == 0)
         if not idle or waiting.size[endpoint] == 0:
@@ -184,12 +184,12 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         set_time(world.events, node, np.inf)
         # While a batch runs, its instance takes nothing.
         for at in range(first, last):
-            instance = int(world.endpoints.members[at])
+            instance = index(world.endpoints.members[at])
             if busy[instance] != 0:
                 fleet.accepting[instance] = 0
         slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
         for at in range(first, last):
-            other = int(world.endpoints.members[at])
+            other = index(world.endpoints.members[at])
             if busy[other] != 0:
                 fleet.accepting[other] = 1
         if slot < 0:
@@ -247,14 +247,14 @@ def _choose_endpoint(world: World, request: int, now_s: float, source: int) -> i
     threshold = float(world.books[0].threshold)
     if candidates.size > 0 and _pressure(world, int(candidates[0]), threshold, math.inf, now_s, source) < threshold:
         return int(candidates[0])  # as the global router says; the others need not be looked at
-    for index in range(candidates.size):
-        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[index]), now_s, source)
+    for rank in range(candidates.size):
+        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[rank]), now_s, source)
     chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
     if chosen >= 0:
         return chosen
-    for index in range(candidates.size):
-        if world.policies[candidates[index]].serving > 0:
-            return int(candidates[index])
+    for rank in range(candidates.size):
+        if world.policies[candidates[rank]].serving > 0:
+            return int(candidates[rank])
     return -1
 
 
@@ -317,7 +317,7 @@ def _finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     """The last token of *sequence* has come out: its room goes to others."""
     engines = world.engines
     this = engines.sequences[sequence]
-    outcome = world.outcomes[this.request]
+    outcome = world.outcomes[index(this.request)]
     outcome.e2e_s = now_s - this.origin_s
     outcome.state = DONE
     world.books[0].ended += 1
@@ -378,9 +378,9 @@ def _run(
                 return FULL  # an event may give out all that wait
             if books.changes == world.lives.changes.size or books.reclaims == world.lives.reclaims_s.size:
                 return FULL
-            arrival = int(books.arrived)
+            arrival = index(books.arrived)
             arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
-            node, event_s = int(events.node[1]), events.time_s[1]
+            node, event_s = index(events.node[1]), events.time_s[1]
             now_s = min(arrival_s, event_s)
             if now_s >= until_s:
                 books.now_s = until_s
@@ -432,8 +432,8 @@ def _run(
             if instance >= 0:
                 if at == done:
                     break
-                _finish(world, instance, int(engines.done[at]), now_s)
-                endpoint = int(world.fleet.endpoint[instance])
+                _finish(world, instance, index(engines.done[at]), now_s)
+                endpoint = index(world.fleet.endpoint[instance])
                 at += 1
             if endpoint >= 0:
                 _pump(world, endpoint, now_s, source)

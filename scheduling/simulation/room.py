@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scheduling.compiled import compiled_part
+from scheduling.compiled import compiled_part, index
 from scheduling.simulation.state import EngineArrays
 
 
@@ -24,7 +24,7 @@ def blocks(engine: Any, tokens: int) -> int:
 @compiled_part
 def place_in_block(engine: Any, number: int) -> int:
     """*number* modulo the block size of *engine*, an INSTANCE record."""
-    return int(number - _full_blocks(engine, number) * engine.block_size_tokens)
+    return index(number - _full_blocks(engine, number) * engine.block_size_tokens)
 
 
 @compiled_part
@@ -37,8 +37,8 @@ def free_steps(engines: EngineArrays, instance: int, most: int) -> int:
     cycles = free // batch  # in each cycle every sequence needs one block
     steps, free = cycles * block_size, free - cycles * batch
     at = place_in_block(engine, -engine.iteration)
-    while steps < most and engines.residues[instance, at] <= free:
-        free -= engines.residues[instance, at]
+    while steps < most and engines.residues[instance, index(at)] <= free:
+        free -= engines.residues[instance, index(at)]
         steps += 1
         at = block_size - 1 if at == 0 else at - 1
     return int(min(steps, most))
@@ -53,6 +53,6 @@ def take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
     taken = cycles * engine.decoding
     at = place_in_block(engine, -engine.iteration)
     for _ in range(steps - cycles * block_size):
-        taken += engines.residues[instance, at]
+        taken += engines.residues[instance, index(at)]
         at = block_size - 1 if at == 0 else at - 1
     engine.free_blocks -= taken

@@ -1,20 +1,20 @@
 """The lists and the heap that an engine keeps its sequences in: running, waiting, joining, and those due."""
 
-from scheduling.compiled import compiled_part
+from scheduling.compiled import compiled_part, index
 from scheduling.simulation.state import FREE_SEQUENCES, NONE, EngineArrays
 
 
 @compiled_part
 def take_sequence(engines: EngineArrays) -> int:
     """A record for another request. There is always one: a fleet holds no more than its limits allow."""
-    free = engines.counters[FREE_SEQUENCES] - 1
+    free = index(engines.counters[FREE_SEQUENCES] - 1)
     engines.counters[FREE_SEQUENCES] = free
-    return int(engines.free_sequences[free])
+    return index(engines.free_sequences[free])
 
 
 @compiled_part
 def free_sequence(engines: EngineArrays, sequence: int) -> None:
-    free = engines.counters[FREE_SEQUENCES]
+    free = index(engines.counters[FREE_SEQUENCES])
     engines.free_sequences[free] = sequence
     engines.counters[FREE_SEQUENCES] = free + 1
 
@@ -28,7 +28,7 @@ def append_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     if last == NONE:
         engine.first_running = sequence
     else:
-        engines.sequences[last].next = sequence
+        engines.sequences[index(last)].next = sequence
     engine.last_running = sequence
     engine.running += 1
     this.admission = engine.admissions
@@ -42,11 +42,11 @@ def remove_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     if before == NONE:
         engine.first_running = after
     else:
-        engines.sequences[before].next = after
+        engines.sequences[index(before)].next = after
     if after == NONE:
         engine.last_running = before
     else:
-        engines.sequences[after].previous = before
+        engines.sequences[index(after)].previous = before
     engine.running -= 1
 
 
@@ -74,11 +74,11 @@ def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: boo
     if before == NONE:
         engine.first_waiting = sequence
     else:
-        engines.sequences[before].next = sequence
+        engines.sequences[index(before)].next = sequence
     if after == NONE:
         engine.last_waiting = sequence
     else:
-        engines.sequences[after].previous = sequence
+        engines.sequences[index(after)].previous = sequence
     engine.waiting += 1
 
 
@@ -86,13 +86,13 @@ def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: boo
 def pop_waiting(engines: EngineArrays, instance: int) -> int:
     """Take out the first; the caller knows that there is one."""
     engine = engines.instances[instance]
-    sequence = int(engine.first_waiting)
+    sequence = index(engine.first_waiting)
     after = engines.sequences[sequence].next
     engine.first_waiting = after
     if after == NONE:
         engine.last_waiting = NONE
     else:
-        engines.sequences[after].previous = NONE
+        engines.sequences[index(after)].previous = NONE
     engine.waiting -= 1
     return sequence
 
@@ -105,7 +105,7 @@ def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
     if engine.joining == NONE:
         engine.joining = sequence
     else:
-        engines.sequences[engine.last_joining].next_joining = sequence
+        engines.sequences[index(engine.last_joining)].next_joining = sequence
     engine.last_joining = sequence
 
 
@@ -114,7 +114,7 @@ def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, itera
     """Add *sequence* to the heap of those due, which is *at* high without it."""
     due, sequences = engines.due[instance], engines.due_sequence[instance]
     while at > 0:
-        parent = (at - 1) >> 1
+        parent = index((at - 1) >> 1)
         if due[parent] <= iteration:
             break
         due[at], sequences[at] = due[parent], sequences[parent]
@@ -128,11 +128,11 @@ def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence:
     due, sequences = engines.due[instance], engines.due_sequence[instance]
     at = 0
     while True:
-        child = 2 * at + 1
+        child = index(2 * at + 1)
         if child >= size:
             break
-        if child + 1 < size and due[child + 1] < due[child]:
-            child += 1
+        if child + 1 < size and due[index(child + 1)] < due[child]:
+            child = index(child + 1)
         if due[child] >= iteration:
             break
         due[at], sequences[at] = due[child], sequences[child]

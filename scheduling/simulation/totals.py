@@ -8,7 +8,7 @@ While a batch decodes, sequences beyond the tokens expected of them take memory 
 without a square root, and mostly that is enough to know on which side of a mark an endpoint is.
 """
 
-from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.compiled import compiled_aside, compiled_part, index
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.regions import fullness
 from scheduling.simulation.progress import observe
@@ -20,8 +20,8 @@ def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays,
     """Add up *endpoint* anew, after instances came, went, or began or ceased to accept work."""
     total = engines.totals[endpoint]
     total.kv_tokens = total.kv_capacity_tokens = total.running = total.max_num_seqs = 0
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
+    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
+        instance = index(endpoints.members[at])
         if fleet.accepting[instance] != 0:
             engine = engines.instances[instance]
             engine.told_running, engine.told_kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
@@ -35,7 +35,7 @@ def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays,
 def tell(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
     """Tell the sums of its endpoint what *instance* runs and holds now."""
     if fleet.accepting[instance] != 0:
-        engine, total = engines.instances[instance], engines.totals[fleet.endpoint[instance]]
+        engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         running, kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
         total.running += running - engine.told_running
         total.kv_tokens += kv_tokens - engine.told_kv_tokens
@@ -56,8 +56,8 @@ def observe_memory(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:
     """Bring the fleet arrays of *endpoint* up to now, where it matters for memory: at instances that may have grown."""
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
+    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
+        instance = index(endpoints.members[at])
         if engines.exceeding[instance] != 0:
             observe(fleet, engines, instance, now_s, instance < source)
             tell(fleet, engines, instance)
@@ -82,8 +82,8 @@ def pressure_beside(
     if least > high:
         return least
     grown = 0.0
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = int(endpoints.members[at])
+    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
+        instance = index(endpoints.members[at])
         if engines.exceeding[instance] != 0:
             grown += grown_tokens(engines, instance, now_s)
     most = fullness(total.kv_tokens + int(grown) + 1, capacity, running, sequences, waiting)
