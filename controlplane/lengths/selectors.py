@@ -17,8 +17,8 @@ from django.db.models.functions import TruncHour
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
 CACHE, SEMANTIC, PRIOR, SHADOW = "cache", "semantic cache", "prior", "shadow"
-"""Words of `LengthMinute.predictor`; a version is called by its `str`, and its shadow has SHADOW in its name."""
-PAIRS = 1_200
+"""Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
+PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
 MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
 
@@ -113,7 +113,7 @@ SUMMED = tuple(field.name for field in fields(Measures))
 
 def minutes(scope: Scope, shadows: bool = False) -> QuerySet[LengthMinute]:
     rows = scope.narrow(LengthMinute.objects.order_by(), "minute", "tenant")
-    return rows if shadows else rows.exclude(predictor__contains=SHADOW)
+    return rows if shadows else rows.exclude(predictor__startswith=SHADOW)
 
 
 def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
@@ -128,6 +128,12 @@ def whole(scope: Scope) -> Measures:
 def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
     rows = _summed(minutes(scope), "model", "tenant")
     return {(row["model"], row["tenant"]): Measures.of(row) for row in rows}
+
+
+def by_series(scope: Scope) -> dict[tuple[str, str, str], Measures]:
+    """By (model, tenant, predictor); shadows are among the predictors."""
+    rows = _summed(minutes(scope, shadows=True), "model", "tenant", "predictor")
+    return {(row["model"], row["tenant"], row["predictor"]): Measures.of(row) for row in rows}
 
 
 def by_predictor(scope: Scope) -> dict[str, Measures]:
