@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled_aside, compiled_part
 from scheduling.fleet import FleetArrays
 from scheduling.profile import step_time_s
-from scheduling.routing import advance
+from scheduling.routing import advance, prefilled
+from scheduling.simulation.ahead import follow, join_map
 from scheduling.simulation.prefixes import give_back, look_up, publish, settle, share
 from scheduling.simulation.sequences import (
     append_joining,
@@ -80,6 +81,8 @@ def _count(fleet: FleetArrays, engines: EngineArrays, instance: int, iterations:
         engine.counted = iterations
         fleet.remaining_tokens[instance] -= engine.step_within * added
         fleet.kv_tokens[instance] += (engine.step_decodes - engine.step_within) * added
+        if engines.ahead.clock.size > 0:
+            follow(engines, instance)
 
 
 @compiled_part
@@ -457,6 +460,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         remove_running(engines, instance, sequence)
         engines.done[done] = sequence
         done += 1
+    if engines.ahead.clock.size > 0:
+        join_map(engines, instance)
     sequence = int(engine.joining)
     engine.joining = NONE
     while sequence != NONE:
@@ -465,6 +470,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         if this.streaming == 0:
             this.streaming = 1
             advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
+            prefilled(fleet, instance, int(this.expected_prompt))
             outcomes[this.request].ttft_s = now_s - this.origin_s
         else:
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
