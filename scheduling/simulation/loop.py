@@ -14,12 +14,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.affinity import BLOCK_TOKENS, learn, note
 from scheduling.compiled import compiled, compiled_aside, compiled_part
 from scheduling.dispatch import dispatch
 from scheduling.fleet import EndpointArrays, FleetArrays
+from scheduling.foreseeing import dispatch_ahead
+from scheduling.lookahead import leave
 from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek, pop
+from scheduling.profile import service_time_s
 from scheduling.regions import choose_region, pressure
-from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, place, release
+from scheduling.routing import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, place, release
 from scheduling.scaling import reactive_trigger
 from scheduling.simulation.batch import begin, end, give, observe
 from scheduling.simulation.changes import (
@@ -37,7 +41,7 @@ from scheduling.simulation.events import set_time
 from scheduling.simulation.sequences import free_sequence, take_sequence
 from scheduling.simulation.state import GIVEN, IDLE, NONE, SEGMENT, EngineArrays
 from scheduling.simulation.world import DONE, REFUSED, RUNNING, World
-from scheduling.turns import turn_key
+from scheduling.turns import SJF, engine_priority, turn_key
 
 # Why the loop paused.
 ALL_DONE: Final = 0
@@ -134,7 +138,11 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.prompt_tokens = column(arrivals.prompt_tokens, request)
     this.output_tokens = column(arrivals.output_tokens, request)
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
-    this.priority = column(arrivals.priority, request)
+    this.expected_prompt = waiting.prompt_tokens[slot]
+    if world.policies[endpoint].routing == LEAST_DELAY:
+        learn(world.fleet, world.affinity, endpoint, slot, instance)
+    priority, key = column(arrivals.priority, request), float(waiting.key[slot])
+    this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
     this.decoding = this.streaming = this.again = 0
     this.published = 0
@@ -157,6 +165,30 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     event_s = give(engines, instance, sequence, now_s, instance < source)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
+
+
+@compiled_aside
+def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
+    """`dispatch` by a router that looks ahead: with all tokens counted, and the maps moved by them."""
+    observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return dispatch_ahead(
+        world.fleet,
+        world.endpoints,
+        world.waiting,
+        world.engines.ahead,
+        world.affinity,
+        endpoint,
+        int(world.policies[endpoint].routing),
+    )
+
+
+@compiled_aside
+def _note(world: World, slot: int, request: int) -> None:
+    """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
+    cache, first, last = world.engines.cache, 0, 0
+    if cache.first.size > 1:
+        first, last = cache.first[request], cache.first[request + 1]
+    note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
 
 
 @compiled_aside
@@ -189,7 +221,10 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = int(world.endpoints.members[at])
             if busy[instance] != 0:
                 fleet.accepting[instance] = 0
-        slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
+        if policy.routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
         for at in range(first, last):
             other = int(world.endpoints.members[at])
             if busy[other] != 0:
@@ -227,7 +262,10 @@ def _pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             _observe_shortest(
                 fleet, world.endpoints, world.engines, world.least_tokens, endpoint, prompt, output, now_s, source
             )
-        slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
+        if routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
         if slot < 0:
             return
         _give(world, slot, instance, now_s, source)
@@ -263,6 +301,22 @@ def _refuse(world: World, request: int) -> None:
 
 
 @compiled_part
+def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
+    """How long a request takes alone by the profile of *policy*, an ENDPOINT record."""
+    return service_time_s(
+        float(policy.prefill_t0_s),
+        float(policy.prefill_a_s),
+        float(policy.prefill_b_s_per_token),
+        float(policy.prefill_c_s_per_token2),
+        float(policy.decode_a_s),
+        float(policy.decode_b_s_per_sequence),
+        float(policy.decode_c_s_per_token),
+        prompt_tokens,
+        output_tokens,
+    )
+
+
+@compiled_part
 def _queue(world: World, request: int, endpoint: int) -> None:
     """Let *request* wait at *endpoint*, or refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
@@ -278,9 +332,13 @@ def _queue(world: World, request: int, endpoint: int) -> None:
         output = room - prompt
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
     deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
-    key = turn_key(int(policy.ordering), arrival_s, deadline_s, priority, output)
+    ordering = int(policy.ordering)
+    known = column(arrivals.output_tokens, request) if ordering == SJF else output
+    key = turn_key(ordering, arrival_s, deadline_s, priority, _service_s(policy, prompt, known), float(policy.stretch))
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request
+    if policy.routing == LEAST_DELAY:
+        _note(world, slot, request)
 
 
 @compiled_part
@@ -319,6 +377,8 @@ def _finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     outcome.state = DONE
     world.books[0].ended += 1
     release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
+    if engines.ahead.clock.size > 0:
+        leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
 
 
