@@ -119,6 +119,39 @@ ENV: dict[str, Variable] = {
     "PILOTHOUSE_FLOOR_PATIENCE_S": Variable(
         "float", 5.0, "Seconds that the floor's commands wait for a worker before the gateway carries them out itself."
     ),
+    "PILOTHOUSE_LENGTHS": Variable(
+        "bool", True, "Output lengths are predicted by caches and a length model; off, by moving means alone."
+    ),
+    "PILOTHOUSE_LENGTH_BUDGET_MS": Variable(
+        "float", 5.0, "Milliseconds that a request waits for its predicted length at most."
+    ),
+    "PILOTHOUSE_LENGTH_INLINE_US": Variable(
+        "float", 500.0, "A length model that answers its hardest prompt within this runs in the gateway, else apart."
+    ),
+    "PILOTHOUSE_LENGTH_CACHE_ENTRIES": Variable(
+        "int", 10_000, "Prompts a model whose lengths are remembered; 0 is none."
+    ),
+    "PILOTHOUSE_LENGTH_CACHE_S": Variable("float", 86_400.0, "Seconds after which a remembered length is forgotten."),
+    "PILOTHOUSE_LENGTH_SIMILARITY": Variable(
+        "float", 0.85, "Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."
+    ),
+    "PILOTHOUSE_LENGTH_SAMPLES_PER_MIN": Variable(
+        "int", 60, "Requests a minute and model that are kept as samples to learn from; 0 is none."
+    ),
+    "PILOTHOUSE_LENGTH_SAMPLES": Variable("int", 20_000, "Samples that are kept of each model, the newest."),
+    "PILOTHOUSE_LENGTH_SAMPLE_DAYS": Variable("float", 14.0, "Days for which samples are kept."),
+    "PILOTHOUSE_LENGTH_MEASURE_DAYS": Variable("float", 30.0, "Days for which measures of predictions are kept."),
+    "PILOTHOUSE_LENGTH_TRAIN_EVERY_S": Variable(
+        "float", 86_400.0, "Seconds between trainings of the length model; 0 is only when an operator asks."
+    ),
+    "PILOTHOUSE_LENGTH_TRAIN_SAMPLES": Variable("int", 1_000, "Samples without which no length model is trained."),
+    "PILOTHOUSE_LENGTH_PROMOTE": Variable(
+        "bool", True, "A shadow that proved itself is promoted, and one that did not is rejected, without being asked."
+    ),
+    "PILOTHOUSE_LENGTH_PROMOTE_REQUESTS": Variable("int", 2_000, "Requests over which a shadow is judged."),
+    "PILOTHOUSE_LENGTH_PROMOTE_GAIN": Variable(
+        "float", 0.02, "Share of the active version's mean absolute error by which a shadow must be better."
+    ),
     "DATABASE_URL": Variable(
         "secret",
         "",

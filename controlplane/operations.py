@@ -118,6 +118,7 @@ class GatewayCollector:
         yield errors
 
         yield from self._endpoints()
+        yield from self._lengths()
         yield from self._scalars()
 
     def _endpoints(self) -> Iterator[Metric]:
@@ -136,6 +137,25 @@ class GatewayCollector:
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
         yield from (running, waiting, oldest, ready)
+
+    def _lengths(self) -> Iterator[Metric]:
+        service = self.gateway.lengths
+        now = service.snapshot()
+        answers = CounterMetricFamily("pilothouse_length_answers", "Predicted output lengths.", labels=["source"])
+        for source, count in now["answered"].items():
+            answers.add_metric([source], count)
+        failed = CounterMetricFamily("pilothouse_length_failures", "Without the length model's answer.", labels=["why"])
+        for why, count in service.failed.copy().items():
+            failed.add_metric([str(why)], count)
+        times = GaugeMetricFamily("pilothouse_length_seconds", "Time of the last predictions.", labels=["quantile"])
+        for quantile, name in (("0.5", "p50_ms"), ("0.99", "p99_ms")):
+            if now[name] is not None:
+                times.add_metric([quantile], now[name] / 1000)
+        yield from (answers, failed, times)
+        yield CounterMetricFamily("pilothouse_length_late", "Predictions over the time budget.", value=now["late"])
+        yield CounterMetricFamily("pilothouse_length_restarts", "Restarts of its process.", value=now["restarts"])
+        yield GaugeMetricFamily("pilothouse_length_cache_entries", "Prompts remembered.", value=now["cache_entries"])
+        yield GaugeMetricFamily("pilothouse_length_drifts", "Drift alarms that are up.", value=len(now["drift"]))
 
     def _scalars(self) -> Iterator[Metric]:
         gateway = self.gateway

@@ -279,6 +279,43 @@ CELERY_BEAT_SCHEDULE |= {
     },
 }
 
+# Output lengths (docs/lengths.md).
+LENGTHS = env.value("PILOTHOUSE_LENGTHS")
+LENGTH_BUDGET_MS = env.value("PILOTHOUSE_LENGTH_BUDGET_MS")
+LENGTH_INLINE_US = env.value("PILOTHOUSE_LENGTH_INLINE_US")
+LENGTH_CACHE_ENTRIES = env.value("PILOTHOUSE_LENGTH_CACHE_ENTRIES")
+LENGTH_CACHE_S = env.value("PILOTHOUSE_LENGTH_CACHE_S")
+LENGTH_SIMILARITY = env.value("PILOTHOUSE_LENGTH_SIMILARITY")
+LENGTH_SAMPLES_PER_MIN = env.value("PILOTHOUSE_LENGTH_SAMPLES_PER_MIN")
+LENGTH_SAMPLES = env.value("PILOTHOUSE_LENGTH_SAMPLES")
+LENGTH_SAMPLE_DAYS = env.value("PILOTHOUSE_LENGTH_SAMPLE_DAYS")
+LENGTH_MEASURE_DAYS = env.value("PILOTHOUSE_LENGTH_MEASURE_DAYS")
+LENGTH_TRAIN_EVERY_S = env.value("PILOTHOUSE_LENGTH_TRAIN_EVERY_S")
+LENGTH_TRAIN_SAMPLES = env.value("PILOTHOUSE_LENGTH_TRAIN_SAMPLES")
+LENGTH_PROMOTE = env.value("PILOTHOUSE_LENGTH_PROMOTE")
+LENGTH_PROMOTE_REQUESTS = env.value("PILOTHOUSE_LENGTH_PROMOTE_REQUESTS")
+LENGTH_PROMOTE_GAIN = env.value("PILOTHOUSE_LENGTH_PROMOTE_GAIN")
+if LENGTH_BUDGET_MS <= 0:
+    raise ImproperlyConfigured("PILOTHOUSE_LENGTH_BUDGET_MS is above 0; PILOTHOUSE_LENGTHS=0 does without")
+CELERY_TASK_ROUTES |= {"workers.tasks.lengths.train_length_model": {"queue": "simulation"}}
+CELERY_BEAT_SCHEDULE |= {
+    "train-length-model": {
+        "task": "workers.tasks.lengths.train_length_model",
+        "schedule": 600.0,
+        "options": {"expires": 600.0},
+    },
+    "judge-length-versions": {
+        "task": "workers.tasks.lengths.judge_length_versions",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
+    "prune-lengths": {
+        "task": "workers.tasks.lengths.prune_lengths",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
+}
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

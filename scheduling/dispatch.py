@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduling import lookahead
+from scheduling import foreseeing, lookahead
 from scheduling.compiled import compiled
 from scheduling.fleet import (
     EndpointArrays,
@@ -24,10 +24,10 @@ from scheduling.ordering import (
     rekey_many,
     remove,
 )
-from scheduling.profile import step_time_s
+from scheduling.profile import service_time_s, step_time_s
 from scheduling.regions import THRESHOLD, choose_region, pressure
 from scheduling.routing import POLICIES, POLICY_CODES, advance, advance_many, fits_ever, has_room, place, release, route
-from scheduling.turns import turn_key
+from scheduling.turns import engine_priority, turn_key
 
 
 @compiled
@@ -71,7 +71,7 @@ def warm_up() -> None:
     fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 2)
     assign_endpoint(fleet, endpoints, 0, 0)
     fleet.accepting[0], fleet.max_num_seqs[0], fleet.kv_capacity_tokens[0] = 1, 2, 100
-    for code in POLICY_CODES.values():
+    for code in (POLICY_CODES[name] for name in POLICIES):
         slot = enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
         rekey(waiting, slot, 1.0)
         dispatch(fleet, endpoints, waiting, 0, code)
@@ -93,6 +93,8 @@ def warm_up() -> None:
     rekey_many(waiting, np.zeros(1, np.int32), np.zeros(1))
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
-    turn_key(0, 0.0, 1.0, 0, 1)
+    engine_priority(0, 0, turn_key(0, 0.0, 1.0, 0, 1.0, 1.0))
+    service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     lookahead.warm_up()
+    foreseeing.warm_up()
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

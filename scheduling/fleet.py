@@ -1,11 +1,11 @@
 """The fleet as a structure of arrays: what the live gateway and the simulator both hold, and every kernel reads.
 
-Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` are one-dimensional with one element
-an instance slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by whoever
+Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` have one element, or one row, an instance
+slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by whoever
 allocates the arrays.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled
 
 EMPTY = -1
+COEFFICIENTS: Final = 7
+"""Of a performance profile, in the order of the fields of `profile.Profile`."""
 
 
 class FleetArrays(NamedTuple):
@@ -36,6 +38,14 @@ class FleetArrays(NamedTuple):
     """Prompt tokens not yet prefilled + predicted output tokens not yet produced, of what runs there."""
     observed_waiting: NDArray[np.int32]
     """Requests in the instance's own queue, as its metrics last said."""
+    queued_prompt_tokens: NDArray[np.int64]
+    """Of `remaining_tokens`, the prompts whose first token has not come out."""
+    placed_tokens: NDArray[np.int64]
+    """All tokens that were ever given to it: the clock of its prefix cache (`affinity`)."""
+    memory_tokens: NDArray[np.int64]
+    """KV tokens that it can hold where more may be given to it, to wait in a queue of its own; 0: `kv_capacity_tokens`."""
+    profile: NDArray[np.float64]
+    """instances x COEFFICIENTS: its step time; all 0 while unknown."""
 
 
 class EndpointArrays(NamedTuple):
@@ -62,6 +72,10 @@ def allocate_fleet(instances: int) -> FleetArrays:
         kv_capacity_tokens=np.zeros(instances, np.int64),
         remaining_tokens=np.zeros(instances, np.int64),
         observed_waiting=np.zeros(instances, np.int32),
+        queued_prompt_tokens=np.zeros(instances, np.int64),
+        placed_tokens=np.zeros(instances, np.int64),
+        memory_tokens=np.zeros(instances, np.int64),
+        profile=np.zeros((instances, COEFFICIENTS)),
     )
 
 
@@ -81,7 +95,7 @@ def grow_fleet(fleet: FleetArrays, instances: int) -> FleetArrays:
     grown = allocate_fleet(instances)
     for name in FleetArrays._fields:
         old: NDArray[np.generic] = getattr(fleet, name)
-        getattr(grown, name)[: old.size] = old
+        getattr(grown, name)[: old.shape[0]] = old
     return grown
 
 
@@ -93,6 +107,13 @@ def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) ->
     grown.cursor[: endpoints.cursor.size] = endpoints.cursor
     index_members(fleet, grown)
     return grown
+
+
+@compiled
+def memory_tokens(fleet: FleetArrays, instance: int) -> int:
+    """KV tokens that *instance* can hold at once; 0 while unknown."""
+    held = fleet.memory_tokens[instance]
+    return int(held if held > 0 else fleet.kv_capacity_tokens[instance])
 
 
 @compiled

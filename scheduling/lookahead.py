@@ -142,29 +142,29 @@ def _unlink(ahead: LookAhead, slot: int) -> None:
 
 
 @compiled
-def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int) -> int:
-    """A request begins to decode on *instance*: its slot, or NONE when all are taken (`grow`, and again).
+def enter(
+    ahead: LookAhead, slot: int, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int
+) -> None:
+    """A request in the free *slot* decodes on *instance* and has come *produced_tokens* beyond its first token.
 
-    The paper adds it when its prefill is over. A caller that adds it at dispatch counts it a little early.
+    For callers with slots of their own; the others `add`.
     """
-    if ahead.counters[FREE] == 0:
-        return NONE
-    ahead.counters[FREE] -= 1
-    slot = int(ahead.free_slots[ahead.counters[FREE]])
+    now = ahead.clock[instance]
     ahead.instance[slot] = instance
-    ahead.began[slot] = ahead.clock[instance]
-    ahead.base[slot] = prompt_tokens - ahead.clock[instance]
-    ahead.expected[slot] = ahead.clock[instance] + max(predicted_tokens, 1)
-    ahead.produced[slot] = 0
+    ahead.began[slot] = now - produced_tokens
+    ahead.base[slot] = prompt_tokens - ahead.began[slot]
+    ahead.expected[slot] = ahead.began[slot] + max(predicted_tokens, 1)
+    while ahead.expected[slot] <= now:
+        ahead.expected[slot] += (ahead.expected[slot] - ahead.began[slot] + 4) // 5
+    ahead.produced[slot] = produced_tokens
     ahead.active[instance] += 1
     ahead.base_sum[instance] += ahead.base[slot]
     _link(ahead, slot)
-    return slot
 
 
 @compiled
-def finish(ahead: LookAhead, slot: int) -> None:
-    """The request in *slot* has ended, early or not, or is gone: what was left of it is taken back. The slot is free."""
+def leave(ahead: LookAhead, slot: int) -> None:
+    """Undo `enter`. Nothing happens if nobody entered."""
     instance = ahead.instance[slot]
     if instance == NONE:
         return
@@ -172,6 +172,25 @@ def finish(ahead: LookAhead, slot: int) -> None:
     ahead.active[instance] -= 1
     ahead.base_sum[instance] -= ahead.base[slot]
     ahead.instance[slot] = NONE
+
+
+@compiled
+def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int = 0) -> int:
+    """As `enter`, in a slot of its own: its number, or NONE when all are taken (`grow`, and again)."""
+    if ahead.counters[FREE] == 0:
+        return NONE
+    ahead.counters[FREE] -= 1
+    slot = int(ahead.free_slots[ahead.counters[FREE]])
+    enter(ahead, slot, instance, prompt_tokens, predicted_tokens, produced_tokens)
+    return slot
+
+
+@compiled
+def finish(ahead: LookAhead, slot: int) -> None:
+    """The request in *slot* has ended, early or not, or is gone: what was left of it is taken back. The slot is free."""
+    if ahead.instance[slot] == NONE:
+        return
+    leave(ahead, slot)
     ahead.free_slots[ahead.counters[FREE]] = slot
     ahead.counters[FREE] += 1
 
@@ -241,6 +260,12 @@ def project(ahead: LookAhead, instance: int, tokens: NDArray[np.int64]) -> None:
 
 
 @compiled
+def tokens_now(ahead: LookAhead, instance: int) -> int:
+    """KV tokens of *instance* in this iteration."""
+    return int(ahead.base_sum[instance] + ahead.active[instance] * ahead.clock[instance])
+
+
+@compiled
 def peak_tokens(
     ahead: LookAhead, instance: int, iterations: int, prompt_tokens: int = 0, predicted_tokens: int = 0
 ) -> int:
@@ -248,14 +273,15 @@ def peak_tokens(
 
     That is what a router asks of it (PreServe 4.3.3).
     """
-    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
-    active, base_sum, most = ahead.active[instance], ahead.base_sum[instance], 0
+    horizon, at = ahead.ending.shape[1], ahead.clock[instance] % ahead.ending.shape[1]
+    active, tokens, most = ahead.active[instance], tokens_now(ahead, instance), 0
+    base = tokens - active * ahead.clock[instance]
     for i in range(iterations):
         if i > 0 and i < horizon:
-            at = (now + i) % horizon
+            at = at + 1 if at + 1 < horizon else 0
             active -= ahead.ending[instance, at]
-            base_sum -= ahead.ending_base[instance, at]
-        tokens = base_sum + active * (now + i)
+            base -= ahead.ending_base[instance, at]
+        tokens = base + active * (ahead.clock[instance] + i)
         if i < predicted_tokens:
             tokens += prompt_tokens + i
         most = max(most, tokens)
@@ -292,8 +318,9 @@ def overloaded(ahead: LookAhead, instance: int, kv_capacity_tokens: int, queued_
 def warm_up() -> None:
     """Load every kernel of this module that runs live from the cache, or compile it."""
     ahead = allocate(1, 1, 2)
-    slot = add(ahead, 0, 1, 1)
+    slot = add(ahead, 0, 1, 1, 0)
     token_many(ahead, np.array([slot]), np.array([1]))
     overloaded(ahead, 0, 1, 0.0)
     peak_tokens(ahead, 0, 1)
+    peak_tokens(ahead, 0, 1, 1, 1)
     finish(ahead, slot)

@@ -40,6 +40,30 @@ def step_time_s(
     return 0.0
 
 
+@compiled
+def service_time_s(
+    prefill_t0_s: float,
+    prefill_a_s: float,
+    prefill_b_s_per_token: float,
+    prefill_c_s_per_token2: float,
+    decode_a_s: float,
+    decode_b_s_per_sequence: float,
+    decode_c_s_per_token: float,
+    prompt_tokens: int,
+    output_tokens: int,
+) -> float:
+    """Seconds that a request takes alone on an instance: the sum of its steps, its prompt prefilled in one.
+
+    The prefill gives the first token, each step after it one more, over a context that grows by one.
+    """
+    prompt, steps = float(prompt_tokens), float(output_tokens - 1)
+    prefill_s = prefill_a_s + prefill_b_s_per_token * prompt + prefill_c_s_per_token2 * prompt * prompt
+    contexts = steps * prompt + steps * (steps + 1.0) / 2.0
+    return (
+        max(prefill_t0_s, prefill_s) + (decode_a_s + decode_b_s_per_sequence) * steps + decode_c_s_per_token * contexts
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Coefficients of the step time; only `prefill_a_s` may be negative. ValueError names a wrong coefficient."""
@@ -76,3 +100,21 @@ class Profile:
             decode_sequences,
             context_tokens,
         )
+
+    def service_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds that a request takes alone; see the kernel of the same name."""
+        return service_time_s(
+            self.prefill_t0_s,
+            self.prefill_a_s,
+            self.prefill_b_s_per_token,
+            self.prefill_c_s_per_token2,
+            self.decode_a_s,
+            self.decode_b_s_per_sequence,
+            self.decode_c_s_per_token,
+            prompt_tokens,
+            output_tokens,
+        )
+
+
+USUAL = Profile(0.02, 0.0, 1e-4, 0.0, 0.02, 0.0, 0.0)
+"""Where nobody has measured: some 8B model on a data centre GPU. Only for comparing requests with each other."""

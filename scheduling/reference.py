@@ -21,6 +21,10 @@ class PlainInstance:
     kv_tokens: int = 0
     kv_capacity_tokens: int = 0
     remaining_tokens: int = 0
+    queued_prompt_tokens: int = 0
+    placed_tokens: int = 0
+    memory_tokens: int = 0
+    profile: tuple[float, ...] = ()
 
     def has_room(self, prompt_tokens: int, output_tokens: int) -> bool:
         return (
@@ -77,6 +81,8 @@ class PlainFleet:
         instance.running += 1
         instance.kv_tokens += prompt_tokens + output_tokens
         instance.remaining_tokens += prompt_tokens + output_tokens
+        instance.queued_prompt_tokens += prompt_tokens
+        instance.placed_tokens += prompt_tokens + output_tokens
         self.cursor[instance.endpoint] = slot
 
 
@@ -120,3 +126,27 @@ class PlainQueue:
 
     def in_order(self) -> list[int]:
         return [entry[2] for entry in self.entries]
+
+
+def plain_turn(
+    ordering: str, arrival_s: float, deadline_s: float, priority: int, service_s: float, stretch: float
+) -> float:
+    """Twin of `scheduling.turns.turn_key`, by the ordering's name."""
+    due_s = arrival_s + 86_400.0 if deadline_s == float("inf") else deadline_s
+    return {
+        "fcfs": arrival_s,
+        "priority": priority * 1e9 + arrival_s,
+        "ssjf": priority * 1e9 + arrival_s + min(stretch * service_s, 1e8),
+        "shortest": service_s,
+        "sjf": service_s,
+        "deadline": due_s,
+        "slack": max(arrival_s, due_s - service_s),
+    }[ordering]
+
+
+def plain_engine_priority(ordering: str, priority: int, turn: float) -> int:
+    """Twin of `scheduling.turns.engine_priority`."""
+    if ordering in ("fcfs", "priority"):
+        return priority
+    classes = priority if ordering == "ssjf" else 0
+    return classes * 10**13 + int((turn - classes * 1e9) * 1000.0)

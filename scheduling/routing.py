@@ -20,6 +20,8 @@ ROUND_ROBIN: Final = 0
 LEAST_REQUEST: Final = 1
 MINIMUM_USE: Final = 2
 JOIN_SHORTEST_QUEUE: Final = 3
+PRESERVE: Final = 4  # from here on they look ahead: `foreseeing`
+LEAST_DELAY: Final = 5
 
 
 @compiled
@@ -113,15 +115,17 @@ POLICIES: Final[dict[str, Router]] = {
     "minimum_use": minimum_use,
     "join_shortest_queue": join_shortest_queue,
 }
-"""Routers by the name that deployments and scenarios use."""
+"""Routers that only look at loads, by the name that deployments and scenarios use."""
 
 POLICY_CODES: Final[dict[str, int]] = {
     "round_robin": ROUND_ROBIN,
     "least_request": LEAST_REQUEST,
     "minimum_use": MINIMUM_USE,
     "join_shortest_queue": JOIN_SHORTEST_QUEUE,
+    "preserve": PRESERVE,
+    "least_delay": LEAST_DELAY,
 }
-"""The same policies as numbers, for `route` and for compiled callers."""
+"""All policies as numbers, for compiled callers: `route` takes those below PRESERVE, `foreseeing.route_ahead` the others."""
 
 
 @compiled
@@ -133,7 +137,7 @@ def route(
     prompt_tokens: int,
     output_tokens: int,
 ) -> int:
-    """The decision of the policy with code *policy*; ValueError for an unknown code."""
+    """The decision of the policy with code *policy*; ValueError for an unknown code, or one that looks ahead."""
     if policy == ROUND_ROBIN:
         return round_robin(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     if policy == LEAST_REQUEST:
@@ -152,6 +156,8 @@ def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_t
     fleet.running[instance] += 1
     fleet.kv_tokens[instance] += tokens
     fleet.remaining_tokens[instance] += tokens
+    fleet.queued_prompt_tokens[instance] += prompt_tokens
+    fleet.placed_tokens[instance] += tokens
     endpoints.cursor[fleet.endpoint[instance]] = instance
 
 
@@ -182,8 +188,17 @@ def advance_many(
 
 
 @compiled
+def prefilled(fleet: FleetArrays, instance: int, prompt_tokens: int) -> None:
+    """A request's first token has come out, or it leaves before: its prompt, as `place` was told, is no longer queued."""
+    fleet.queued_prompt_tokens[instance] -= prompt_tokens
+
+
+@compiled
 def release(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int) -> None:
-    """A request left *instance* (done, aborted, lost) after *done_tokens*: undoes its `place` and `advance`s."""
+    """A request left *instance* (done, aborted, lost) after *done_tokens*: undoes its `place` and `advance`s.
+
+    Before its first token, `prefilled` too is to be called.
+    """
     fleet.running[instance] -= 1
     fleet.kv_tokens[instance] -= max(expected_tokens, done_tokens)
     fleet.remaining_tokens[instance] -= max(expected_tokens - done_tokens, 0)

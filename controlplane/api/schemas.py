@@ -6,12 +6,13 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from ninja import Field, Schema
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 
 from controlplane.accounts.models import Role
 from controlplane.events.models import Severity
 from controlplane.fleet import selectors
 from controlplane.fleet.models import CommandState, CommandVerb, Launcher, OrderingPolicy, RoutingPolicy, SloKind
+from controlplane.fleet.models.serving import NOT_LIVE
 from controlplane.fleet.states import Action, InstanceState
 from controlplane.gateway.models import Outcome
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, Quantity
@@ -84,6 +85,7 @@ class DeploymentOut(Described):
     expected_kv_tokens: int
     routing_policy: RoutingPolicy
     ordering_policy: OrderingPolicy
+    ordering_stretch: float
     queue_bound: int
     active: bool
 
@@ -95,8 +97,16 @@ class DeploymentChange(Strict):
     max_instances: int | None = Field(None, ge=0, le=32_767)
     routing_policy: RoutingPolicy | None = None
     ordering_policy: OrderingPolicy | None = None
+    ordering_stretch: float | None = Field(None, ge=0, le=1e6)
     queue_bound: int | None = Field(None, ge=0, le=1_000_000)
     reason: str = Field("", max_length=255)
+
+    @field_validator("ordering_policy", mode="before")
+    @classmethod
+    def _live(cls, value: object) -> object:
+        if isinstance(value, str) and value in NOT_LIVE:
+            raise ValueError(NOT_LIVE[value])
+        return value
 
 
 class InstanceOut(Described):

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import NinjaAPI, Router
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, fleet, planning, records
+from controlplane.api import accounts, errors, fleet, lengths, planning, records
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -43,6 +43,7 @@ api.add_router("", fleet.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
+api.add_router("", lengths.router)
 
 
 rest_of_paths = Router()

@@ -43,6 +43,7 @@ def find(tables: dict[str, Table], bounds: Bounds) -> dict[str, Any]:
         *_instances(rows(tables["instances"])),
         *_endpoints(rows(tables["endpoints"]), bounds),
         *_service(rows(tables["tiles"])),
+        *_lengths(rows(tables["lengths"])),
     ]
     found.sort(key=lambda item: (item.severity != "critical", item.rank, item.title))
     down = sum(status in ("failed", "unreachable") for status in tables["instances"]["status"])
@@ -114,4 +115,17 @@ def _service(table: list[dict[str, Any]]) -> list[Item]:
             found.append(
                 Item(severity, 1, f"{row['scope']} has errors", f"{percent_fine(share)} of requests fail", href)
             )
+    return found
+
+
+def _lengths(table: list[dict[str, Any]]) -> list[Item]:
+    """Answers that have become longer or shorter than was learned."""
+    found = []
+    for row in table:
+        for drift in row["drift"] or ():
+            model, tenant = drift["model"], drift["tenant"]
+            href = f"{reverse('console:lengths')}?{urlencode({'model': model, 'tenant': tenant})}"
+            way = {True: "longer than", False: "shorter than"}.get(drift.get("longer"), "other than")
+            detail = f"answers are {way} the model learned; calibration corrects the mean meanwhile"
+            found.append(Item("warning", 5, f"Lengths of {model} drift for {tenant}", detail, href))
     return found

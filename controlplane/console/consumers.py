@@ -4,7 +4,7 @@ Messages are JSON objects with `t` (kind), `seq` (grows by one with each message
 
 - `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages reckon ages
 - `snapshot`: the whole state of the topics
-- `tick` (topic overview) and `delta` (topic instances): what makes the next state, see `deltas.py`
+- `tick` (topic overview) and `delta` (topics instances, lengths): what makes the next state, see `deltas.py`
 - `event` {events}: new rows of the event record, oldest first
 - `resync` {reason}: the page should load again, since more happened than one message tells
 
@@ -118,7 +118,7 @@ class LiveConnection:
             return
         if "overview" in self._topics:
             await self._tell(**deltas.tick(now))
-        if "instances" in self._topics:
+        if not {"instances", "lengths"}.isdisjoint(self._topics):
             await self._tell(**deltas.delta(before, now))
 
     async def _catch_up(self) -> None:

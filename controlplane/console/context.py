@@ -34,6 +34,7 @@ FLEET = (
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
     Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
+    Entry("lengths", "Lengths", "lengths", "l"),
 )
 TENANTS = (Entry("keys", "API keys", "keys", "k"),)
 SYSTEM = (
@@ -46,7 +47,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Groups of entries, with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
         return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", SYSTEM)]
-    return [("", (FLEET[2], TENANTS[0]))]
+    return [("", (FLEET[2], PLAN[2], TENANTS[0]))]
 
 
 def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 The same numbers without axes' detail: lines, bands, points, the objective, and nothing that needs text.
 """
 
+import math
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import pairwise
@@ -29,23 +30,27 @@ def preview(figure: dict[str, Any]) -> SafeString:
 
 
 class _Scale:
-    """From an axis' values to the drawing. Times, numbers and names (by their order) may lie on the horizontal axis."""
+    """From an axis' values to the drawing. Times, numbers and names (by their order) may lie on the horizontal axis; both
+    axes may be logarithmic, with a range in powers of ten, as in plotly."""
 
     def __init__(self, traces: list[dict[str, Any]], layout: dict[str, Any], levels: list[float]) -> None:
         self._names: dict[str, int] = {}
+        self._logarithmic = layout.get("xaxis", {}).get("type") == "log"
         places = [self._place(value) for trace in traces for value in trace["x"]]
         room = 0.5 if self._names else 0.0  # names stand in the middle of their places
         self._left, right = min(places, default=0.0) - room, max(places, default=1.0) + room
         if across := layout.get("xaxis", {}).get("range"):
-            self._left, right = map(self._place, across)
+            self._left, right = across if self._logarithmic else map(self._place, across)
         self._across = (right - self._left) or 1.0
         fixed = layout.get("yaxis", {}).get("range")
         top = max([value for trace in traces for value in trace["y"] if value is not None] + levels, default=0) * 1.08
-        self._bottom, self._top = fixed or (0.0, top or 1.0)
+        low = min([value for trace in traces for value in trace["y"] if value is not None], default=0) * 1.08
+        self._bottom, self._top = fixed or (min(0.0, low), top or 1.0)
+        self._up = math.log10 if layout.get("yaxis", {}).get("type") == "log" else float
 
     def _place(self, value: Any) -> float:
         if not isinstance(value, str):
-            return float(value)
+            return math.log10(value) if self._logarithmic else float(value)
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:
@@ -55,7 +60,7 @@ class _Scale:
         return (self._place(value) - self._left) / self._across * WIDTH
 
     def y(self, value: float) -> float:
-        return HEIGHT * (1 - (value - self._bottom) / (self._top - self._bottom))
+        return HEIGHT * (1 - (self._up(value) - self._bottom) / (self._top - self._bottom))
 
     def points(self, trace: dict[str, Any]) -> Points:
         """Of a trace whose line is a step, with the corners of its steps."""
@@ -100,9 +105,9 @@ def _lines(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
     )
     dots = format_html_join(
         "",
-        '<ellipse cx="{}" cy="{}" rx="3" ry="4" fill="{}"/>',
+        '<ellipse cx="{}" cy="{}" rx="3" ry="4" fill="{}" fill-opacity="{}"/>',
         (
-            (f"{x:.1f}", f"{y:.1f}", trace["marker"]["color"])
+            (f"{x:.1f}", f"{y:.1f}", trace["marker"]["color"], trace["marker"].get("opacity", 1))
             for trace, points in drawn
             if "markers" in trace.get("mode", "")
             for x, y in points

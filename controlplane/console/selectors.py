@@ -119,6 +119,13 @@ SIGN_INS = "sign_in"
 VERBS = {
     "api_key.created": "API key created",
     "api_key.revoked": "API key revoked",
+    "length_version.promoted": "promoted",
+    "length_version.rejected": "rejected",
+    "length_version.restored": "active again",
+    "length_version.rolled_back": "rolled back",
+    "length_version.trained": "trained, in shadow",
+    "length.drift": "lengths drift",
+    "length_version.training_asked": "training of a length model asked for",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
     "plan.applied": "plan applied",
@@ -178,6 +185,8 @@ def subject_href(event: Event) -> str | None:
             return instance_href(event.subject_id)
         case "scalingplan":
             return reverse("console:plan", args=[event.subject_id])
+        case "lengthversion":
+            return f"{reverse('console:lengths')}#versions"
     return None
 
 

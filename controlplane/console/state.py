@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from controlplane.console import attention
+from controlplane.console import attention, length_service
 from controlplane.console.deltas import Table
 from controlplane.console.tiles import levels
 from controlplane.gateway.summary import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
@@ -33,7 +33,7 @@ TILE_FIELDS = (
     "ttft_slo_ms",
 )
 INSTANCE_FIELDS, ENDPOINT_FIELDS = INSTANCE_COLUMNS, ENDPOINT_COLUMNS
-TOPICS = {"overview": ("tiles",), "instances": ("instances", "endpoints"), "events": ()}
+TOPICS = {"overview": ("tiles",), "instances": ("instances", "endpoints"), "lengths": ("lengths",), "events": ()}
 
 
 class Source(StrEnum):
@@ -72,7 +72,7 @@ def columns(given: Mapping[str, Sequence[Any]], fields: Iterable[str], key: str)
 
 
 def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
-    """Columnar tables `tiles` (first row the fleet, then one a model), `instances` and `endpoints` of *summary*."""
+    """Columnar tables `tiles` (first row the fleet, then one a model), `instances`, `endpoints`, `lengths` of *summary*."""
     scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
     scopes.update(sorted((summary.get("models") or {}).items()))
     tiles: Table = {"scope": list(scopes)}
@@ -89,7 +89,12 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
     ]
     endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_FIELDS, "model")
     keys = [f"{model} {region}" for model, region in zip(endpoints["model"], endpoints["region"], strict=True)]
-    return {"tiles": tiles, "instances": instances, "endpoints": {"key": keys, **endpoints}}
+    return {
+        "tiles": tiles,
+        "instances": instances,
+        "endpoints": {"key": keys, **endpoints},
+        "lengths": length_service.table_of(summary),
+    }
 
 
 NO_TABLES = tables_of({})
@@ -122,6 +127,10 @@ class LiveState:
             return None
         at = table["scope"].index(scope)
         return {name: values[at] for name, values in table.items()}
+
+    def lengths(self) -> dict[str, Any] | None:
+        """The numbers of the length service; None while its gateway tells of none."""
+        return next(iter(attention.rows(self.tables["lengths"])), None)
 
     def model_rows(self, limit: int) -> list[dict[str, Any]]:
         """The numbers of the *limit* models with the most output."""

@@ -92,15 +92,15 @@ TILES = (
 )
 
 
-def levels(row: Row) -> list[str]:
+def levels(row: Row, of: Sequence[Tile] = TILES) -> list[str]:
     """`""`, `"warning"` or `"critical"` for each tile, in their order."""
-    return [tile.level(row) for tile in TILES]
+    return [tile.level(row) for tile in of]
 
 
-def shown(row: Row | None) -> list[dict[str, Any]]:
+def shown(row: Row | None, of: Sequence[Tile] = TILES) -> list[dict[str, Any]]:
     """The tiles for a template: number and unit apart, so that the unit can be set smaller."""
     tiles = []
-    for tile in TILES:
+    for tile in of:
         text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})
         number, _, unit = text.partition(" ")
         tiles.append(

@@ -9,6 +9,7 @@ from controlplane.console.views import (
     forecast,
     instances,
     keys,
+    lengths,
     live,
     overview,
     plans,
@@ -32,6 +33,10 @@ urlpatterns = [
     path("scaling/plans/<int:pk>/<slug:decision>/", scaling.decide, name="decide"),
     path("scaling/moves/", plans.moves, name="moves"),
     path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
+    path("lengths/", lengths.lengths, name="lengths"),
+    path("lengths/roll-back/", lengths.roll_back, name="roll-back-lengths"),
+    path("lengths/train/", lengths.train, name="train-lengths"),
+    path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("events/", events.events, name="events"),
@@ -43,6 +48,7 @@ urlpatterns = [
     path("console/api/snapshot", live.snapshot, name="snapshot"),
     path("console/api/charts", live.charts, name="charts"),
     path("console/api/forecast-charts", forecast.charts, name="forecast-charts"),
+    path("console/api/length-charts", lengths.charts, name="length-charts"),
     path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
 ]
 websocket_urlpatterns = [re_path(r"^ws/live/$", live_connection)]

@@ -186,7 +186,7 @@ class DeploymentAdmin(InventoryAdmin):
         ("Hardware", {"fields": ["gpu_type", "tensor_parallel", "gpu_memory_utilization", "kv_cache"]}),
         ("Instances", {"fields": [("min_instances", "max_instances")]}),
         ("Engine", {"fields": ["max_num_seqs", "max_num_batched_tokens", "vllm_args"]}),
-        ("Requests", {"fields": ["routing_policy", "ordering_policy", "queue_bound"]}),
+        ("Requests", {"fields": ["routing_policy", "ordering_policy", "ordering_stretch", "queue_bound"]}),
     ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Deployment]:

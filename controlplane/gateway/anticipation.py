@@ -1,7 +1,8 @@
 """The live look-ahead maps: what each instance will hold in its next iterations, moved by the tokens that stream through.
 
-One `scheduling.lookahead` map for each slot of the fleet's arrays. A request enters when it is given to an instance, moves
-with its tokens (ten times a second) and leaves with its end. All calls happen on the event loop.
+One `scheduling.lookahead` map for each slot of the fleet's arrays. A request enters with its first token (as in PreServe,
+when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer is not
+streamed enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ class Anticipation:
         self.maps = lookahead.allocate(instances, FIRST_REQUESTS)
 
     def add(self, ticket: Ticket, instance: int) -> None:
-        """*ticket* was given to the instance in slot *instance*.
+        """*ticket* begins to decode on the instance in slot *instance*, or began a few tokens ago.
 
         Several sequences of one request share their prompt; they count as one, which is a little too few.
         """
@@ -33,20 +34,31 @@ class Anticipation:
             requests = 2 * requests
         if (instances, requests) != (maps.clock.size, maps.instance.size):
             self.maps = maps = lookahead.grow(maps, instances, requests)
-        ticket.ahead = lookahead.add(maps, instance, ticket.prompt_tokens, ticket.predicted_tokens)
-        ticket.ahead_tokens = 0
+        ticket.ahead_tokens = max(ticket.output_tokens // ticket.call.sequences - 1, 0)
+        expected_output = ticket.expected_tokens - ticket.expected_prompt
+        ticket.ahead = lookahead.add(maps, instance, ticket.prompt_tokens, expected_output, ticket.ahead_tokens)
+
+    def fit(self, instances: int) -> None:
+        """Let there be maps for as many *instances* as the fleet's arrays have slots."""
+        if self.maps.clock.size < instances:
+            self.maps = lookahead.grow(self.maps, instances, self.maps.instance.size)
 
     def count_tokens(self, tickets: Iterable[Ticket]) -> None:
         """Tell the maps how far *tickets* have come. The first token ended the prefill; `add` stands for it."""
-        moved = []
+        moved, begun = [], []
         for ticket in tickets:
             produced = ticket.output_tokens // ticket.call.sequences - 1
-            if ticket.ahead >= 0 and produced > ticket.ahead_tokens:
+            if ticket.ahead < 0 and produced >= 0 and ticket.replica is not None:
+                begun.append(ticket)
+            elif ticket.ahead >= 0 and produced > ticket.ahead_tokens:
                 moved.append((ticket.ahead, produced - ticket.ahead_tokens))
                 ticket.ahead_tokens = produced
         if moved:
             columns = np.array(moved, np.int64).T
             lookahead.token_many(self.maps, *map(np.ascontiguousarray, columns))
+        for ticket in begun:
+            assert ticket.replica is not None
+            self.add(ticket, ticket.replica.slot)
 
     def remove(self, ticket: Ticket) -> None:
         """*ticket* ended or was lost. Nothing happens to one that no instance has."""
@@ -59,9 +71,9 @@ class Anticipation:
         accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]
         overloaded, peaks = 0, []
         for slot in accepting:
-            capacity = int(fleet.kv_capacity_tokens[slot])
-            overloaded += lookahead.overloaded(self.maps, slot, capacity, queued_tokens / len(accepting))
-            peaks.append(lookahead.peak_tokens(self.maps, slot, lookahead.ITERATIONS) / capacity)
+            capacity, unbegun = int(fleet.kv_capacity_tokens[slot]), int(fleet.queued_prompt_tokens[slot])
+            overloaded += lookahead.overloaded(self.maps, slot, capacity, unbegun + queued_tokens / len(accepting))
+            peaks.append((unbegun + lookahead.peak_tokens(self.maps, slot, lookahead.ITERATIONS)) / capacity)
         return Outlook(overloaded, sum(peaks), max(peaks, default=0.0))
 
 

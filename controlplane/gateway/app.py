@@ -26,6 +26,7 @@ from controlplane.gateway.heartbeats import Heartbeats
 from controlplane.gateway.keys import Grant, Keys
 from controlplane.gateway.lease import Lease
 from controlplane.gateway.ledger import Ledger
+from controlplane.gateway.lengths import LengthService
 from controlplane.gateway.limits import Limits
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.records import Records
@@ -47,6 +48,7 @@ from controlplane.gateway.upstream import (
 from controlplane.gateway.validation import Call, parse
 from forecasting.lengths import LengthPrior, OutputQuery
 from scheduling.dispatch import warm_up
+from scheduling.turns import ORDERINGS
 
 logger = logging.getLogger(__name__)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -73,7 +75,8 @@ class Gateway:
         self.upstream = Upstream(
             self.dispatcher, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
-        self.records = Records(self.ledger, self.prior, loop_clock)
+        self.lengths = LengthService(self.prior)
+        self.records = Records(self.ledger, self.lengths, loop_clock)
         self.lease = Lease(settings.REDIS_URL)
         self.heartbeats = Heartbeats(self.topology, self.upstream, self.lease, self.refresh_now)
         self.publisher = Publisher(self)
@@ -93,6 +96,7 @@ class Gateway:
         await asyncio.to_thread(floor.warm_up)
         await self.upstream.start()
         await self.ledger.start()
+        await self.lengths.start()
         await self.lease.start()
         await self.read_inventory()
         await self.keys.refresh()
@@ -120,6 +124,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.ledger.stop()
+        await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
         await self.floor.stop()
@@ -249,7 +254,7 @@ class Gateway:
         if call.model not in self.topology.models:
             raise unknown_model(call.model)
         terms = grant.choose(_text(headers, b"x-slo-class"), call.body.get("service_tier"), self.keys.known_classes)
-        ticket = self._ticket(grant, terms, call, headers, request_id)
+        ticket = await self._ticket(grant, terms, call, headers, request_id)
         predicted = ticket.prompt_tokens + ticket.predicted_tokens
         self.records.arrived(call.model)
         try:
@@ -279,7 +284,9 @@ class Gateway:
                 used=self.records.close(ticket, responder.status),
             )
 
-    def _ticket(self, grant: Grant, terms: Any, call: Call, headers: dict[bytes, bytes], request_id: str) -> Ticket:
+    async def _ticket(
+        self, grant: Grant, terms: Any, call: Call, headers: dict[bytes, bytes], request_id: str
+    ) -> Ticket:
         query = OutputQuery(
             model=call.model,
             tenant=grant.tenant,
@@ -292,6 +299,8 @@ class Gateway:
         prompt_tokens = call.prompt_tokens
         if prompt_tokens is None:
             prompt_tokens = self.prior.prompt_tokens(call.model, call.prompt_characters)
+        arrived_at, arrived_s = time.time(), self.clock()
+        length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
         return Ticket(
             request_id=request_id,
             grant=grant,
@@ -299,10 +308,12 @@ class Gateway:
             call=call,
             query=query,
             region=_text(headers, b"x-region") or "",
-            arrived_at=time.time(),
-            arrived_s=self.clock(),
+            arrived_at=arrived_at,
+            arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
-            predicted_tokens=self.prior.output_tokens(query),
+            predicted_tokens=length.tokens,
+            upper_tokens=length.upper_tokens,
+            length=length,
             application=_text(headers, b"x-application") or "",
             run=_text(headers, b"x-run") or "",
             unit=_text(headers, b"x-unit") or "",
@@ -311,11 +322,14 @@ class Gateway:
 
     async def _serve(self, ticket: Ticket, raw: bytes, responder: Responder, *, chat: bool) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
-        body = payload(ticket.call, raw, upstream_priority(ticket.terms.priority, ticket.call.body.get("priority")))
+        asked = ticket.call.body.get("priority")
         try:
             self.dispatcher.submit(ticket)
             while True:
                 replica = await self._placement(ticket, responder)
+                ordering = ORDERINGS[replica.endpoint.spec.ordering_policy]
+                priority = upstream_priority(ordering, ticket.terms.priority, asked, ticket.turn_s)
+                body = payload(ticket.call, raw, priority)
                 try:
                     usage = await self.upstream.carry(ticket, replica, body, responder, chat=chat)
                     break

@@ -6,24 +6,28 @@ the event loop, so no lock is needed; every decision is one compiled call on the
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from controlplane.fleet.states import PRESENT
 from controlplane.gateway.anticipation import Anticipation, Outlook
+from controlplane.gateway.choices import explained
 from controlplane.gateway.errors import ApiError, too_many, unavailable
+from controlplane.gateway.prefixes import leading_hashes
 from controlplane.gateway.ticket import Ticket, TicketState
 from controlplane.gateway.topology import Endpoint, Replica, Topology
+from scheduling.affinity import allocate_affinity, grow_affinity, learn
 from scheduling.dispatch import dispatch
+from scheduling.foreseeing import dispatch_ahead
 from scheduling.ordering import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.regions import THRESHOLD, choose_region, pressure
-from scheduling.routing import POLICY_CODES, advance_many, release
+from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE, advance_many, prefilled, release
 from scheduling.turns import ORDERINGS, turn_key
 
 logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
-TRACE_SEEN = 8  # instances whose load a decision's trace shows
 PACE_STALE_S = 60.0
 
 
@@ -34,6 +38,7 @@ class Dispatcher:
         self.max_hold_s = max_hold_s
         self.waiting = allocate_waiting(16, 1024)
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
+        self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
         self.streaming: set[Ticket] = set()
         self._held: dict[int, Ticket] = {}  # by slot of the waiting set
         self._began_s = clock()
@@ -81,7 +86,8 @@ class Dispatcher:
     def _enqueue(self, ticket: Ticket, endpoint: Endpoint) -> None:
         self._fit_waiting()
         arrival_s = ticket.arrived_s - self._began_s
-        deadline_s = arrival_s + ticket.terms.deadline_s if ticket.terms.deadline_s else np.inf
+        deadline_s = arrival_s + ticket.terms.due_s
+        ticket.predicted_tokens = self._possible(ticket)
         # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = ticket.prompt_tokens, ticket.predicted_tokens
@@ -89,11 +95,13 @@ class Dispatcher:
             prompt = min(prompt, room - 1)
             output = room - prompt
         ticket.expected_tokens, ticket.counted_tokens = prompt + output, 0
-        ordering = ORDERINGS[endpoint.spec.ordering_policy]
+        ticket.expected_prompt = prompt
+        key = _turn_key(endpoint, arrival_s, deadline_s, ticket.terms.priority, prompt, output)
+        ticket.turn_s = key - arrival_s + ticket.arrived_at
         ticket.slot = enqueue(
             self.waiting,
             endpoint.index,
-            turn_key(ordering, arrival_s, deadline_s, ticket.terms.priority, output),
+            key,
             arrival_s,
             deadline_s,
             ticket.terms.priority,
@@ -108,26 +116,71 @@ class Dispatcher:
         ticket.placed = asyncio.get_running_loop().create_future()
         self._held[ticket.slot] = ticket
         endpoint.waiting.add(ticket)
+        self._note(ticket, endpoint)
+
+    def _note(self, ticket: Ticket, endpoint: Endpoint) -> None:
+        """Note how the prompt of *ticket*, which waits for *endpoint*, begins, where the router goes by that."""
+        hashes, block_tokens = [], 0
+        if POLICY_CODES[endpoint.spec.routing_policy] == LEAST_DELAY:
+            hashes, block_tokens = self._leading_hashes(ticket)
+        self.affinity.noted[ticket.slot, : len(hashes)] = hashes
+        self.affinity.noted_count[ticket.slot] = len(hashes)
+        self.affinity.block_tokens[ticket.slot] = block_tokens
+
+    def _leading_hashes(self, ticket: Ticket) -> tuple[list[int], int]:
+        return leading_hashes(ticket.call, ticket.prompt_tokens)
+
+    def _possible(self, ticket: Ticket) -> int:
+        """What was predicted of *ticket*'s output, but no more than may come, and all of that if it is no number at all.
+
+        Every bound on a wait rests on this: a length model may say anything.
+        """
+        model = self.topology.models.get(ticket.call.model)
+        most = max(1, model.context_tokens - ticket.prompt_tokens) if model else ticket.call.max_tokens
+        if most and ticket.call.max_tokens:
+            most = min(most, ticket.call.max_tokens)
+        predicted = float(ticket.predicted_tokens)
+        if most is None:
+            return int(max(predicted, 1)) if math.isfinite(predicted) else 1
+        most *= ticket.call.sequences
+        return int(min(max(predicted, 1), most)) if math.isfinite(predicted) else most
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room."""
         topology = self.topology
         policy = POLICY_CODES[endpoint.spec.routing_policy]
         while endpoint.waiting:
-            slot, instance = dispatch(topology.fleet, topology.arrays, self.waiting, endpoint.index, policy)
+            if policy >= PRESERVE:
+                self.anticipation.fit(topology.fleet.endpoint.size)
+                slot, instance = dispatch_ahead(
+                    topology.fleet,
+                    topology.arrays,
+                    self.waiting,
+                    self.anticipation.maps,
+                    self.affinity,
+                    endpoint.index,
+                    policy,
+                )
+            else:
+                slot, instance = dispatch(topology.fleet, topology.arrays, self.waiting, endpoint.index, policy)
             if slot < 0:
                 return
             ticket = self._take_out(slot)
             replica = topology.by_slot[instance]
-            topology.fleet.running[instance] += ticket.call.sequences - 1
             ticket.move(TicketState.PLACED)
             ticket.placed_s = self.clock()
             ticket.replica = replica
             ticket.attempts += 1
-            self.anticipation.add(ticket, instance)
+            ticket.queued_tokens = ticket.expected_prompt
             replica.tickets.add(ticket)
             ticket.instance = replica.name
-            ticket.trace.append(self._explain(ticket, endpoint, replica))
+            ticket.trace.append(self._explain(ticket, endpoint, replica, slot))
+            topology.fleet.running[instance] += ticket.call.sequences - 1
+            if policy == LEAST_DELAY:
+                learn(topology.fleet, self.affinity, endpoint.index, slot, instance)
+            if not ticket.call.stream:  # nobody hears when it begins
+                self._prefilled(ticket)
+                self.anticipation.add(ticket, instance)
             if ticket.placed is not None and not ticket.placed.done():
                 ticket.placed.set_result(replica)
 
@@ -144,11 +197,8 @@ class Dispatcher:
             ticket.endpoint.waiting.discard(ticket)
         return ticket
 
-    def _explain(self, ticket: Ticket, endpoint: Endpoint, replica: Replica) -> dict[str, object]:
-        """What the decision saw: load of the chosen endpoint's instances after it was made."""
-        fleet = self.topology.fleet
-        first = int(self.topology.arrays.first[endpoint.index])
-        last = min(int(self.topology.arrays.first[endpoint.index + 1]), first + TRACE_SEEN)
+    def _explain(self, ticket: Ticket, endpoint: Endpoint, replica: Replica, slot: int) -> dict[str, object]:
+        """What the decision saw: docs/routing.md. *slot* was that of *ticket* in the waiting set."""
         return {
             "instance": replica.name,
             "region": endpoint.region,
@@ -156,16 +206,16 @@ class Dispatcher:
             "ordering": endpoint.spec.ordering_policy,
             "waited_ms": round((ticket.placed_s - ticket.arrived_s) * 1000, 3),
             "waiting": len(endpoint.waiting),
-            "seen": [
-                {
-                    "instance": self.topology.by_slot[slot].name,
-                    "accepting": bool(fleet.accepting[slot]),
-                    "running": int(fleet.running[slot]),
-                    "remaining_tokens": int(fleet.remaining_tokens[slot]),
-                    "kv_tokens": int(fleet.kv_tokens[slot]),
-                }
-                for slot in self.topology.arrays.members[first:last].tolist()
-            ],
+            **explained(
+                self.topology,
+                self.anticipation.maps,
+                self.affinity,
+                endpoint,
+                replica,
+                slot,
+                ticket.expected_prompt,
+                ticket.expected_tokens - ticket.expected_prompt,
+            ),
         }
 
     # What happens to a request afterwards
@@ -179,6 +229,9 @@ class Dispatcher:
     def count_tokens(self) -> None:
         """Tell the arrays how far every streaming request has come since the last call. Call it some ten times a second."""
         self.anticipation.count_tokens(self.streaming)
+        for ticket in self.streaming:
+            if ticket.queued_tokens:
+                self._prefilled(ticket)
         moved = [
             (ticket.replica.slot, ticket.expected_tokens, ticket.counted_tokens, tokens)
             for ticket in self.streaming
@@ -192,9 +245,16 @@ class Dispatcher:
         for ticket in self.streaming:
             ticket.counted_tokens = max(ticket.counted_tokens, ticket.prompt_tokens + ticket.output_tokens)
 
+    def _prefilled(self, ticket: Ticket) -> None:
+        """The prompt of *ticket* is not queued at its instance any more."""
+        if ticket.replica is not None:
+            prefilled(self.topology.fleet, ticket.replica.slot, ticket.queued_tokens)
+        ticket.queued_tokens = 0
+
     def leave(self, ticket: Ticket) -> None:
         """Take *ticket* out of wherever it is (queue or instance) and let others have its room."""
         self.streaming.discard(ticket)
+        self._prefilled(ticket)
         self.anticipation.remove(ticket)
         if ticket.slot >= 0:
             self._take_out(ticket.slot)
@@ -279,10 +339,15 @@ class Dispatcher:
                 break  # no better off there
             target = topology.endpoints[index]
             remove(self.waiting, slot)
-            push(self.waiting, index, slot, float(self.waiting.key[slot]))
+            arrival_s, deadline_s = float(self.waiting.arrival_s[slot]), float(self.waiting.deadline_s[slot])
+            prompt, output = int(self.waiting.prompt_tokens[slot]), int(self.waiting.output_tokens[slot])
+            key = _turn_key(target, arrival_s, deadline_s, ticket.terms.priority, prompt, output)
+            ticket.turn_s = key - arrival_s + ticket.arrived_at
+            push(self.waiting, index, slot, key)
             endpoint.waiting.discard(ticket)
             target.waiting.add(ticket)
             ticket.endpoint = target
+            self._note(ticket, target)
             ticket.trace.append(
                 {"moved": f"{endpoint.region} to {target.region}", "pressure": None if np.isinf(here) else here}
             )
@@ -331,3 +396,15 @@ class Dispatcher:
                 2 * capacity if len(self._held) >= capacity else capacity,
                 max(endpoints, self.topology.arrays.cursor.size),
             )
+        instances, slots = self.topology.fleet.endpoint.size, self.waiting.key.size
+        if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
+            self.affinity = grow_affinity(self.affinity, instances, slots)
+
+
+def _turn_key(
+    endpoint: Endpoint, arrival_s: float, deadline_s: float, priority: int, prompt_tokens: int, output_tokens: int
+) -> float:
+    """The turn of a request at *endpoint*, by its ordering and the profile that it goes by."""
+    spec = endpoint.spec
+    service_s = spec.profile.service_time_s(prompt_tokens, output_tokens)
+    return turn_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)

@@ -31,6 +31,7 @@ from controlplane.gateway.topology import Endpoint, Replica
 from scheduling.fleet import allocate_endpoints, allocate_fleet
 from scheduling.regions import pressure
 from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
+from scheduling.scaling.endpoint import percent
 
 if TYPE_CHECKING:
     from controlplane.gateway.app import Gateway
@@ -239,9 +240,9 @@ class Floor:
             soon = view.use * view.ready / view.instances
             if soon <= ALONE.out_above:
                 return 0, ""
-            coming = f", {soon:.0%} with the {view.coming} on the way" if view.coming else ""
+            coming = f", {percent(soon)} with the {view.coming} on the way" if view.coming else ""
             waiting = f" with {view.waiting} waiting" if view.waiting else ""
-            return 1, f"Floor: use is {view.use:.0%}{waiting}{coming}, above {ALONE.out_above:.0%}."
+            return 1, f"Floor: use is {percent(view.use)}{waiting}{coming}, above {percent(ALONE.out_above)}."
         if delta < 0:
             easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
             if (
@@ -255,7 +256,7 @@ class Floor:
                 or view.use * view.ready / max(view.ready - 1, 1) > ALONE.out_above
             ):
                 return 0, ""
-            return -1, f"Floor: use is {view.use:.0%}, below {ALONE.in_below:.0%} for {easy_s:.0f} s."
+            return -1, f"Floor: use is {percent(view.use)}, below {percent(ALONE.in_below)} for {easy_s:.0f} s."
         return 0, ""
 
     # Doing it

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from django.db.models import Min
 
-from controlplane.fleet.models import Deployment, Instance, Launcher, Model, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.fleet.states import InstanceState
+from scheduling.profile import USUAL, Profile
+from scheduling.turns import STRETCH
 
 POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
 
@@ -21,6 +23,9 @@ class EndpointSpec:
     queue_bound: int
     min_instances: int = 0
     max_instances: int = 0
+    ordering_stretch: float = STRETCH
+    profile: Profile = USUAL
+    """By which orderings measure requests: that of the oldest deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class InstanceSpec:
     max_num_seqs: int
     kv_capacity_tokens: int
     launched: bool = False  # by Pilothouse, which could start it again
+    profile: Profile | None = None
+    """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,11 @@ class Inventory:
 
 
 def read() -> Inventory:
-    """The active inventory, in four queries. Order is stable: endpoints and instances by name."""
+    """The active inventory, in five queries. Order is stable: endpoints and instances by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
     for row in deployments.select_related("model", "region").order_by("model__name", "region__name", "pk"):
         key = (row.model.name, row.region.name)
         known = endpoints.get(key)
@@ -70,6 +78,10 @@ def read() -> Inventory:
             queue_bound=row.queue_bound + (known.queue_bound if known else 0),
             min_instances=row.min_instances + (known.min_instances if known else 0),
             max_instances=row.max_instances + (known.max_instances if known else 0),
+            ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
+            profile=known.profile
+            if known
+            else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
         )
     instances = Instance.objects.exclude(state=InstanceState.STOPPED).select_related(
         "deployment__model", "deployment__region", "deployment__gpu_type"
@@ -92,8 +104,24 @@ def read() -> Inventory:
                 max_num_seqs=row.deployment.max_num_seqs,
                 kv_capacity_tokens=row.kv_capacity_tokens,
                 launched=row.launcher != Launcher.EXTERNAL,
+                profile=_measured(
+                    profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
+                ),
             )
             for row in instances.order_by("name")
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
     )
+
+
+def _measured(row: PerformanceProfile | None) -> Profile | None:
+    """The coefficients of *row*; None where nobody has measured, or the row makes no sense."""
+    try:
+        return None if row is None else row.coefficients()
+    except ValueError:
+        return None
+
+
+def _coefficients(row: PerformanceProfile | None) -> Profile:
+    """As `_measured`; the usual ones where there are none."""
+    return _measured(row) or USUAL

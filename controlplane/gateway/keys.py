@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from scheduling.turns import due_s
 
 logger = logging.getLogger(__name__)
 CACHE_SIZE = 20_000
@@ -43,6 +45,12 @@ class SloTerms:
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
         )
+
+    @property
+    def due_s(self) -> float:
+        """Seconds from arrival within which something is promised, infinity for nothing; see `scheduling.turns.due_s`."""
+        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
+        return due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s)
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
         """Whether a finished request kept every target of its class that could be measured; None when there is none."""

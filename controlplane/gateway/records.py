@@ -1,4 +1,4 @@
-"""Closing the books on a request: ledger row, measures, and what the length prior learns from it."""
+"""Closing the books on a request: ledger row, measures, and what predictors of lengths learn from it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,10 +7,10 @@ import orjson
 
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger import Entry, Ledger
+from controlplane.gateway.lengths import LengthService
 from controlplane.gateway.measures import Count, Latency, Windows
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.ticket import Ticket, TicketState
-from forecasting.lengths import LengthPrior
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -22,9 +22,9 @@ FLEET = "fleet"
 
 
 class Records:
-    def __init__(self, ledger: Ledger, prior: LengthPrior, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, lengths: LengthService, clock: Callable[[], float]) -> None:
         self.ledger = ledger
-        self.prior = prior
+        self.lengths = lengths
         self.clock = clock
         self.windows = Windows()
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
@@ -72,7 +72,10 @@ class Records:
             slo_met = False
 
         if done:
-            self.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
+            self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
+            self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
+        if ticket.length is not None and ticket.trace:
+            ticket.trace[0]["length"] = ticket.length.explained()
         self._measure(ticket, region, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
         self.ledger.add(
             Entry(

@@ -118,6 +118,7 @@ class Summary:
             "models": models,
             "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
             "instances": _columns(instances, INSTANCE_COLUMNS),
+            "lengths": gateway.lengths.snapshot(),
         }
 
     def _take_produced(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from controlplane.gateway.keys import Grant, SloTerms
+    from controlplane.gateway.lengths import Prediction
     from controlplane.gateway.topology import Endpoint, Replica
     from controlplane.gateway.validation import Call
     from forecasting.lengths import OutputQuery
@@ -65,6 +66,8 @@ class Ticket:
     arrived_s: float
     prompt_tokens: int  # predicted, until the instance says
     predicted_tokens: int  # output tokens
+    upper_tokens: int = 0  # of those, the 0.9 quantile
+    length: Prediction | None = None  # who predicted, and from what
     application: str = ""
     run: str = ""
     unit: str = ""
@@ -73,11 +76,14 @@ class Ticket:
     state: TicketState = TicketState.ACCEPTED
     endpoint: Endpoint | None = None  # where it is held or runs
     slot: int = -1  # in the waiting set, while waiting
+    turn_s: float = 0.0  # its key there, on the clock of `arrived_at`: instances outlive a gateway
     placed: asyncio.Future[Replica] | None = None
     replica: Replica | None = None
     instance: str = ""  # name of the last one, for the books
     expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
     counted_tokens: int = 0  # of those, what the arrays know to be done
+    expected_prompt: int = 0  # of those, the prompt
+    queued_tokens: int = 0  # of the prompt, what the arrays count as not prefilled
     ahead: int = -1  # in the look-ahead maps, while an instance has it
     ahead_tokens: int = 0  # output tokens that the maps know of
     attempts: int = 0

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from yarl import URL
 
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from scheduling.affinity import forget
 from scheduling.fleet import (
     EMPTY,
     allocate_endpoints,
@@ -189,8 +190,10 @@ class Topology:
             replica = self._add_replica(spec, endpoint)
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
             replica.reachable, replica.silent_count = True, 0
+            forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
+        self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
         self.settle(replica)
@@ -202,8 +205,11 @@ class Topology:
             self.arrays = grow_endpoints(self.fleet, self.arrays, self.arrays.cursor.size)
             free = np.flatnonzero(self.fleet.endpoint == EMPTY)
         slot = int(free[0])
+        placed_tokens = int(self.fleet.placed_tokens[slot])
         for array in self.fleet:
             array[slot] = 0
+        self.fleet.placed_tokens[slot] = placed_tokens
+        forget(self.fleet, slot)
         self.fleet.endpoint[slot] = endpoint.index
         self.fleet.model[slot] = self._models.setdefault(spec.model, len(self._models))
         self.fleet.region[slot] = self._regions.setdefault(spec.region, len(self._regions))

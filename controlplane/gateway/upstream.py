@@ -17,6 +17,7 @@ from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.ticket import Interrupt, Ticket
 from controlplane.gateway.topology import Replica
 from controlplane.gateway.validation import Call
+from scheduling.turns import FCFS, PRIORITY, engine_priority
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -27,6 +28,7 @@ USAGE_MARK = b'"usage":{'
 NO_CHOICES_MARK = b'"choices":[]'
 PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band
 MOST_BACK = 499
+BY_CLASS = frozenset({FCFS, PRIORITY})
 LARGE_BODY_BYTES = 2**20  # aiohttp sends larger ones in pieces, so that the loop is not held up
 BUSY_STATUSES = frozenset({500, 502, 503, 504})  # of the instance: another may do better
 
@@ -97,10 +99,16 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
     return front + raw.lstrip()[1:]
 
 
-def upstream_priority(class_priority: int, asked: object) -> int:
-    """vLLM's priority: the SLO class decides; a tenant's own `priority` only steps a request back within its class."""
+def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s: float) -> int:
+    """vLLM's priority by the *ordering* (`scheduling.turns.ORDERINGS`) of the endpoint. *turn_s*: see `Ticket`.
+
+    By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
+    Otherwise it is the turn that the request had with us, and stepped back by n it counts as having come n seconds later.
+    """
     back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
-    return class_priority * PRIORITY_BAND + back
+    if ordering in BY_CLASS:
+        return class_priority * PRIORITY_BAND + back
+    return engine_priority(ordering, class_priority, turn_s + back)
 
 
 class Usage:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from django.conf import settings
@@ -108,6 +108,7 @@ class Replay:
     def read(cls, rows: QuerySet[LedgerRow], fleet: inventory.Fleet, now: datetime) -> "Replay | None":
         """The newest requests that the fleet as it is could serve; None if there are none."""
         from scheduling.simulation.requests import make_requests
+        from scheduling.turns import due_s
 
         deployments = [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
         endpoints = {(row.model.name, row.region.name) for row in deployments}
@@ -128,6 +129,7 @@ class Replay:
         from_at = found[0][0]
         classes = list(SloClass.objects.order_by("priority", "name"))
         numbers = {row.name: number for number, row in enumerate(classes)}
+        promises = [_promise(row) for row in classes]
         _, models, regions, names, prompt, output, predicted = zip(*found, strict=True)
         model = np.array([cluster.models.index(name) for name in models])
         longest = np.array(cluster.longest_tokens())[model]
@@ -144,6 +146,7 @@ class Replay:
             predicted_tokens=np.clip(predicted, 1, longest - prompt_tokens),
             slo_class=known,
             priority=np.array([row.priority for row in classes])[known],
+            deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[known],
         )
         notes = []
         if len(newest) == settings.COMPARE_REQUESTS:
@@ -156,7 +159,7 @@ class Replay:
             arrived_s=arrived_s,
             cluster=cluster,
             requests=requests,
-            promises=[_promise(row) for row in classes],
+            promises=promises,
             interactive=[row.kind == SloKind.INTERACTIVE for row in classes],
             usd_per_hour=usd,
             notes=notes,
@@ -203,11 +206,20 @@ class Replay:
         }
 
 
+class _Plan(NamedTuple):
+    made_at_s: float
+    start_s: float
+    """Begin of the first window."""
+    of: dict[str, tuple[int, float, list[float]]]
+    """By endpoint: instances, tokens a second that they serve, and the tokens a second of the windows planned for."""
+
+
 class Advisor:
     """Plans inside a simulation, made as they are live: same problem, same solver, forecasts of that time."""
 
     def __init__(self, replay: Replay) -> None:
-        self.every_s = float(settings.PLAN_EVERY_S)
+        self.every_s = float(min(settings.PLAN_EVERY_S, settings.FORECAST_WINDOW_S))
+        self._plan: _Plan | None = None
         self._replay = replay
         self._capability = capability.read(replay.fleet, replay.to_at)
         recent = timedelta(seconds=plans.RECENT.total_seconds() + 60)
@@ -225,8 +237,22 @@ class Advisor:
             found.append(row)
 
     def advise(self, now_s: float, views: Sequence["EndpointView"]) -> list["Advice | None"]:
-        from scheduling.scaling import Advice
+        """As live: the plan is made anew when it is due; between, what it says of the next minutes moves on."""
+        from scheduling.scaling import Advice, soon_of
 
+        if self._plan is None or now_s - self._plan.made_at_s >= settings.PLAN_EVERY_S - 1.0:
+            self._plan = self._solve(now_s, views)
+        plan, window_s = self._plan, float(settings.FORECAST_WINDOW_S)
+        advice: list[Advice | None] = []
+        for view in views:
+            target, able, windows = plan.of[view.key]
+            soon = soon_of(target, windows, window_s, now_s - plan.start_s)
+            until_s = plan.made_at_s + settings.PLAN_EVERY_S
+            peak = max(windows, default=0.0)
+            advice.append(Advice(target, peak, plan.made_at_s, until_s, able / target if target else 0.0, soon))
+        return advice
+
+    def _solve(self, now_s: float, views: Sequence["EndpointView"]) -> "_Plan":
         at = self._replay.from_at + timedelta(seconds=now_s)
         expected = {(view.model, view.region): self._expected((view.model, view.region), at) for view in views}
         share = self._prompt_share(expected)
@@ -237,14 +263,13 @@ class Advisor:
         plan = plans.solve(planned.problem)
         targets = plan.targets.sum(axis=2)
         problem = planned.problem
-        advice: list[Advice | None] = []
+        of = {}
         for view in views:
             i, j = problem.models.index(view.model), problem.regions.index(view.region)
-            target = int(targets[i, j])
             able = float((plan.targets[i, j] * problem.capability_tokens_per_s[i]).sum())
-            peak = float(totals[view.model, view.region].max(initial=0.0))
-            advice.append(Advice(target, peak, now_s, now_s + self.every_s, able / target if target else 0.0))
-        return advice
+            of[view.key] = int(targets[i, j]), able, totals[view.model, view.region].tolist()
+        into_s = (at - demand.window_start(at, settings.FORECAST_WINDOW_S)).total_seconds()
+        return _Plan(now_s, now_s - into_s, of)
 
     def _expected(self, endpoint: demand.Endpoint, at: datetime) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Prompt and output tokens a second of the windows to come, as known *at* that time."""
@@ -312,6 +337,7 @@ def _cluster(
     usd: list[float] = []
     routing: dict[tuple[str, str], str] = {}
     ordering: dict[tuple[str, str], str] = {}
+    stretch: dict[tuple[str, str], float] = {}
     bounds: Counter[tuple[str, str]] = Counter()
     for place, row in fleet.deployments.items():
         profile = row.profile()
@@ -322,7 +348,7 @@ def _cluster(
             max_num_batched_tokens=max(row.max_num_batched_tokens, row.max_num_seqs),
             block_size_tokens=BLOCK_TOKENS,
             kv_blocks=max(1, row.expected_kv_tokens // BLOCK_TOKENS),
-            policy=row.ordering_policy,
+            policy=row.scheduling_policy,
             max_model_len=row.model.context_tokens,
             profile=profile.coefficients(),
         )
@@ -334,11 +360,18 @@ def _cluster(
             usd.append(float(row.gpu_type.on_demand_usd_per_hour) * row.tensor_parallel)
         routing.setdefault((model, region), row.routing_policy)
         ordering.setdefault((model, region), row.ordering_policy)
+        stretch.setdefault((model, region), row.ordering_stretch)
         bounds[model, region] += row.queue_bound
     # Live, an instance that is let go is stopped; it comes back as any other does.
     delays = Delays(spot_median_s=starts_s, spot_max_s=5 * starts_s, start_s=0.0, local_weights_s=starts_s)
     cluster = Cluster(
-        specs, routing=routing, ordering=ordering, queue_bound=dict(bounds), delays=delays, share_spot=False
+        specs,
+        routing=routing,
+        ordering=ordering,
+        ordering_stretch=stretch,
+        queue_bound=dict(bounds),
+        delays=delays,
+        share_spot=False,
     )
     return cluster, np.array(usd)
 

@@ -113,7 +113,7 @@ def _carry_out(
 
 def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     """What *plan* says of its model in *region*; None if it says nothing."""
-    from scheduling.scaling import Advice
+    from scheduling.scaling import Advice, soon_of
 
     rows = [row for row in plan.targets if row["region"] == region]
     if not rows:
@@ -122,12 +122,17 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     windows: Sequence[float] = plan.inputs.get("demand_tokens_per_s", {}).get(region, [])
     served = sum(row["target"] * row.get("capability_tokens_per_s", 0.0) for row in rows)
     some = max((row.get("capability_tokens_per_s", 0.0) for row in rows), default=0.0)
+    soon = None
+    if windows and "start_at" in plan.inputs:
+        passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
+        soon = soon_of(target, windows, plan.inputs["window_s"], passed_s)
     return Advice(
         target_instances=target,
         forecast_tokens_per_s=float(max(windows, default=0.0)),
         made_at_s=plan.made_at.timestamp(),
         valid_until_s=plan.valid_until.timestamp(),
         tokens_per_s_per_instance=served / target if target else some,
+        soon_instances=soon,
     )
 
 

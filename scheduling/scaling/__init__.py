@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.scaling.each import ByEndpoint
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, Sources, Strategy, sources
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, Sources, Strategy, soon_of, sources
 from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
@@ -69,5 +69,6 @@ __all__ = [
     "floor_move",
     "make_strategy",
     "reactive_trigger",
+    "soon_of",
     "sources",
 ]

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from typing import NamedTuple, Protocol
+
+SOON_S = 1200.0
+"""About twice what the slowest start of an instance with local weights takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class Advice:
     valid_until_s: float
     tokens_per_s_per_instance: float = 0.0
     """What an instance can serve; 0 for unknown."""
-    later_instances: int = 0
-    """The most that will be wanted until some time after that, if the planner looked further; else 0."""
+    soon_instances: int | None = None
+    """What the next `SOON_S` alone ask for, where the planner tells it apart from the rest of its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,19 @@ class Strategy(Protocol):
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """At most one move an endpoint, within its bounds. *advice* goes with *views*; None where there is none yet."""
         ...
+
+
+def soon_of(target_instances: int, windows: Sequence[float], window_s: float, passed_s: float) -> int:
+    """Of the instances that the peak of *windows* asks for, how many the peak of the next `SOON_S` does.
+
+    *windows* are rates, each for *window_s*; *passed_s* of the first have passed.
+    """
+    peak = max(windows, default=0.0)
+    first = min(max(0, int(passed_s // window_s)), max(0, len(windows) - 1))
+    last = ceil((passed_s + SOON_S) / window_s)
+    if peak <= 0:
+        return target_instances
+    return min(target_instances, ceil(target_instances * max(windows[first : max(last, first + 1)]) / peak))
 
 
 class Sources(NamedTuple):

@@ -19,7 +19,7 @@ from scheduling.scaling.endpoint import Advice, EndpointView, Move, percent
 class Pilothouse(ByEndpoint):
     """Plan and pooled load together, for each endpoint.
 
-    Advice should be renewed every 20 minutes or so, with `later_instances`.
+    Instances are added for what advice asks for soon, and kept for what it asks for at any time.
     """
 
     name: str = field(default="pilothouse", init=False)
@@ -64,19 +64,19 @@ class Pilothouse(ByEndpoint):
             return max(1, ceil(busy / self.aim) - instances), (
                 f"Use is {percent(own)}, {percent(pool)} over all regions, above {percent(self.out_above)}"
             )
-        if instances < advice.target_instances:
+        soon = advice.target_instances if advice.soon_instances is None else advice.soon_instances
+        if instances < soon:
             if max(own, pool) <= self.confirm_above:
                 return 0, ""
-            return advice.target_instances - instances, (
-                f"The next minutes ask for {advice.target_instances} at a {forecast_words(advice)}, and use is"
-                f" {percent(own)}"
+            return soon - instances, (
+                f"The next minutes ask for {soon} at a {forecast_words(advice)}, and use is {percent(own)}"
             )
         return self._fewer(view, advice, busy)
 
     def _fewer(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
         if view.coming or view.since_change_s < self.hold_s:
             return 0, ""
-        needed = max(advice.target_instances, advice.later_instances, 1)
+        needed = max(advice.target_instances, 1)
         pool_busy, pool_instances = self._pools[view.model]
         spare = min(
             view.instances - needed,

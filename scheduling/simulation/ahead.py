@@ -1,8 +1,9 @@
-"""What strategies see of a simulated fleet, by endpoint and ahead of time: read from the engines when a tick asks for it.
+"""What strategies and routers see of a simulated fleet ahead of time.
 
-The look-ahead map (`scheduling.lookahead`) is kept by token. Here tokens are not events, so the same figures are computed
-from the sequences that instances hold at the moment: where each stands, and where it is expected to end. A test holds the
-two against each other.
+The look-ahead map (`scheduling.lookahead`) is kept by token. Here tokens are not events. Routers that look ahead ask at
+every request, so the maps are kept for them, moved by many iterations at once (`follow`). Strategies ask at their ticks,
+and need no maps: the same figures are computed from the sequences that instances hold at the moment (`endpoint_outlook`):
+where each stands, and where it is expected to end. A test holds the two against each other.
 """
 
 from typing import Any
@@ -10,11 +11,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_aside
 from scheduling.fleet import EndpointArrays, FleetArrays
-from scheduling.lookahead import OVER_KV, OVER_SHARE
+from scheduling.lookahead import OVER_KV, OVER_SHARE, advance, enter
 from scheduling.regions import pressure
 from scheduling.simulation.state import NONE, SEGMENT, EngineArrays
+
+
+@compiled_aside
+def follow(engines: EngineArrays, instance: int) -> None:
+    """Move the map of *instance* by the tokens that came out: as far as the sequence that is furthest ahead in it."""
+    ahead = engines.ahead
+    engine: Any = engines.instances[instance]
+    iteration = int(engine.iteration + engine.counted)
+    furthest = int(ahead.clock[instance])
+    sequence = int(engine.first_running)
+    while sequence != NONE:
+        this: Any = engines.sequences[sequence]
+        if this.decoding != 0:
+            furthest = max(furthest, int(ahead.began[sequence] + iteration + this.offset - 1))
+        sequence = int(this.next)
+    advance(ahead, instance, furthest - int(ahead.clock[instance]))
+
+
+@compiled_aside
+def join_map(engines: EngineArrays, instance: int) -> None:
+    """Sequences that get a token without having been among those that decode: one more, or their first."""
+    ahead = engines.ahead
+    engine: Any = engines.instances[instance]
+    for first in range(2):
+        sequence = int(engine.joining)
+        while sequence != NONE:
+            this: Any = engines.sequences[sequence]
+            if first == 0 and this.streaming != 0:
+                behind = int(ahead.began[sequence] + this.produced_tokens - ahead.clock[instance])
+                if behind > 0:
+                    advance(ahead, instance, behind)
+            elif first == 1 and this.streaming == 0:
+                predicted = int(this.expected_tokens - this.expected_prompt)
+                enter(ahead, sequence, instance, int(this.prompt_tokens), predicted, 0)
+            sequence = int(this.next_joining)
 
 
 @compiled

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_aside, compiled_part, index
 from scheduling.fleet import FleetArrays
-from scheduling.routing import advance
+from scheduling.routing import advance, prefilled
+from scheduling.simulation.ahead import join_map
 from scheduling.simulation.prefixes import give_back, look_up, publish, settle, share
 from scheduling.simulation.progress import compute, count_tokens, ends_s, join, observe, start_step
 from scheduling.simulation.room import blocks, free_steps, place_in_block, take_blocks
@@ -187,6 +188,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         remove_running(engines, instance, sequence)
         engines.done[done] = sequence
         done += 1
+    if engines.ahead.clock.size > 0:
+        join_map(engines, instance)
     sequence = int(engine.joining)
     engine.joining = NONE
     while sequence != NONE:
@@ -196,6 +199,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         if this.streaming == 0:
             this.streaming = 1
             advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
+            prefilled(fleet, instance, int(this.expected_prompt))
             outcomes[index(this.request)].ttft_s = now_s - this.origin_s
         else:
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)

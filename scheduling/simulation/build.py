@@ -1,13 +1,15 @@
 """From a cluster and its requests to the arrays that the compiled loop runs on."""
 
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.fleet import allocate_endpoints, allocate_fleet, index_members
 from scheduling.ordering import allocate_waiting
-from scheduling.routing import POLICY_CODES
+from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE
 from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.events import allocate_events
 from scheduling.simulation.requests import Requests, check_prefixes, check_requests
@@ -49,6 +51,8 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         if batching.mode == "none":
             fleet.max_num_seqs[at] = 1
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
+        fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
+        fleet.profile[at] = astuple(spec.engine.profile)
     index_members(fleet, members)
 
     catalog = list(cluster.engines().values())
@@ -69,7 +73,12 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         endpoints=members,
         waiting=allocate_waiting(endpoints, slots),
         engines=allocate_engines(
-            [spec.engine for spec in specs], catalog, endpoints, max(1, min(count, held_at_once)), requests
+            [spec.engine for spec in specs],
+            catalog,
+            endpoints,
+            max(1, min(count, held_at_once)),
+            requests,
+            anticipate=bool((policies["routing"] >= PRESERVE).any()),
         ),
         events=allocate_events(2 * instances + regions * regions + endpoints),
         arrivals=_arrivals(requests),
@@ -85,8 +94,17 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
+        affinity=_affinity(cluster, policies, slots),
         books=_books(cluster, wait_flag_s),
     )
+
+
+def _affinity(cluster: Cluster, policies: NDArray[np.void], slots: int) -> Affinity:
+    if not (policies["routing"] == LEAST_DELAY).any():
+        return allocate_affinity(len(cluster.instances), 1, 8)
+    affinity = allocate_affinity(len(cluster.instances), slots)
+    affinity.counters[BLOCK_TOKENS] = min(cluster.cached_block_sizes(), default=0)
+    return affinity
 
 
 def _lives(cluster: Cluster) -> LifeArrays:
@@ -137,6 +155,9 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
         record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
         record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
+        record.stretch = cluster.of(cluster.ordering_stretch, key)
+        for name, value in asdict(cluster.yardstick(key)).items():
+            record[name] = value
         record.queue_bound = cluster.bound(key)
         record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
         record.batch_wait_s = batching.wait_timeout_s

@@ -7,6 +7,7 @@ instance) is left to the caller.
 import math
 from typing import Final
 
+from scheduling.affinity import forget
 from scheduling.compiled import compiled_aside, compiled_part
 from scheduling.simulation.events import set_time
 from scheduling.simulation.prefixes import empty_cache
@@ -59,8 +60,10 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     fleet.accepting[instance] = after == READY
     sum_up(fleet, world.endpoints, world.engines, endpoint)
     world.policies[endpoint].serving += (COMING >> after & 1) - (COMING >> before & 1)
-    if books.caches != 0 and after not in (READY, DRAINING):
-        empty_cache(world.engines, instance)  # only who serves keeps what is cached
+    if after not in (READY, DRAINING):  # only who serves keeps what is cached
+        forget(fleet, instance)
+        if books.caches != 0:
+            empty_cache(world.engines, instance)
     set_time(world.events, fleet.endpoint.size + instance, now_s + lasts_s)
     change = lives.changes[books.changes]
     change.time_s, change.instance, change.endpoint = now_s, instance, endpoint

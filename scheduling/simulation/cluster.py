@@ -7,12 +7,13 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scheduling.profile import Profile
 from scheduling.regions import THRESHOLD as REGION_THRESHOLD
 from scheduling.routing import POLICY_CODES
 from scheduling.scaling import Reactive
 from scheduling.simulation.engine import EngineConfig
 from scheduling.simulation.world import State
-from scheduling.turns import ORDERINGS
+from scheduling.turns import ORDERINGS, STRETCH
 
 EndpointKey = tuple[str, str]
 """(model, region)."""
@@ -102,6 +103,8 @@ class Cluster:
     """One way, from region (row) to region (column)."""
     routing: PerEndpoint[str] = "join_shortest_queue"
     ordering: PerEndpoint[str] = "fcfs"
+    ordering_stretch: PerEndpoint[float] = STRETCH
+    """Of `ssjf`; see `scheduling.turns.turn_key`."""
     batching: PerEndpoint[Batching] = field(default_factory=Batching)
     queue_bound: PerEndpoint[int] | None = None
     threshold: float = REGION_THRESHOLD
@@ -150,6 +153,9 @@ class Cluster:
             raise ValueError(f"{where}: routing must be one of {', '.join(POLICY_CODES)}, not {routing!r}")
         if ordering not in ORDERINGS:
             raise ValueError(f"{where}: ordering must be one of {', '.join(ORDERINGS)}, not {ordering!r}")
+        stretch = self.of(self.ordering_stretch, key)
+        if not 0 <= stretch < np.inf:
+            raise ValueError(f"{where}: ordering_stretch must be a number from 0 up, not {stretch}")
         self.of(self.batching, key)
         bound = self.bound(key)
         if bound < 1:
@@ -166,6 +172,10 @@ class Cluster:
 
     def bound(self, key: EndpointKey) -> int:
         return NO_BOUND if self.queue_bound is None else self.of(self.queue_bound, key)
+
+    def yardstick(self, key: EndpointKey) -> Profile:
+        """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""
+        return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
 
     def endpoint_index(self, model: str, region: str) -> int:
         """ValueError if no instance serves *model* in *region*."""

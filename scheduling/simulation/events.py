@@ -38,8 +38,10 @@ def _set_time(events: EventTree, node: int, time_s: float) -> None:
     while at > 1:
         other = index(at ^ 1)
         other_s, other_node = times[other], nodes[other]
-        if (other_s < time_s) | ((other_s == time_s) & (other < at)):
-            time_s, node = other_s, other_node
+        # Nothing here is a branch, for nobody could foresee it: a minimum, and one number or the other.
+        before = (other_s < time_s) | ((other_s <= time_s) & (other < at))
+        node = other_node if before else node
+        time_s = min(time_s, other_s)
         at = index(at >> 1)
         times[at], nodes[at] = time_s, node
 

@@ -5,6 +5,7 @@ for, and what takes more than arrays: another model on an instance. Delays are t
 drawn (SageServe 7.1: median one minute, at most five).
 """
 
+from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
@@ -111,7 +112,8 @@ class Lives:
         fleet.model[instance] = self._cluster.models.index(model)
         one_by_one = self._cluster.of(self._cluster.batching, self._cluster.endpoints[endpoint]).mode == "none"
         fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
-        fleet.kv_capacity_tokens[instance] = config.kv_capacity_tokens
+        fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
+        fleet.profile[instance] = astuple(config.profile)
         configure(self.world.engines, instance, config)
         for each in (before, endpoint):
             capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]

@@ -12,15 +12,15 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scheduling.affinity import BLOCK_TOKENS, learn, note
 from scheduling.compiled import compiled, compiled_aside, compiled_part, index
 from scheduling.dispatch import dispatch, send
-from scheduling.fleet import EndpointArrays, FleetArrays
+from scheduling.foreseeing import dispatch_ahead
+from scheduling.lookahead import leave
 from scheduling.ordering import FREE_COUNT, enqueue, free_slot, peek
-from scheduling.regions import choose_region
-from scheduling.routing import JOIN_SHORTEST_QUEUE, has_room, release
-from scheduling.scaling.reactive import reactive_wish
+from scheduling.profile import service_time_s
+from scheduling.routing import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, release
 from scheduling.simulation.batch import begin, end, give
 from scheduling.simulation.changes import (
     DRAINING,
@@ -33,13 +33,13 @@ from scheduling.simulation.changes import (
     TO_CALLER,
     act,
 )
+from scheduling.simulation.choices import choose_endpoint, column, shortest, trigger
 from scheduling.simulation.events import set_time
-from scheduling.simulation.progress import observe
 from scheduling.simulation.sequences import free_sequence, take_sequence
-from scheduling.simulation.state import GIVEN, IDLE, NONE, EngineArrays
-from scheduling.simulation.totals import grown_tokens, observe_memory, pressure_beside, sum_up, tell
+from scheduling.simulation.state import GIVEN, IDLE, NONE
+from scheduling.simulation.totals import observe_endpoint, observe_memory, sum_up, tell
 from scheduling.simulation.world import DONE, REFUSED, RUNNING, World
-from scheduling.turns import turn_key
+from scheduling.turns import FCFS, PRIORITY, SJF, engine_priority, turn_key
 
 # Why the loop paused.
 ALL_DONE: Final = 0
@@ -56,68 +56,6 @@ ARRIVAL: Final = -1
 
 
 @compiled_part
-def column(values: NDArray[np.integer[Any]], request: int) -> int:
-    """The value of *request* in a column that may have one element for all."""
-    return int(values[request if values.size > 1 else 0])
-
-
-@compiled_aside
-def observe_endpoint(
-    fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
-) -> None:
-    """Count every token that has come out at *endpoint* up to this moment."""
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = index(endpoints.members[at])
-        observe(fleet, engines, instance, now_s, instance < source)
-        tell(fleet, engines, instance)
-
-
-@compiled_part
-def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
-    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
-
-    Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
-    square root, and whoever has more left at the least than another with room has at the most is not the one.
-    """
-    fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
-    prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
-    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
-    fewest = math.inf
-    for at in range(first, last):
-        instance = index(world.endpoints.members[at])
-        least_tokens[at] = math.inf
-        if not has_room(fleet, instance, prompt_tokens, output_tokens):
-            continue
-        if engines.exceeding[instance] != 0:
-            grown = int(grown_tokens(engines, instance, now_s)) + 1
-            if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
-                observe(fleet, engines, instance, now_s, instance < source)
-                tell(fleet, engines, instance)
-                if not has_room(fleet, instance, prompt_tokens, output_tokens):
-                    continue
-        least = most = float(fleet.remaining_tokens[instance])
-        engine = engines.instances[instance]
-        if engine.next_s <= now_s:
-            passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
-            # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
-            least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
-            most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
-        least_tokens[at] = least
-        fewest = min(fewest, most)
-    if fewest == math.inf:
-        return NONE
-    found, fewest_tokens = NONE, 0
-    for at in range(first, last):
-        if least_tokens[at] <= fewest:
-            instance = index(world.endpoints.members[at])
-            observe(fleet, engines, instance, now_s, instance < source)
-            tell(fleet, engines, instance)
-            if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
-                found, fewest_tokens = instance, fleet.remaining_tokens[instance]
-    return found
-
-
-@compiled_part
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the request in *slot*, just dispatched, to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
@@ -131,7 +69,11 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.prompt_tokens = column(arrivals.prompt_tokens, request)
     this.output_tokens = column(arrivals.output_tokens, request)
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
-    this.priority = column(arrivals.priority, request)
+    this.expected_prompt = waiting.prompt_tokens[slot]
+    if world.policies[endpoint].routing == LEAST_DELAY:
+        learn(world.fleet, world.affinity, endpoint, slot, instance)
+    priority, key = column(arrivals.priority, request), float(waiting.key[slot])
+    this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
     this.decoding = this.streaming = this.again = 0
     this.published = 0
@@ -155,6 +97,30 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     tell(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
+
+
+@compiled_aside
+def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
+    """`dispatch` by a router that looks ahead: with all tokens counted, and the maps moved by them."""
+    observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return dispatch_ahead(
+        world.fleet,
+        world.endpoints,
+        world.waiting,
+        world.engines.ahead,
+        world.affinity,
+        endpoint,
+        int(world.policies[endpoint].routing),
+    )
+
+
+@compiled_aside
+def _note(world: World, slot: int, request: int) -> None:
+    """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
+    cache, first, last = world.engines.cache, 0, 0
+    if cache.first.size > 1:
+        first, last = cache.first[request], cache.first[request + 1]
+    note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
 
 
 @compiled_aside
@@ -187,7 +153,10 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = index(world.endpoints.members[at])
             if busy[instance] != 0:
                 fleet.accepting[instance] = 0
-        slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
+        if policy.routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
         for at in range(first, last):
             other = index(world.endpoints.members[at])
             if busy[other] != 0:
@@ -219,43 +188,17 @@ def _pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
     while slot >= 0:
         if routing == JOIN_SHORTEST_QUEUE:
-            instance = _shortest(world, endpoint, slot, now_s, source)
-            if instance < 0:
-                return
-            send(fleet, world.endpoints, waiting, slot, instance)
+            instance = shortest(world, endpoint, slot, now_s, source)
+            if instance >= 0:
+                send(fleet, world.endpoints, waiting, slot, instance)
+        elif routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
-            if slot < 0:
-                return
+        if instance < 0:
+            return
         _give(world, slot, instance, now_s, source)
         slot = peek(waiting, endpoint)
-
-
-@compiled_part
-def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
-    """A number that is below *low*, above *high* or neither as the pressure of *endpoint* is now."""
-    waiting = int(world.waiting.size[endpoint])
-    return pressure_beside(world.fleet, world.endpoints, world.engines, endpoint, waiting, low, high, now_s, source)
-
-
-@compiled_part
-def _choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
-    """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
-    model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
-    at = model * world.latency_s.shape[0] + region
-    candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
-    threshold = float(world.books[0].threshold)
-    if candidates.size > 0 and _pressure(world, int(candidates[0]), threshold, math.inf, now_s, source) < threshold:
-        return int(candidates[0])  # as the global router says; the others need not be looked at
-    for rank in range(candidates.size):
-        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[rank]), now_s, source)
-    chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
-    if chosen >= 0:
-        return chosen
-    for rank in range(candidates.size):
-        if world.policies[candidates[rank]].serving > 0:
-            return int(candidates[rank])
-    return -1
 
 
 @compiled_part
@@ -263,6 +206,22 @@ def _refuse(world: World, request: int) -> None:
     world.outcomes[request].state = REFUSED
     world.books[0].refused += 1
     world.books[0].ended += 1
+
+
+@compiled_part
+def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
+    """How long a request takes alone by the profile of *policy*, an ENDPOINT record."""
+    return service_time_s(
+        float(policy.prefill_t0_s),
+        float(policy.prefill_a_s),
+        float(policy.prefill_b_s_per_token),
+        float(policy.prefill_c_s_per_token2),
+        float(policy.decode_a_s),
+        float(policy.decode_b_s_per_sequence),
+        float(policy.decode_c_s_per_token),
+        prompt_tokens,
+        output_tokens,
+    )
 
 
 @compiled_part
@@ -281,9 +240,15 @@ def _queue(world: World, request: int, endpoint: int) -> None:
         output = room - prompt
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
     deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
-    key = turn_key(int(policy.ordering), arrival_s, deadline_s, priority, output)
+    ordering = int(policy.ordering)
+    service_s = 0.0
+    if ordering not in (FCFS, PRIORITY):  # which do not ask for it
+        service_s = _service_s(policy, prompt, column(arrivals.output_tokens, request) if ordering == SJF else output)
+    key = turn_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request
+    if policy.routing == LEAST_DELAY:
+        _note(world, slot, request)
 
 
 @compiled_part
@@ -322,7 +287,9 @@ def _finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     outcome.state = DONE
     world.books[0].ended += 1
     release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
-    tell(world.fleet, world.engines, instance)
+    tell(world.fleet, engines, instance)
+    if engines.ahead.clock.size > 0:
+        leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
 
 
@@ -334,17 +301,6 @@ def _flagged(world: World, endpoint: int, now_s: float) -> bool:
         return False
     policy.flagged_s = now_s
     return True
-
-
-@compiled_part
-def _trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
-    """What the reactive trigger wants of *endpoint*, which a request has just reached."""
-    books, policy = world.books[0], world.policies[endpoint]
-    if now_s - policy.scaled_s < books.cooldown_s:
-        return 0
-    above, below = float(books.out_above), float(books.in_below)
-    use = _pressure(world, endpoint, below, above, now_s, source)
-    return reactive_wish(use, int(policy.serving), above, below, int(books.min_instances), int(books.max_instances))
 
 
 @compiled_part
@@ -405,7 +361,7 @@ def _run(
                 else:
                     endpoint = node - 2 * instances - ways
         if request >= 0:
-            endpoint = _choose_endpoint(world, request, now_s, source)
+            endpoint = choose_endpoint(world, request, now_s, source)
             if endpoint < 0:
                 if asked:
                     return NONE
@@ -446,7 +402,7 @@ def _run(
             if world.lives.instances[instance].state == DRAINING and world.fleet.running[instance] == 0:
                 what, subject = SETTLE, instance
         if reached >= 0 and books.reactive != 0:
-            wanted = _trigger(world, endpoint, now_s, source)
+            wanted = trigger(world, endpoint, now_s, source)
             if wanted != 0:
                 what, subject = SCALE_OUT if wanted > 0 else SCALE_IN, endpoint
         if what == SCALE_IN:  # its look for the one with the least to do

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduling.routing import release
+from scheduling.lookahead import leave
+from scheduling.routing import prefilled, release
 from scheduling.simulation.events import reset_time
 from scheduling.simulation.prefixes import clear_cache
 from scheduling.simulation.state import FREE_SEQUENCES, IDLE, NONE, SEGMENT
@@ -28,6 +29,10 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
             produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
             told = int(this.prompt_tokens) + produced if this.streaming else 0
             release(world.fleet, instance, int(this.expected_tokens), told)
+            if not this.streaming:
+                prefilled(world.fleet, instance, int(this.expected_prompt))
+            if engines.ahead.clock.size > 0:
+                leave(engines.ahead, at)
             engines.free_sequences[engines.counters[FREE_SEQUENCES]] = at
             engines.counters[FREE_SEQUENCES] += 1
             at = int(this.next)

@@ -9,6 +9,7 @@ import math
 from scheduling.compiled import compiled_part
 from scheduling.fleet import FleetArrays
 from scheduling.profile import step_time_s
+from scheduling.simulation.ahead import follow
 from scheduling.simulation.room import place_in_block
 from scheduling.simulation.sequences import append_joining, push_due
 from scheduling.simulation.state import NONE, STEP, EngineArrays
@@ -55,6 +56,8 @@ def count_tokens(fleet: FleetArrays, engines: EngineArrays, instance: int, itera
         engine.counted = iterations
         fleet.remaining_tokens[instance] -= engine.step_within * added
         fleet.kv_tokens[instance] += (engine.step_decodes - engine.step_within) * added
+        if engines.ahead.clock.size > 0:
+            follow(engines, instance)
 
 
 @compiled_part

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.reference import POLICIES, PlainFleet, PlainQueue
+from scheduling.reference import POLICIES, PlainFleet, PlainQueue, plain_engine_priority, plain_turn
+from scheduling.reference_ahead import FORESEEING, Sight
 from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.engine import EngineRequest
 from scheduling.simulation.reference_lives import NEVER, Held, ReferenceLives, Server
 from scheduling.simulation.requests import Requests
 from scheduling.simulation.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
-from scheduling.turns import PRIORITY_STEP_S
 
 WORKS = (State.READY, State.DRAINING)
 
@@ -45,6 +45,9 @@ class ReferenceFleet:
         """Numbers of commands that made no sense when they came."""
         self.lives = ReferenceLives(cluster, seed)
         self._fleet = PlainFleet([server.plain for server in self.lives.servers])
+        self._sight = Sight(
+            [server.ahead for server in self.lives.servers], block_tokens=min(cluster.cached_block_sizes(), default=0)
+        )
         self._queues = [PlainQueue() for _ in cluster.endpoints]
         self._waiting: dict[int, Held] = {}
         self._latency_s = cluster.latencies()
@@ -151,12 +154,17 @@ class ReferenceFleet:
             output = room - prompt
         held.expected_prompt, held.expected_output = prompt, output
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
-        turn = {
-            "fcfs": arrival_s,
-            "priority": priority * PRIORITY_STEP_S + arrival_s,
-            "shortest": float(output),
-            "deadline": arrival_s + float(requests.deadline_s[number]),
-        }[self.cluster.of(self.cluster.ordering, key)]
+        ordering = self.cluster.of(self.cluster.ordering, key)
+        known = int(requests.output_tokens[number]) if ordering == "sjf" else output
+        turn = plain_turn(
+            ordering,
+            arrival_s,
+            arrival_s + float(requests.deadline_s[number]),
+            priority,
+            self.cluster.yardstick(key).service_time_s(prompt, known),
+            self.cluster.of(self.cluster.ordering_stretch, key),
+        )
+        held.priority = plain_engine_priority(ordering, priority, turn)
         self._waiting[number] = held
         self._queues[held.endpoint].push(number, turn, self._sequence)
         self._sequence += 1
@@ -170,13 +178,26 @@ class ReferenceFleet:
 
     def _route(self, endpoint: int) -> Server | None:
         """The server for the request whose turn it is; None if nobody waits or nobody has room."""
-        policy = POLICIES[self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])]
+        name = self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])
         number = self._queues[endpoint].peek()
         if number < 0:
             return None
         held = self._waiting[number]
-        instance = policy(self._fleet, endpoint, held.expected_prompt, held.expected_output)
+        if name in FORESEEING:
+            self._sight.hashes = self._hashes(number)
+            instance = FORESEEING[name](
+                self._fleet, self._sight, endpoint, held.expected_prompt, held.expected_output
+            )
+        else:
+            instance = POLICIES[name](self._fleet, endpoint, held.expected_prompt, held.expected_output)
         return None if instance < 0 else self.lives.servers[instance]
+
+    def _hashes(self, number: int) -> tuple[int, ...]:
+        """What stands for the leading blocks of the request's prompt, where that is of any use."""
+        if not self.requests.prefix_first.size:
+            return ()
+        first, last = self.requests.prefix_first[number : number + 2]
+        return tuple(self.requests.prefix_hashes[first:last].tolist())
 
     def _pump_batches(self, endpoint: int) -> None:
         """Whole batches to idle servers, once they are full or the oldest batch in the making has waited long enough."""
@@ -225,13 +246,11 @@ class ReferenceFleet:
         outcome["cached_tokens"] = 0
         self.decisions.append((self._now_s, number, held.endpoint, server.number))
         server.held[str(number)] = held
-        hashes: tuple[int, ...] = ()
-        if requests.prefix_first.size:
-            first, last = requests.prefix_first[number : number + 2]
-            hashes = tuple(requests.prefix_hashes[first:last].tolist())
+        hashes = self._hashes(number)
+        if self.cluster.cached_block_sizes():
+            self._sight.index.learn(self._fleet, held.endpoint, hashes, server.number)
         prompt, output = int(requests.prompt_tokens[number]), int(requests.output_tokens[number])
-        priority = int(requests.priority[number])
-        server.engine.add(EngineRequest(str(number), prompt, output, priority, self._now_s, hashes))
+        server.engine.add(EngineRequest(str(number), prompt, output, held.priority, self._now_s, hashes))
         if server.step is None:
             server.event_s = self._now_s
 
@@ -240,7 +259,8 @@ class ReferenceFleet:
     def _work(self, server: Server) -> None:
         if server.step is not None:
             step, server.step = server.step, None
-            for request_id in step.emitted:
+            # Look-ahead maps first hear of those that go on, then of those that begin.
+            for request_id in sorted(step.emitted, key=lambda name: server.held[name].produced_tokens == 0):
                 self._count(server.held[request_id], server)
             for request_id in step.finished:
                 held = server.held.pop(request_id)
@@ -267,6 +287,10 @@ class ReferenceFleet:
         """One more token of *held* came out."""
         if held.produced_tokens == 0:
             self._latency(held, "ttft_s")
+            server.plain.queued_prompt_tokens -= held.expected_prompt
+            server.ahead.enter(held.number, int(self.requests.prompt_tokens[held.number]), held.expected_output)
+        else:
+            server.ahead.token(held.number, held.produced_tokens)
         held.produced_tokens += 1
         done = int(self.requests.prompt_tokens[held.number]) + held.produced_tokens
         tokens, expected = done - held.counted_tokens, held.expected_prompt + held.expected_output
@@ -277,6 +301,9 @@ class ReferenceFleet:
 
     def _release(self, held: Held, server: Server) -> None:
         expected = held.expected_prompt + held.expected_output
+        server.ahead.leave(held.number)
+        if held.produced_tokens == 0:
+            server.plain.queued_prompt_tokens -= held.expected_prompt
         server.plain.running -= 1
         server.plain.kv_tokens -= max(expected, held.counted_tokens)
         server.plain.remaining_tokens -= max(expected - held.counted_tokens, 0)

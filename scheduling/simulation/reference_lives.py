@@ -5,11 +5,12 @@ drains takes no new work and becomes what was decided when it holds nothing more
 docs/simulation.md, said in the shortest way.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
 from scheduling.reference import PlainInstance
+from scheduling.reference_ahead import FORGOTTEN_TOKENS, PlainMap
 from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.engine import EngineConfig, ReferenceEngine, StepResult
 from scheduling.simulation.world import State
@@ -29,6 +30,8 @@ class Held:
     endpoint: int = -1
     expected_prompt: int = 0
     expected_output: int = 0
+    priority: int = 0
+    """What its engine is told."""
     counted_tokens: int = 0
     produced_tokens: int = 0
     preempted: bool = False
@@ -55,6 +58,7 @@ class Server:
     """Those of `held` that hold blocks, in order of admission."""
     since_s: float = 0.0
     spent_s: dict[State, float] = field(default_factory=dict)
+    ahead: PlainMap = field(default_factory=PlainMap)
     until_s: float = NEVER
     """When its state is over,"""
     then: list[tuple[State, float]] = field(default_factory=list)
@@ -84,6 +88,8 @@ class ReferenceLives:
             accepting=spec.state == State.READY,
             max_num_seqs=spec.dispatch_max_num_seqs or spec.engine.max_num_seqs,
             kv_capacity_tokens=spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
+            memory_tokens=spec.engine.kv_capacity_tokens,
+            profile=astuple(spec.engine.profile),
         )
         if self._one_by_one(plain.endpoint):
             plain.max_num_seqs = 1
@@ -116,6 +122,7 @@ class ReferenceLives:
         server.state, server.since_s, server.until_s, server.then = state, now_s, now_s + lasts_s, then
         server.plain.accepting = state == State.READY
         if state not in (State.READY, State.DRAINING):
+            server.plain.placed_tokens += FORGOTTEN_TOKENS
             self._renew(server)
 
     def _renew(self, server: Server) -> None:
@@ -151,7 +158,8 @@ class ReferenceLives:
             server.config = self.engines[model, server.gpu_type]
             server.plain.endpoint = endpoint
             server.plain.max_num_seqs = 1 if self._one_by_one(endpoint) else server.config.max_num_seqs
-            server.plain.kv_capacity_tokens = server.config.kv_capacity_tokens
+            server.plain.kv_capacity_tokens = server.plain.memory_tokens = server.config.kv_capacity_tokens
+            server.plain.profile = astuple(server.config.profile)
         self.put(server, now_s, *states)
 
     def _swap_s(self, server: Server, model: str) -> float:

@@ -26,7 +26,7 @@ class Requests(NamedTuple):
     priority: NDArray[np.int32]
     """Lower is earlier."""
     deadline_s: NDArray[np.float64]
-    """After arrival; infinity for none."""
+    """After arrival, of the end, or of the first token where that is what is promised; infinity for none."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
 
-from scheduling.routing import POLICIES
+from scheduling.routing import POLICY_CODES
 from scheduling.simulation.places import Key, ScenarioError, wrong_at
 from scheduling.simulation.traces import FORMATS
-from scheduling.turns import ORDERINGS
+from scheduling.turns import ORDERINGS, STRETCH
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
@@ -137,6 +137,7 @@ class ReactiveOf(Part):
 class Policies(Part):
     routing: str = "join_shortest_queue"
     ordering: str = "fcfs"
+    ordering_stretch: AtLeast0 = STRETCH
     region_threshold: AtLeast0 = 0.7
     queue_bound: Size | None = None
     batching: BatchingOf = BatchingOf()
@@ -145,7 +146,7 @@ class Policies(Part):
     @field_validator("routing")
     @classmethod
     def _known_routing(cls, value: str) -> str:
-        return _one_of(value, POLICIES)
+        return _one_of(value, POLICY_CODES)
 
     @field_validator("ordering")
     @classmethod

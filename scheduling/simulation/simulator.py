@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.affinity import Affinity, grow_affinity
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.ordering import FREE_COUNT, WaitingArrays, grow_waiting, in_order, rekey
+from scheduling.routing import LEAST_DELAY
 from scheduling.simulation import loop
 from scheduling.simulation.build import build_world
 from scheduling.simulation.cluster import Cluster
@@ -204,8 +206,13 @@ class Simulation:
         decisions, books = world.decisions, self._books
         if decisions.size and decisions.size - books.decisions <= waiting.key.size:
             decisions = np.concatenate([decisions, np.zeros(decisions.size + waiting.key.size, decisions.dtype)])
-        self._replace(waiting=waiting, held=held, decisions=decisions)
+        self._replace(waiting=waiting, held=held, decisions=decisions, affinity=self._grown_affinity(held.size))
         self.lives.make_room()
+
+    def _grown_affinity(self, slots: int) -> Affinity:
+        """That of the world, with room for what waits in *slots*, if anything is noted of it."""
+        affinity, noted = self.world.affinity, (self.world.policies["routing"] == LEAST_DELAY).any()
+        return grow_affinity(affinity, affinity.matched.size, slots) if noted else affinity
 
     def _replace(self, **arrays: Any) -> None:
         self.lives.world = self.world._replace(**arrays)
@@ -323,7 +330,8 @@ class Simulation:
     def _make_room(self, count: int) -> None:
         while self.world.waiting.counters[FREE_COUNT] < count:
             held = np.concatenate([self.world.held, np.zeros_like(self.world.held)])
-            self._replace(waiting=grow_waiting(self.world.waiting, held.size), held=held)
+            affinity = self._grown_affinity(held.size)
+            self._replace(waiting=grow_waiting(self.world.waiting, held.size), held=held, affinity=affinity)
 
     def _check_endpoint(self, endpoint: int) -> None:
         if not 0 <= endpoint < len(self.cluster.endpoints):

@@ -27,6 +27,7 @@ from scheduling.simulation.scenario import ClientOf, Group, LengthsOf, Scenario,
 from scheduling.simulation.traces import TraceError, load_trace
 from scheduling.simulation.workload import Coded, Workload
 from scheduling.simulation.world import State
+from scheduling.turns import due_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ def _cluster(scenario: Scenario) -> Cluster:
         latency_s=_latency_s(scenario, regions),
         routing=policies.routing,
         ordering=policies.ordering,
+        ordering_stretch=policies.ordering_stretch,
         threshold=policies.region_threshold,
         queue_bound=policies.queue_bound,
         batching=batching,
@@ -300,7 +302,8 @@ def _requests(scenario: Scenario, cluster: Cluster, workload: Workload, seed: in
     slo_class = _codes(workload.slo_class, classes)
     of_class = list(scenario.classes.values())
     priority = np.array([one.priority for one in of_class], np.int32)
-    deadline_s = np.array([inf if one.deadline_s is None else one.deadline_s for one in of_class])
+    promised = [_promise(one) for one in of_class]
+    deadline_s = np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promised])
     predicted = None
     if scenario.demand.prediction_error > 0:
         noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)

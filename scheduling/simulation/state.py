@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.lookahead import LookAhead
+from scheduling.lookahead import allocate as allocate_ahead
 from scheduling.simulation.engine import EngineConfig
 from scheduling.simulation.requests import Requests
 
@@ -124,10 +126,11 @@ SEQUENCE = record(
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
         ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
+        ("expected_prompt", np.int32),  # of those, its prompt
         ("produced_tokens", np.int32),  # true while it does not decode
         ("computed_tokens", np.int32),  # true while it does not decode
         ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
-        ("priority", np.int32),
+        ("priority", np.int64),
         ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
         ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
         ("number", np.int64),  # order of dispatch
@@ -180,6 +183,8 @@ class EngineArrays(NamedTuple):
     """Scratch: sequences that end at one moment."""
     counters: NDArray[np.int64]
     cache: CacheArrays
+    ahead: LookAhead
+    """Look-ahead maps, with sequences as slots; of nothing where no router asks for them."""
 
 
 def _allocate_cache(
@@ -209,10 +214,12 @@ def allocate_engines(
     endpoints: int,
     sequences: int,
     requests: Requests,
+    *,
+    anticipate: bool = False,
 ) -> EngineArrays:
     """Idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
 
-    Each could take the settings of any of *configs* and *later* as well.
+    Each could take the settings of any of *configs* and *later* as well. *anticipate*: keep look-ahead maps.
     """
     count = len(configs)
     batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
@@ -230,6 +237,7 @@ def allocate_engines(
         done=np.zeros(batch, np.int32),
         counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),
         cache=_allocate_cache((*configs, *later), count, sequences, longest_tokens, requests),
+        ahead=allocate_ahead(count, sequences) if anticipate else allocate_ahead(0, 0, 2),
     )
     arrays.instances["next_s"] = np.inf
     for name in (

@@ -1,16 +1,12 @@
 """What the global router and the reactive trigger look at: sums over an endpoint's instances, kept up to date.
 
 A decision that asks how full an endpoint is would look at all its instances; a change concerns one. So an instance tells the
-sums of its endpoint what has changed, and they remember what they were told. In the end it is `regions.fullness` that says
-how full an endpoint is, as it does live.
-
-While a batch decodes, sequences beyond the tokens expected of them take memory with each iteration. How much is bounded
-without a square root, and mostly that is enough to know on which side of a mark an endpoint is.
+sums of its endpoint what has changed, and they remember what they were told. They hold no more than the fleet arrays: who
+brings an instance up to the moment tells them.
 """
 
 from scheduling.compiled import compiled_aside, compiled_part, index
 from scheduling.fleet import EndpointArrays, FleetArrays
-from scheduling.regions import fullness
 from scheduling.simulation.progress import observe
 from scheduling.simulation.state import EngineArrays
 
@@ -42,6 +38,17 @@ def tell(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
         engine.told_running, engine.told_kv_tokens = running, kv_tokens
 
 
+@compiled_aside
+def observe_endpoint(
+    fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
+) -> None:
+    """Count every token that has come out at *endpoint* up to this moment."""
+    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
+        instance = index(endpoints.members[at])
+        observe(fleet, engines, instance, now_s, instance < source)
+        tell(fleet, engines, instance)
+
+
 @compiled_part
 def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
     """KV tokens that *instance*, in a segment, may have grown by at the most, and the fleet arrays do not know of."""
@@ -61,33 +68,3 @@ def observe_memory(
         if engines.exceeding[instance] != 0:
             observe(fleet, engines, instance, now_s, instance < source)
             tell(fleet, engines, instance)
-
-
-@compiled_part
-def pressure_beside(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    engines: EngineArrays,
-    endpoint: int,
-    waiting: int,
-    low: float,
-    high: float,
-    now_s: float,
-    source: int,
-) -> float:
-    """A number that is below *low*, above *high*, or neither, exactly as `regions.pressure` of *endpoint* is now."""
-    total = engines.totals[endpoint]
-    capacity, running, sequences = total.kv_capacity_tokens, total.running, total.max_num_seqs
-    least = fullness(total.kv_tokens, capacity, running, sequences, waiting)
-    if least > high:
-        return least
-    grown = 0.0
-    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
-        instance = index(endpoints.members[at])
-        if engines.exceeding[instance] != 0:
-            grown += grown_tokens(engines, instance, now_s)
-    most = fullness(total.kv_tokens + int(grown) + 1, capacity, running, sequences, waiting)
-    if most < low or (least >= low and most <= high):
-        return least
-    observe_memory(fleet, endpoints, engines, endpoint, now_s, source)
-    return fullness(total.kv_tokens, capacity, running, sequences, waiting)

@@ -1,13 +1,16 @@
 """Everything that a simulation holds in arrays, as one bundle that @compiled functions take. Made by `build`."""
 
+from dataclasses import fields
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.affinity import Affinity
 from scheduling.fleet import EndpointArrays, FleetArrays
 from scheduling.ordering import WaitingArrays
+from scheduling.profile import Profile
 from scheduling.simulation.events import EventTree
 from scheduling.simulation.state import EngineArrays, record
 
@@ -130,6 +133,8 @@ ENDPOINT = record(
         ("region", np.int64),
         ("routing", np.int64),
         ("ordering", np.int64),
+        ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
+        *((field.name, np.float64) for field in fields(Profile)),
         ("queue_bound", np.int64),
         ("batch_size", np.int64),  # 0: continuous; else a batch is given whole to an idle instance (SSJF: dynamic)
         ("batch_wait_s", np.float64),
@@ -230,5 +235,7 @@ class World(NamedTuple):
     """Scratch, by instance."""
     least_tokens: NDArray[np.float64]
     """Scratch, by instance."""
+    affinity: Affinity
+    """What the router that goes by prefixes remembers; next to nothing where none does."""
     books: NDArray[np.void]
     """One BOOKS record."""

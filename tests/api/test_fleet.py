@@ -176,6 +176,7 @@ class TestDeployments:
             ({"max_instances": -1}, "max_instances"),
             ({"max_instances": "many"}, "max_instances"),
             ({"routing_policy": "best"}, "routing_policy"),
+            ({"ordering_stretch": -1}, "ordering_stretch"),
             ({"queue_bound": 10**9}, "queue_bound"),
             ({"url": "http://elsewhere"}, "url"),
         ],
@@ -185,6 +186,18 @@ class TestDeployments:
         assert response.status_code == 422
         assert error(response)["field"] == field
         assert not Event.objects.exists()
+
+    def test_ordering_and_its_stretch(self, sign_in, deployment):
+        caller = sign_in("fleet_admin")
+        answer = caller.patch(f"deployments/{deployment.pk}", ordering_policy="ssjf", ordering_stretch=25).json()
+        assert (answer["ordering_policy"], answer["ordering_stretch"]) == ("ssjf", 25.0)
+
+    @pytest.mark.parametrize(("name", "why"), [("sjf", "only a simulation knows"), ("shortest", "wait for ever")])
+    def test_an_ordering_for_simulations_is_refused_with_the_reason(self, name, why, sign_in, deployment):
+        response = sign_in("fleet_admin").patch(f"deployments/{deployment.pk}", ordering_policy=name)
+        assert response.status_code == 422
+        assert error(response)["field"] == "ordering_policy"
+        assert why in error(response)["message"]
 
     @pytest.mark.parametrize("who", ["viewer", "operator", "member"])
     def test_only_admins_edit(self, who, sign_in, deployment):

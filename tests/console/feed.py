@@ -58,6 +58,7 @@ class Feed:
         self.seed = seed
         self.sequence = 0
         self.started_at = 0.0
+        self.drift: list[Row] = []  # model, tenant, longer, since
 
     def load(self, number: int, ts: float) -> float:
         """Between 0 and 1, moving slowly, with a phase of its own for each instance."""
@@ -107,6 +108,26 @@ class Feed:
             },
             "endpoints": columns(endpoints),
             "instances": columns(instances),
+            "lengths": self.lengths(ts),
+        }
+
+    def lengths(self, ts: float) -> dict[str, Any]:
+        """What the gateway tells of its length service: counts grow by a few answers a second."""
+        answers = int((ts - self.started_at) * 9)
+        shares = {"cache": 0.11, "semantic": 0.17, "student": 0.69, "prior": 0.03}
+        wobble = random.Random(f"{self.seed}:{int(ts)}").uniform(0.9, 1.1)
+        return {
+            "answered": {source: int(answers * share) for source, share in shares.items()} | {"forced": 12},
+            "p50_ms": round(0.21 * wobble, 3),
+            "p99_ms": round(1.9 * wobble, 3),
+            "late": answers // 600,
+            "failed": 0,
+            "cache_entries": 1_830,
+            "drift": self.drift,
+            "version": "student 2",
+            "shadow": "student 3",
+            "apart": True,
+            "restarts": 0,
         }
 
     def endpoints(self, instances: list[Row]) -> list[Row]:

@@ -44,6 +44,8 @@ class TestDeployment:
             ({"tensor_parallel": 1, "gpu_memory_utilization": 0.15}, {"tensor_parallel"}),  # weights do not fit
             ({"max_num_seqs": 0}, {"max_num_seqs"}),
             ({"routing_policy": "best"}, {"routing_policy"}),
+            ({"ordering_policy": "ssjf", "ordering_stretch": 0.0}, set()),
+            ({"ordering_stretch": -1.0}, {"ordering_stretch"}),
             ({"vllm_args": "--enforce-eager"}, set()),
             ({"vllm_args": "--port 1"}, {"vllm_args"}),
             ({"vllm_args": "--port=1"}, {"vllm_args"}),
@@ -55,6 +57,16 @@ class TestDeployment:
         for name, value in changes.items():
             setattr(deployment, name, value)
         assert errors(deployment) == fields
+
+    def test_orderings_of_simulations_say_why_they_are_refused(self, deployment):
+        deployment.ordering_policy = "sjf"
+        with pytest.raises(ValidationError, match="which only a simulation knows"):
+            deployment.full_clean()
+
+    @pytest.mark.parametrize("ordering", ["fcfs", "priority", "ssjf", "deadline", "slack"])
+    def test_instances_are_told_to_go_by_priority_unless_they_go_by_arrival(self, ordering, deployment):
+        deployment.ordering_policy = ordering
+        assert deployment.scheduling_policy == ("fcfs" if ordering == "fcfs" else "priority")
 
     def test_a_second_one_of_the_same_kind(self, deployment):
         deployment.pk = None

@@ -15,7 +15,8 @@ from tests.gateway.conftest import until
 def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
         prompt_tokens=prompt_tokens,
-        predicted_tokens=predicted_tokens,
+        expected_prompt=prompt_tokens,
+        expected_tokens=prompt_tokens + predicted_tokens,
         output_tokens=0,
         ahead=-1,
         ahead_tokens=0,

@@ -16,6 +16,7 @@ from controlplane.gateway.measures import Count, Latency, Windows
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.ticket import MOVES, IllegalTicketMove, Ticket, TicketState
 from controlplane.gateway.upstream import Usage, split_events, upstream_priority, without_usage_event
+from scheduling.turns import ORDERINGS, turn_key
 
 
 class TestLimits:
@@ -102,10 +103,29 @@ class TestEvents:
 
 
 def test_upstream_priority_stays_in_its_band():
-    assert upstream_priority(-1, None) == -1000
-    assert upstream_priority(2, 10**9) == 2499
-    assert upstream_priority(2, -5) == 2000
-    assert upstream_priority(0, "text") == 0
+    for ordering in (ORDERINGS["fcfs"], ORDERINGS["priority"]):
+        assert upstream_priority(ordering, -1, None, 1e9) == -1000
+        assert upstream_priority(ordering, 2, 10**9, 1e9) == 2499
+        assert upstream_priority(ordering, 2, -5, 1e9) == 2000
+        assert upstream_priority(ordering, 0, "text", 1e9) == 0
+
+
+@given(
+    st.sampled_from(["ssjf", "deadline", "slack"]),
+    st.lists(st.tuples(st.integers(-40, 40), st.integers(1_000_000, 2_000_000), st.integers(0, 10**5)), min_size=2),
+)
+def test_upstream_priority_is_the_turn_where_turns_are_more_than_classes(ordering, requests):
+    code = ORDERINGS[ordering]
+    keys = [
+        turn_key(code, came / 8, came / 8 + length / 8, priority, length / 16, 2.0)
+        for priority, came, length in requests
+    ]
+    told = [upstream_priority(code, row[0], None, key) for row, key in zip(requests, keys, strict=True)]
+    order = sorted(range(len(keys)), key=lambda at: (keys[at], at))
+    assert order == sorted(range(len(told)), key=lambda at: (told[at], at))
+    assert all(-(2**63) <= each < 2**63 for each in told)
+    stepped_back = [upstream_priority(code, row[0], 499, key) for row, key in zip(requests, keys, strict=True)]
+    assert stepped_back == [each + 499_000 for each in told]
 
 
 class TestWindows:

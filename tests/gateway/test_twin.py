@@ -16,15 +16,20 @@ from controlplane.gateway.inventory import EndpointSpec, InstanceSpec, Inventory
 from controlplane.gateway.keys import SloTerms
 from controlplane.gateway.ticket import Ticket
 from controlplane.gateway.topology import Topology
+from controlplane.gateway.upstream import upstream_priority
+from scheduling.foreseeing import FORESEEING
 from scheduling.profile import Profile
+from scheduling.reference_ahead import noted_places
 from scheduling.simulation import cluster as simulated
 from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.requests import make_requests
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.world import Outcome
+from scheduling.turns import ORDERINGS
 
 NEVER = float("inf")
 REQUESTS = 150
+BLOCK_TOKENS = 4
 
 
 class RecordingDispatcher(Dispatcher):
@@ -34,28 +39,40 @@ class RecordingDispatcher(Dispatcher):
         super().__init__(*arguments, **options)
         self.decided = []
 
-    def _explain(self, ticket, endpoint, replica):
+    def _explain(self, ticket, endpoint, replica, slot):
         self.decided.append((self.clock(), ticket, endpoint.index, replica.slot))
-        return super()._explain(ticket, endpoint, replica)
+        return super()._explain(ticket, endpoint, replica, slot)
+
+    def _leading_hashes(self, ticket):
+        """Those of the trace, at the places that are noted."""
+        hashes = ticket.call.hashes
+        return [hashes[place - 1] for place in noted_places(len(hashes))], BLOCK_TOKENS
 
 
 class Live:
     """The dispatcher, a clock that is set, and an engine for each instance."""
 
-    def __init__(self, fleet: simulated.Cluster):
+    def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None):
+        self.max_tokens = max_tokens
+        self.hashes = {}
+        """Of the leading blocks of prompts, by number of the request."""
         self.now_s = 0.0
         self.topology = Topology()
         self.topology.apply(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
                 endpoints=tuple(
-                    EndpointSpec(model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)))
+                    EndpointSpec(
+                        model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
+                        ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
+                    )
                     for model, region in fleet.endpoints
                 ),
                 instances=tuple(
                     InstanceSpec(
                         number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                         spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
+                        profile=spec.engine.profile,
                     )
                     for number, spec in enumerate(fleet.instances)
                 ),
@@ -70,15 +87,17 @@ class Live:
         self.given = 0
         self.refused = []
 
-    def arrive(self, number: int, model: str, region: str, prompt: int, predicted: int, output: int, priority: int):
+    def arrive(self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due):
         ticket = Ticket(
             request_id=str(number),
             grant=SimpleNamespace(tenant_id=1),
-            terms=SloTerms("c", "", priority, None, None, None, None),
-            call=SimpleNamespace(model=model, sequences=1),
+            terms=SloTerms("c", "", priority, None, None, None, due),
+            call=SimpleNamespace(
+                model=model, sequences=1, max_tokens=self.max_tokens, stream=True, hashes=self.hashes.get(number, ())
+            ),
             query=None,
             region=region,
-            arrived_at=0.0,
+            arrived_at=self.now_s,
             arrived_s=self.now_s,
             prompt_tokens=prompt,
             predicted_tokens=predicted,
@@ -94,8 +113,12 @@ class Live:
         """Hand what was decided to the engines."""
         for _, ticket, _, slot in self.dispatcher.decided[self.given :]:
             output = self.tickets[ticket.request_id][1]
+            ordering = ORDERINGS[ticket.endpoint.spec.ordering_policy]
+            priority = upstream_priority(ordering, ticket.terms.priority, None, ticket.turn_s)
             self.engines[slot].add(
-                EngineRequest(ticket.request_id, ticket.prompt_tokens, output, ticket.terms.priority, self.now_s)
+                EngineRequest(
+                    ticket.request_id, ticket.prompt_tokens, output, priority, self.now_s, tuple(ticket.call.hashes)
+                )
             )
             if self.steps[slot] is None:
                 self.events_s[slot] = self.now_s
@@ -116,10 +139,11 @@ class Live:
         self.steps[slot] = self.engines[slot].step(self.now_s)
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
 
-    def run(self, fleet: simulated.Cluster, requests):
+    def run(self, fleet: simulated.Cluster, requests, predictions=None):
+        """Serve *requests*, with *predictions* in place of what they say of themselves."""
         arrived = 0
         while True:
-            arrival_s = float(requests.arrival_s[arrived]) if arrived < REQUESTS else NEVER
+            arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
             event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
             self.now_s = min(arrival_s, event_s)
             if self.now_s == NEVER:
@@ -130,18 +154,32 @@ class Live:
                     fleet.models[requests.model[arrived]],
                     fleet.regions[requests.region[arrived]],
                     int(requests.prompt_tokens[arrived]),
-                    int(requests.predicted_tokens[arrived]),
+                    int(requests.predicted_tokens[arrived]) if predictions is None else predictions[arrived],
                     int(requests.output_tokens[arrived]),
                     int(requests.priority[arrived]),
+                    int(requests.deadline_s[arrived]) if requests.deadline_s[arrived] < NEVER else None,
                 )
                 arrived += 1
             else:
                 self.work(slot)
 
 
-@pytest.mark.parametrize("ordering", ["fcfs", "priority"])
-@pytest.mark.parametrize("routing", ["join_shortest_queue", "minimum_use", "least_request", "round_robin"])
-@pytest.mark.parametrize("load_per_s", [1.0, 40.0])
+ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *FORESEEING]
+
+
+@pytest.mark.parametrize(
+    ("routing", "ordering", "load_per_s"),
+    [
+        *(
+            (routing, ordering, load)
+            for routing in ROUTINGS
+            for ordering in ("fcfs", "priority")
+            for load in (1.0, 40.0)
+        ),
+        *(("join_shortest_queue", ordering, 40.0) for ordering in ("ssjf", "deadline", "slack")),
+        *(("least_request", ordering, 40.0) for ordering in ("ssjf", "deadline", "slack")),
+    ],
+)
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s):
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
     specs = []
@@ -151,26 +189,38 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
                 engine = EngineConfig(
                     max_num_seqs=int(random.integers(2, 7)),
                     max_num_batched_tokens=int(random.integers(8, 64)),
-                    block_size_tokens=4,
+                    block_size_tokens=BLOCK_TOKENS,
                     kv_blocks=int(random.integers(30, 60)),
-                    policy=ordering,
+                    policy="fcfs" if ordering == "fcfs" else "priority",
                     max_model_len=120,
                     profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
+                    prefix_caching=routing == "least_delay",
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
-    fleet = simulated.Cluster(specs, routing=routing, ordering=ordering, queue_bound=40)
+    fleet = simulated.Cluster(specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40)
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    prompt = random.integers(1, 55, REQUESTS)
+    # Four kinds of prompts that begin alike, each for some way.
+    shared = random.integers(0, prompt // BLOCK_TOKENS + 1)
+    blocks = [
+        [1000 * int(kind) + at for at in range(count)]
+        for kind, count in zip(random.integers(1, 5, REQUESTS), shared, strict=True)
+    ]
     requests = make_requests(
         np.cumsum(random.exponential(1 / load_per_s, REQUESTS)),
-        random.integers(1, 55, REQUESTS),
+        prompt,
         output,
+        prefix_blocks=blocks if routing == "least_delay" else None,
         predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
         model=random.integers(0, 2, REQUESTS),
         region=random.integers(0, 3, REQUESTS),
         priority=random.integers(0, 3, REQUESTS),
+        deadline_s=np.where(random.random(REQUESTS) < 0.7, random.integers(1, 9, REQUESTS), NEVER),
     )
 
     live = Live(fleet)
+    if routing == "least_delay":
+        live.hashes = dict(enumerate(blocks))
     live.run(fleet, requests)
     result = Simulation(fleet, requests, decisions=True).run()
 

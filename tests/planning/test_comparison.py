@@ -156,14 +156,24 @@ class TestAdvice:
             )  # fmt: skip
         make_instance()
         fleet = inventory.read({PLACE[0]})
-        advisor = comparison.Advisor(comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW))
-        (before,) = advisor.advise(299.0, [self.view()])
-        (after,) = advisor.advise(301.0, [self.view()])
+        replay = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW)
+        (before,), (after,) = (comparison.Advisor(replay).advise(at, [self.view()]) for at in (299.0, 301.0))
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
+    def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, monkeypatch):
+        monkeypatch.setattr(comparison.settings, "PLAN_EVERY_S", 900.0)
+        ramp = 1000.0, 1000.0, 1000.0, 90_000.0
+        monkeypatch.setattr(advisor, "_expected", lambda endpoint, at: (np.zeros(4), np.array(ramp)))
+        monkeypatch.setattr(comparison.settings, "FORECAST_WINDOW_S", 600)
+        first, second, third = (advisor.advise(at, [self.view()])[0] for at in (300.0, 1100.0, 1200.0))
+        assert (first.target_instances, first.made_at_s, first.soon_instances) == (3, 300.0, 1)
+        assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
+        assert third.made_at_s == 1200.0
+
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
-        calm, surge = (advisor.advise(at, [self.view()])[0].forecast_tokens_per_s for at in (380.0, 700.0))
+        calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s
+        surge = comparison.Advisor(advisor._replay).advise(700.0, [self.view()])[0].forecast_tokens_per_s
         assert surge > 2 * calm
         MinuteRow.objects.filter(minute__gt=advisor._replay.from_at + timedelta(seconds=360)).delete()
         again = comparison.Advisor(advisor._replay)

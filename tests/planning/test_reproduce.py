@@ -154,12 +154,12 @@ def test_the_programme_asks_for_what_the_forecast_needs():
     )
     views = [view(ready=2, spot=9), view(region="west", ready=2, spot=9)]
     east, west = advisor.advise(0.0, views)
-    assert (east.target_instances, west.target_instances) == (2, 2)
-    assert (east.later_instances, west.later_instances) == (5, 2)
+    assert (east.soon_instances, west.soon_instances) == (2, 2)
+    assert (east.target_instances, west.target_instances) == (5, 2)
     assert (east.forecast_tokens_per_s, east.tokens_per_s_per_instance) == (150.0, 100.0)
     assert (east.made_at_s, east.valid_until_s) == (0.0, 3600.0)
     advisor.upper = 1.0
-    assert advisor.advise(0.0, views)[0].target_instances == 3
+    assert advisor.advise(0.0, views)[0].soon_instances == 3
 
 
 def test_algorithm_2_looks_at_the_window_after_this_one():

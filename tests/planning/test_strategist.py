@@ -212,6 +212,14 @@ class TestAdvice:
         assert advice.made_at_s == row.made_at.timestamp()
         assert strategist.advice(row, "mars", timezone.now()) is None
 
+    def test_what_it_asks_for_soon_moves_on_with_the_time(self, language_model, deployment, automatic):
+        row = plan(language_model, 4, demand=6000.0)
+        assert strategist.advice(row, "us-east", timezone.now()).soon_instances is None
+        rates = {"us-east": [3000.0, 3000.0, 6000.0]}
+        row.inputs |= {"start_at": row.made_at.isoformat(), "window_s": 600, "demand_tokens_per_s": rates}
+        assert strategist.advice(row, "us-east", row.made_at).soon_instances == 2
+        assert strategist.advice(row, "us-east", row.made_at + timedelta(seconds=700)).soon_instances == 4
+
     @pytest.mark.parametrize("status", set(PlanStatus) - {PlanStatus.APPLIED, PlanStatus.APPROVED})
     def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)

@@ -13,6 +13,7 @@ from controlplane.gateway.replay import waves
 from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Kind, Stream, Waves, streams
 from tests.replay.conftest import FakeGateway
 from tests.supervisor.conftest import until
+from workers.emulator.text import count_tokens
 
 ENDPOINTS = [("llama", "us-west", 4096), ("llama", "us-east", 4096), ("bloom", "us-east", 2048)]
 
@@ -50,7 +51,8 @@ async def test_requests_fit_the_model_and_say_where_they_come_from(gateway: Fake
     run.cancel()
     await asyncio.wait([run])
     assert run.cancelled()
-    assert all(len(body["prompt"]) + body["max_tokens"] <= 60 for body in gateway.bodies)
+    assert all(0 < count_tokens(body["prompt"]) <= 60 - body["max_tokens"] for body in gateway.bodies)
+    assert not any("ignore_eos" in body for body in gateway.bodies)
     assert {body["stream"] for body in gateway.bodies} == {True, False}
     assert {headers["X-Region"] for headers in gateway.headers} == {"us-east"}
     assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"interactive"}

@@ -37,6 +37,10 @@ def as_arrays(plain: PlainFleet, endpoint_count: int = ENDPOINTS) -> tuple[Fleet
         fleet.kv_tokens[slot] = instance.kv_tokens
         fleet.kv_capacity_tokens[slot] = instance.kv_capacity_tokens
         fleet.remaining_tokens[slot] = instance.remaining_tokens
+        fleet.queued_prompt_tokens[slot] = instance.queued_prompt_tokens
+        fleet.placed_tokens[slot] = instance.placed_tokens
+        fleet.memory_tokens[slot] = instance.memory_tokens
+        fleet.profile[slot] = instance.profile or 0.0
     for endpoint, slot in plain.cursor.items():
         endpoints.cursor[endpoint] = slot
     index_members(fleet, endpoints)

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling import reference
+from scheduling import reference, reference_ahead
 from scheduling.fleet import allocate_endpoints, allocate_fleet, index_members
+from scheduling.foreseeing import FORESEEING
 from scheduling.routing import (
     POLICIES,
     POLICY_CODES,
@@ -33,7 +34,9 @@ def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
 
 
 def test_every_policy_has_a_twin_and_a_code():
-    assert set(POLICIES) == set(reference.POLICIES) == set(POLICY_CODES)
+    assert set(POLICIES) == set(reference.POLICIES)
+    assert set(FORESEEING) == set(reference_ahead.FORESEEING)
+    assert set(POLICIES) | set(FORESEEING) == set(POLICY_CODES)
     assert len(set(POLICY_CODES.values())) == len(POLICY_CODES)
 
 

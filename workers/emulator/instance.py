@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine, StepResult
-from workers.emulator import text
+from workers.emulator import asks, text
 from workers.emulator.answers import Answer, Sequence, StreamAnswer
 from workers.emulator.exposition import Metrics
 from workers.emulator.protocol import ApiError, Generation, Prompt
@@ -50,6 +50,7 @@ class EmulatedInstance:
         self.server_load = 0
         self.created_s = int(time.time())
         self._seed = text.mixed(seed if spec.seed is None else spec.seed, *name.encode())
+        self._model_seed = text.mixed(0, *spec.model.encode())  # a prompt asks the same of a model on all servers
         self._drawn = 0
         self._task: asyncio.Task[None] | None = None
         self._recovery: asyncio.TimerHandle | None = None
@@ -233,7 +234,10 @@ class EmulatedInstance:
         else:
             self._drawn += 1
             number = text.mixed(self._seed, prompt.digest, self._drawn, index)
-        length = text.output_tokens(number, self.spec.output_median_tokens, self.spec.output_sigma)
+        if ask := asks.read(prompt.text, prompt.tokens) if prompt.ids is None else None:
+            length = asks.length(ask, text.mixed(self._model_seed, prompt.digest), number)
+        else:
+            length = text.output_tokens(number, self.spec.output_median_tokens, self.spec.output_sigma)
         return number % len(text.WORDS), length
 
     def _enqueue(self, sequence: Sequence) -> None:

@@ -141,7 +141,7 @@ def launch_spec(instance: Instance) -> LaunchSpec:
         "max_num_seqs": deployment.max_num_seqs,
         "max_num_batched_tokens": deployment.max_num_batched_tokens,
         "max_model_len": deployment.model.context_tokens,
-        "scheduling_policy": deployment.ordering_policy,
+        "scheduling_policy": deployment.scheduling_policy,
     }
     if instance.launcher == Launcher.PROCESS:
         return LaunchSpec(

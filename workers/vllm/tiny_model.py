@@ -88,7 +88,7 @@ def write(directory: Path, seed: int = 0, hidden_size: int = 128, layers: int = 
         show_progress=False,
     )
     bpe.train_from_iterator(TRAINING_TEXT.strip().split("\n\n"), trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, model_max_length=CONTEXT_TOKENS
     )
     tokenizer.chat_template = CHAT_TEMPLATE

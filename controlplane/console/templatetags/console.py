@@ -85,10 +85,10 @@ def cell(row: dict[str, Any], field: str, kind: str) -> SafeString:
 
 
 @register.simple_tag
-def bar(ratio: float | None) -> SafeString:
-    """A small horizontal bar; the number stands beside it."""
+def bar(ratio: float | None, kind: str = "use") -> SafeString:
+    """A small horizontal bar; the number stands beside it. Of the kind `use` it warns when nearly full."""
     value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
-    level = "critical" if value > 0.98 else "warning" if value > 0.90 else ""
+    level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
     return format_html(
         '<svg class="bar" data-bar data-level="{}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="track" width="100" height="6"/><rect class="fill" width="{}" height="6"/></svg>',

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.selectors import visible_tenants
-from controlplane.console import selectors
+from controlplane.console import placements, selectors
 from controlplane.console.access import signed_in
 from controlplane.console.filters import choice, number
 from controlplane.exports import ROW_LIMIT, csv_response
@@ -124,7 +124,13 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
     for phase in phases:
         phase["x"], phase["width"] = round(x, 2), round(phase["ms"] / whole_ms * 1000, 2) if whole_ms else 0
         x += phase["width"]
-    context = {"row": row, "slo": slo, "phases": phases, "trace": trace_steps(row.trace)}
+    context = {
+        "row": row,
+        "slo": slo,
+        "phases": phases,
+        "trace": placements.steps(row.trace),
+        "predicted": placements.predicted(row),
+    }
     return render(request, "console/request.html", context)
 
 
@@ -135,26 +141,3 @@ def _phases(queue_ms: float, ttft_ms: float | None, e2e_ms: float | None) -> tup
     if ttft_ms is None:
         return (("Queue", queue_ms, 2), ("Prefill and decode", e2e_ms - queue_ms, 1))
     return (("Queue", queue_ms, 2), ("Prefill", ttft_ms - queue_ms, 1), ("Decode", e2e_ms - ttft_ms, 3))
-
-
-def trace_steps(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ledger's decision trace for the page: each placement with the instances it compared, the chosen one marked."""
-    steps = []
-    for entry in trace:
-        seen = entry.get("seen") or []
-        steps.append(
-            {
-                **entry,
-                "seen": [{**candidate, "chosen": candidate["instance"] == entry.get("instance")} for candidate in seen],
-                "why": POLICY_WHY.get(entry.get("policy", ""), ""),
-            }
-        )
-    return steps
-
-
-POLICY_WHY = {
-    "round_robin": "the next in turn that has room",
-    "least_request": "the fewest running requests among those with room",
-    "minimum_use": "the lowest use of KV cache among those with room",
-    "join_shortest_queue": "the fewest tokens still to process among those with room",
-}

@@ -114,19 +114,33 @@ class PerformanceProfile(models.Model):
 
 
 class RoutingPolicy(models.TextChoices):
-    """Names are those of `scheduling.routing.POLICIES`."""
+    """Names are those of `scheduling.routing.POLICY_CODES`."""
 
     ROUND_ROBIN = "round_robin", "Round robin"
     LEAST_REQUEST = "least_request", "Least request"
     MINIMUM_USE = "minimum_use", "Minimum use"
     JOIN_SHORTEST_QUEUE = "join_shortest_queue", "Join shortest queue"
+    PRESERVE = "preserve", "Least load ahead (PreServe)"
+    LEAST_DELAY = "least_delay", "Least predicted delay, with prefixes"
 
 
 class OrderingPolicy(models.TextChoices):
-    """Names are those of `scheduling.ordering`."""
+    """Names are those of `scheduling.turns.ORDERINGS`, less `NOT_LIVE`."""
 
     FCFS = "fcfs", "First come, first served"
     PRIORITY = "priority", "Priority of the SLO class, then first come"
+    SSJF = "ssjf", "Priority of the SLO class, then shortest predicted first, with aging"
+    DEADLINE = "deadline", "Earliest deadline first"
+    SLACK = "slack", "Least slack first"
+
+
+NOT_LIVE = {
+    "sjf": "sjf goes by the output that will really come, which only a simulation knows: take ssjf",
+    "shortest": "by shortest a long request could wait for ever: take ssjf, with a large stretch if need be",
+}
+"""Why a deployment cannot have an ordering that the simulator has."""
+STRETCH = 100.0
+"""That of `scheduling.turns`, which brings Numba."""
 
 
 class Deployment(models.Model):
@@ -159,7 +173,20 @@ class Deployment(models.Model):
     routing_policy = models.CharField(
         max_length=32, choices=RoutingPolicy.choices, default=RoutingPolicy.JOIN_SHORTEST_QUEUE
     )
-    ordering_policy = models.CharField(max_length=16, choices=OrderingPolicy.choices, default=OrderingPolicy.PRIORITY)
+    ordering_policy = models.CharField(
+        max_length=16,
+        choices=OrderingPolicy.choices,
+        default=OrderingPolicy.PRIORITY,
+        error_messages={
+            "invalid_choice": f"%(value)r is no ordering of a deployment ({'; '.join(NOT_LIVE.values())})."
+        },
+    )
+    ordering_stretch = models.FloatField(
+        default=STRETCH,
+        validators=[MinValueValidator(0.0), MaxValueValidator(1e6)],
+        help_text="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
+        "service time after it. 0 is first come, first served.",
+    )
     queue_bound = models.PositiveIntegerField(
         default=2000, help_text="Requests held for this endpoint before new ones are answered with 429."
     )
@@ -192,6 +219,11 @@ class Deployment(models.Model):
         """
         memory_bytes = self.gpu_type.memory_bytes * self.tensor_parallel * self.gpu_memory_utilization
         return int((memory_bytes - self.model.weights_bytes) // self.model.kv_bytes_per_token)
+
+    @property
+    def scheduling_policy(self) -> str:
+        """vLLM's --scheduling-policy: by arrival, or by the priority that it is told with each request."""
+        return "fcfs" if self.ordering_policy == OrderingPolicy.FCFS else "priority"
 
     def profile(self) -> PerformanceProfile | None:
         """The measured coefficients for this model on these GPUs, if there are any."""

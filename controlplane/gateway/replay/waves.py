@@ -1,6 +1,7 @@
 """Demo traffic: days of a few minutes that come to one region after another, with bursts, in three SLO classes.
 
-It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Each (model, region, class) is a
+It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Prompts are in words, of kinds
+whose answers' lengths can be foreseen, and are answered at the length that they ask for. Each (model, region, class) is a
 Poisson process whose rate follows a wave; everything is drawn from one seed.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
-from controlplane.gateway.replay.prompts import Prompts
+from controlplane.gateway.replay.instructions import Instructions
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Waves:
     def __init__(self, url: str, sources: list[Stream], seed: int) -> None:
         self.url, self.sources, self.seed = url, sources, seed
         self.sent = self.done = 0
-        self._prompts = Prompts(seed)
+        self._instructions = Instructions(seed)
         self._complained_s = -COMPLAIN_EVERY_S
 
     async def run(self) -> None:
@@ -129,11 +130,14 @@ class Waves:
         most = stream.context_tokens - output_tokens
         prompt_tokens = _length(draw, kind.prompt_tokens * longer**LONGER_PROMPTS, most)
         streamed = draw.random() < kind.streamed
-        data = b'{"model":%b,"prompt":[%b],"max_tokens":%d,"ignore_eos":true,"stream":%b}' % (
-            orjson.dumps(stream.model),
-            self._prompts.ids(prompt_tokens),
-            output_tokens,
-            b"true" if streamed else b"false",
+        most_output = max(output_tokens, min(stream.context_tokens // 3, stream.context_tokens - prompt_tokens))
+        data = orjson.dumps(
+            {
+                "model": stream.model,
+                "prompt": self._instructions.prompt(prompt_tokens, output_tokens, kind.streamed > 0),
+                "max_tokens": most_output,
+                "stream": streamed,
+            }
         )
         headers = {
             "Authorization": f"Bearer {stream.key}",

@@ -59,14 +59,21 @@ class ByProgramme:
         demand = self._demand(step, windows, self.upper)
         niw = self._other(now_s)
         targets = self._solve(demand, niw, views)
-        later = targets
+        soon = None
         if self.later_s > self.look_s:
             longer = self._demand(step, round(self.later_s / self.foreseen.window_s), self.later_upper)
-            later = self._solve(longer, niw, views)
+            soon, targets = targets, np.maximum(targets, self._solve(longer, niw, views))
         expected = demand.max(axis=1) + niw
         each = np.repeat(self.capability_tokens_per_s * self.fill, len(self.regions))
         return [
-            Advice(int(targets[at]), float(expected[at]), now_s, now_s + self.every_s, float(each[at]), int(later[at]))
+            Advice(
+                int(targets[at]),
+                float(expected[at]),
+                now_s,
+                now_s + self.every_s,
+                float(each[at]),
+                None if soon is None else int(soon[at]),
+            )
             for at in range(len(views))
         ]
 

@@ -31,17 +31,23 @@ function startLive(badge) {
   live.addEventListener("reload", () => location.reload());
   startBadge(live, badge, document.querySelector("[data-pause]"));
   setInterval(() => { if (!live.paused && !document.hidden) drawAges(live.nowS()); }, 1000);
+  startRegions(live);
+  live.start();
+  return live;
+}
+
+// Charts and parts that the server draws anew from time to time. Pages of a tenant have them without a live connection.
+function startRegions(live) {
   const charts = document.querySelector("[data-charts]");
   if (charts) new Charts(charts, live);
   document.addEventListener("chartfilled", ({ detail }) => swap([detail.id]));
   const everyS = Number(document.querySelector("[data-refresh-s]")?.dataset.refreshS ?? 0);
   if (everyS) setInterval(() => { if (!live.paused && !document.hidden) refreshRegions(0); }, everyS * 1000);
-  live.start();
-  return live;
 }
 
 const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
+if (!live) startRegions({ paused: false });
 startKeys(live);
 startFilters();
 startDialogs();

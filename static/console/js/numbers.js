@@ -6,8 +6,8 @@ function write(element, text) {
   if (element && element.textContent !== text) element.textContent = text;
 }
 
-function drawTiles(list, state) {
-  const row = rowOf(state.tables.tiles, list.dataset.scope);
+function drawTiles(list, state, table) {
+  const row = rowOf(table, list.dataset.scope);
   list.querySelectorAll("[data-tile]").forEach((tile, at) => {
     const value = row?.[tile.dataset.tile];
     const text = FORMATS[tile.dataset.format](value, row ?? {});
@@ -63,7 +63,8 @@ function drawModel(element, tiles) {
 // Draws *state* into the page. Returns whether the page shows other rows than the state has, or in another status.
 export function drawNumbers(state, nowS) {
   for (const list of document.querySelectorAll("[data-scope]")) {
-    if (state.tables.tiles) drawTiles(list, state);
+    const table = state.tables[list.dataset.table ?? "tiles"];
+    if (table) drawTiles(list, state, table);
   }
   if (state.tables.tiles) {
     for (const element of document.querySelectorAll("[data-model]")) drawModel(element, state.tables.tiles);

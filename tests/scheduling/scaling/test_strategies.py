@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, sources
+from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, soon_of, sources
 from tests.scheduling.scaling.views import advice, advices, view, views
 
 BY_PLAN = ["lt_i", "proactive"]
@@ -294,9 +294,25 @@ def test_ours_smooths_over_a_minute():
 
 def test_ours_lets_go_what_neither_plan_nor_load_wants():
     assert pilothouse([view(ready=8, use=0.2)], [advice(3)]) == {0: -5}
-    assert pilothouse([view(ready=8, use=0.2)], [advice(3, later_instances=6)]) == {0: -2}
+    assert pilothouse([view(ready=8, use=0.2)], [advice(6, soon_instances=3)]) == {0: -2}
+    assert pilothouse([view(ready=2, use=0.6)], [advice(6, soon_instances=3)]) == {0: 1}
     assert pilothouse([view(ready=8, use=0.6)], [advice(3)]) == {0: -1}  # 4.8 of 7 at most three quarters
     assert pilothouse([view(ready=8, use=0.2, since_change_s=299.0)], [advice(3)]) == {}
     assert pilothouse([view(ready=7, coming=1, use=0.2)], [advice(3)]) == {}
     full_elsewhere = [view(ready=8, use=0.2), view(region="west", ready=4, use=0.95)]
     assert pilothouse(full_elsewhere, [advice(3), advice(4)]) == {0: -4}
+
+
+def test_soon_is_the_share_of_the_peak_that_the_next_twenty_minutes_have():
+    hour = [100.0, 200.0, 150.0, 400.0, 300.0, 100.0]
+    assert soon_of(8, hour, 600.0, 0.0) == 4
+    assert soon_of(8, hour, 600.0, 599.0) == 8 * 200 // 400  # the window in progress and two more, in part
+    assert soon_of(8, hour, 600.0, 601.0) == 8
+    assert soon_of(8, hour, 600.0, 3000.0) == 2
+    assert soon_of(8, hour, 600.0, 99_000.0) == 2
+    assert soon_of(3, [0.0, 0.0], 600.0, 0.0) == soon_of(3, [], 600.0, 0.0) == 3
+
+
+def test_ours_adds_for_what_comes_soon_and_keeps_what_comes_later():
+    assert pilothouse([view(ready=4, use=0.6)], [advice(8, soon_instances=4)]) == {}
+    assert pilothouse([view(ready=4, use=0.6)], [advice(8)]) == {0: 4}

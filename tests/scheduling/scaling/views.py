@@ -62,5 +62,5 @@ advices = st.none() | st.builds(
     made_at_s=st.floats(0, 3000),
     valid_until_s=st.floats(0, 8000),
     tokens_per_s_per_instance=st.floats(0, 3000),
-    later_instances=st.integers(0, 20),
+    soon_instances=st.none() | st.integers(0, 20),
 )

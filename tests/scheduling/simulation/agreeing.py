@@ -75,8 +75,10 @@ def agree(drawn: Drawn) -> tuple[ReferenceFleet, Result]:
     )
     if not stopped:
         # Whatever was placed was released.
-        for left in (simulation.fleet.running, simulation.fleet.kv_tokens, simulation.fleet.remaining_tokens):
+        loads = simulation.fleet
+        for left in (loads.running, loads.kv_tokens, loads.remaining_tokens, loads.queued_prompt_tokens):
             assert not left.any()
+        assert not simulation.world.engines.ahead.active.any()
         engines = simulation.world.engines
         np.testing.assert_array_equal(engines.instances["free_blocks"], engines.instances["kv_blocks"])
     for server in fleet.lives.servers:

@@ -11,12 +11,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from scheduling.profile import Profile
+from scheduling.routing import POLICY_CODES
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster import Batching, Cluster, Delays, InstanceSpec
 from scheduling.simulation.engine import EngineConfig
 from scheduling.simulation.reference_fleet import Command
 from scheduling.simulation.requests import Requests, make_requests
 from scheduling.simulation.world import State
+from scheduling.turns import ORDERINGS
 
 LONGEST = 60
 """Tokens of a prompt and of an output, at most half of this each."""
@@ -135,8 +137,9 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
     return Cluster(
         specs,
         latency_s=ways,
-        routing=draw(st.sampled_from(["round_robin", "least_request", "minimum_use", "join_shortest_queue"])),
-        ordering=draw(st.sampled_from(["fcfs", "priority", "shortest", "deadline"])),
+        routing=draw(st.sampled_from(sorted(POLICY_CODES))),
+        ordering=draw(st.sampled_from(list(ORDERINGS))),
+        ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
         batching=batching,
         queue_bound=draw(st.sampled_from([None, 2, 8])),
         threshold=draw(st.sampled_from([0.2, 0.7, 1.5])),

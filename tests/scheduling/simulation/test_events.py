@@ -15,8 +15,8 @@ TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, math.inf])
 )
 def test_the_earliest_is_next_and_of_equals_the_lowest_node(nodes, changes):
     events, plain = allocate_events(nodes), [math.inf] * nodes
-    for node, time_s in changes:
-        node %= nodes
+    for number, time_s in changes:
+        node = number % nodes
         plain[node] = time_s
         reset_time(events, node, time_s)
         next_s = min(plain)

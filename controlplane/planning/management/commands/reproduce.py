@@ -10,20 +10,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from controlplane.planning.reproductions import preserve, sageserve, scenes
+from controlplane.planning.reproductions import preserve, sageserve, scenes, ssjf
 from controlplane.planning.reproductions.foreseen import Told
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.scaling import FLOOR
 
 WIDTH = 170  # where no terminal says otherwise
 WEEK_DAYS, ONE_DAY = 7.0, 1.0
+FURTHER = {"ssjf": ssjf}
+"""Modules by paper: `measure(options, told) -> result` and `show(console, result)`. They take data, seed and scale."""
 
 
 class Command(BaseCommand):
-    help = "Measure again, in our simulator, what a paper on scaling reports. docs/scaling.md explains the tables."
+    help = "Measure again, in our simulator, what a paper reports. docs/scaling.md and docs/ordering.md explain the tables."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("paper", choices=("sageserve", "preserve-scaling"))
+        parser.add_argument("paper", choices=("sageserve", "preserve-scaling", *FURTHER))
+        parser.add_argument("--data", type=Path, default=Path("data"), help="folder of traces and lengths, for ssjf")
         parser.add_argument("--days", type=float, help="simulated (default: a week for sageserve, else a day)")
         parser.add_argument("--scale", type=float, default=1.0, help="times the demand (default 1)")
         parser.add_argument("--seed", type=int, default=1)
@@ -50,7 +53,10 @@ class Command(BaseCommand):
                 progress.update(bars[what], completed=done)
 
             try:
-                result = _sageserve(options, told) if options["paper"] == "sageserve" else _preserve(options, told)
+                if options["paper"] in FURTHER:
+                    result = FURTHER[options["paper"]].measure(options, told)
+                else:
+                    result = _sageserve(options, told) if options["paper"] == "sageserve" else _preserve(options, told)
             except (ValueError, RuntimeError) as error:
                 raise CommandError(str(error)) from error
         if options["out"]:
@@ -63,7 +69,10 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(result))
         else:
             console = Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH)
-            (_show_sageserve if options["paper"] == "sageserve" else _show_preserve)(console, result)
+            if options["paper"] in FURTHER:
+                FURTHER[options["paper"]].show(console, result)
+            else:
+                (_show_sageserve if options["paper"] == "sageserve" else _show_preserve)(console, result)
 
     @staticmethod
     def _check(options: dict[str, Any]) -> None:
@@ -74,6 +83,8 @@ class Command(BaseCommand):
                 raise CommandError(f"--{name} must be above 0 and at most {most:g}.")
         if options["seed"] < 0:
             raise CommandError("--seed must be at least 0.")
+        if options["paper"] in FURTHER:
+            return
         known = sageserve.STRATEGIES if options["paper"] == "sageserve" else preserve.STRATEGIES
         names = options["strategies"].split(",") if options["strategies"] else list(known)
         for name in names:

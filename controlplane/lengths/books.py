@@ -1,0 +1,170 @@
+"""What a gateway noted of predicted lengths, written in batches: measures by the minute, samples, drift alarms.
+
+A gateway gathers in memory (`Notes`) and hands over every few seconds; all of one batch is written in one transaction.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from django.db import connection, transaction
+
+from controlplane.accounts.models import Tenant
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.lengths.models import LengthMinute, LengthSample
+from forecasting.lengths import LengthQuery, Student
+
+ACTOR = "length service"
+HELD_SERIES = 50_000
+"""Rows of measures that a gateway holds while the database cannot be written; beyond it new ones are given up."""
+
+KEY = ("minute", "model", "tenant", "predictor", "bucket_tokens")
+SUMS = (
+    "requests",
+    "predicted_tokens",
+    "output_tokens",
+    "absolute_error_tokens",
+    "within_25",
+    "within_50",
+    "within_100",
+    "below_median",
+    "below_upper",
+)
+_TABLE = LengthMinute._meta.db_table
+_UPSERT = (
+    f"INSERT INTO {_TABLE} ({', '.join((*KEY, *SUMS))}) "  # noqa: S608 - our own names
+    f"VALUES ({', '.join(['%s'] * (len(KEY) + len(SUMS)))}) "
+    f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in SUMS)
+)
+
+
+class Sampled(NamedTuple):
+    """A finished request that was drawn as a sample; its text is kept only if its tenant's row says so on writing."""
+
+    at: float  # epoch seconds
+    tenant_id: int
+    query: LengthQuery
+    predicted_tokens: int
+    predicted_by: str
+    output_tokens: int
+
+
+class Drift(NamedTuple):
+    model: str
+    tenant: str
+    what: str
+    version: str
+
+
+@dataclass(slots=True)
+class Notes:
+    """One batch. Lengths are tokens of one sequence."""
+
+    minutes: dict[tuple[float, str, str, str, int], list[int]] = field(default_factory=dict)
+    """Sums in the order of `SUMS`, by (epoch seconds of the minute, model, tenant, predictor, bucket)."""
+    samples: list[Sampled] = field(default_factory=list)
+    drifts: list[Drift] = field(default_factory=list)
+    given_up: int = 0
+
+    def measure(
+        self,
+        at: float,
+        model: str,
+        tenant: str,
+        predictor: str,
+        predicted: tuple[float, float, float],
+        real: float,
+    ) -> None:
+        """One request of *real* tokens that *predictor* took for *predicted* (tokens, median, 0.9 quantile)."""
+        tokens, length = round(predicted[0]), max(1, round(real))
+        key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
+        sums = self.minutes.get(key)
+        if sums is None:
+            if len(self.minutes) >= HELD_SERIES:
+                self.given_up += 1
+                return
+            sums = self.minutes[key] = [0] * len(SUMS)
+        error = abs(tokens - length)
+        sums[0] += 1
+        sums[1] += tokens
+        sums[2] += length
+        sums[3] += error
+        sums[4] += error <= 25
+        sums[5] += error <= 50
+        sums[6] += error <= 100
+        sums[7] += real <= predicted[1]
+        sums[8] += real <= math.ceil(predicted[2])
+
+    def take_back(self, notes: "Notes") -> None:
+        """*notes* could not be written: measures and alarms are added up with these, samples are let go."""
+        for key, sums in notes.minutes.items():
+            kept = self.minutes.get(key)
+            if kept is not None:
+                self.minutes[key] = [one + other for one, other in zip(kept, sums, strict=True)]
+            elif len(self.minutes) < HELD_SERIES:
+                self.minutes[key] = sums
+            else:
+                self.given_up += sums[0]
+        self.drifts = [*notes.drifts, *self.drifts][-100:]
+        self.given_up += notes.given_up
+
+    def __bool__(self) -> bool:
+        return bool(self.minutes or self.samples or self.drifts)
+
+
+def write(notes: Notes) -> None:
+    """Write everything in *notes* in one transaction."""
+    rows = [
+        (connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(minute, UTC)), *rest, *sums)
+        for (minute, *rest), sums in notes.minutes.items()
+    ]
+    samples = _rows(notes.samples)
+    with transaction.atomic():
+        if rows:
+            with connection.cursor() as cursor:
+                cursor.executemany(_UPSERT, rows)
+        LengthSample.objects.bulk_create(samples)
+        for drift in notes.drifts:
+            record(
+                "length.drift",
+                actor=ACTOR,
+                reason=f"answers of {drift.model} to {drift.tenant} are {drift.what} than {drift.version} is used to",
+                inputs=drift._asdict(),
+                severity=Severity.WARNING,
+            )
+
+
+def _rows(samples: Sequence[Sampled]) -> list[LengthSample]:
+    if not samples:
+        return []
+    tenants = dict(
+        Tenant.objects.filter(pk__in={sample.tenant_id for sample in samples}).values_list("pk", "keep_prompts")
+    )
+    student: Any = Student()
+    return [
+        LengthSample(
+            at=datetime.fromtimestamp(sample.at, UTC),
+            model=sample.query.model,
+            tenant_id=sample.tenant_id,
+            slo_class=sample.query.slo_class,
+            prompt_tokens=sample.query.prompt_tokens,
+            max_tokens=sample.query.max_tokens,
+            turns=min(sample.query.turns, 32767),
+            features=student.features(sample.query),
+            text=storable(sample.query.text) if tenants[sample.tenant_id] else "",
+            predicted_tokens=sample.predicted_tokens,
+            predicted_by=sample.predicted_by,
+            output_tokens=sample.output_tokens,
+        )
+        for sample in samples
+        if sample.tenant_id in tenants
+    ]
+
+
+def storable(text: str) -> str:
+    """*text* as a database takes it: no NUL (PostgreSQL has none), no lone surrogates."""
+    return text.replace("\0", " ").encode("utf-8", "replace").decode()

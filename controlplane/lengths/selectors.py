@@ -1,0 +1,275 @@
+"""How length predictions fared, and which versions there are: everything that pages and the API read of the rows.
+
+Every figure is a sum over `LengthMinute` (one row a minute, model, tenant, predictor and length bucket), so that a week
+costs in memory what an hour costs. A request is counted by what answered it, and once more by the shadow, if there was
+one: whatever counts requests leaves shadows out.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from django.db.models import F, QuerySet, Sum
+from django.db.models.functions import TruncHour
+
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+
+CACHE, SEMANTIC, PRIOR, SHADOW = "cache", "semantic cache", "prior", "shadow"
+"""Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
+PAIRS = 800
+POINTS = 72  # of a line over a range of at most MINUTES_H
+MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is asked for: since when, of which model ("" is all) and of which tenants (None is all)."""
+
+    since: datetime
+    model: str = ""
+    tenants: frozenset[str] | None = None
+
+    def narrow(self, rows: QuerySet[Any], at: str, tenant: str) -> QuerySet[Any]:
+        """*rows* within this scope; *at* and *tenant* are the names of their fields."""
+        rows = rows.filter(**{f"{at}__gte": self.since})
+        if self.model:
+            rows = rows.filter(model=self.model)
+        if self.tenants is not None:
+            rows = rows.filter(**{f"{tenant}__in": self.tenants})
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Sums over requests, and what follows of them: errors in tokens, shares as ratios; None without any request."""
+
+    requests: int = 0
+    predicted_tokens: int = 0
+    output_tokens: int = 0
+    absolute_error_tokens: int = 0
+    within_25: int = 0
+    within_50: int = 0
+    within_100: int = 0
+    below_median: int = 0
+    below_upper: int = 0
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        return cls(**{name: row[name] or 0 for name in SUMMED})
+
+    def __add__(self, other: "Measures") -> "Measures":
+        return Measures(*(getattr(self, name) + getattr(other, name) for name in SUMMED))
+
+    def _each(self, total: int) -> float | None:
+        return total / self.requests if self.requests else None
+
+    @property
+    def mae(self) -> float | None:
+        """Mean absolute error in tokens."""
+        return self._each(self.absolute_error_tokens)
+
+    @property
+    def bias(self) -> float | None:
+        """Mean of predicted less real, in tokens: above 0 it predicts too long."""
+        return self._each(self.predicted_tokens - self.output_tokens)
+
+    @property
+    def mean_output(self) -> float | None:
+        return self._each(self.output_tokens)
+
+    @property
+    def relative_error(self) -> float | None:
+        """Absolute error as a share of the tokens that came."""
+        return self.absolute_error_tokens / self.output_tokens if self.output_tokens else None
+
+    @property
+    def acc_25(self) -> float | None:
+        """Share of requests off by at most 25 tokens (PreServe, 5.2.2)."""
+        return self._each(self.within_25)
+
+    @property
+    def acc_50(self) -> float | None:
+        return self._each(self.within_50)
+
+    @property
+    def acc_100(self) -> float | None:
+        return self._each(self.within_100)
+
+    @property
+    def coverage_median(self) -> float | None:
+        """Share of requests at most as long as the predicted median; 0.5 is right."""
+        return self._each(self.below_median)
+
+    @property
+    def coverage_upper(self) -> float | None:
+        """Share of requests at most as long as the predicted 0.9 quantile; 0.9 is right."""
+        return self._each(self.below_upper)
+
+
+SUMMED = tuple(field.name for field in fields(Measures))
+
+
+def minutes(scope: Scope, shadows: bool = False) -> QuerySet[LengthMinute]:
+    rows = scope.narrow(LengthMinute.objects.order_by(), "minute", "tenant")
+    return rows if shadows else rows.exclude(predictor__startswith=SHADOW)
+
+
+def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
+    return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMMED}))
+
+
+def whole(scope: Scope) -> Measures:
+    """Over all requests of *scope*."""
+    return Measures.of(minutes(scope).aggregate(**{name: Sum(name) for name in SUMMED}))
+
+
+def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
+    rows = _summed(minutes(scope), "model", "tenant")
+    return {(row["model"], row["tenant"]): Measures.of(row) for row in rows}
+
+
+def by_series(scope: Scope) -> dict[tuple[str, str, str], Measures]:
+    """By (model, tenant, predictor); shadows are among the predictors."""
+    rows = _summed(minutes(scope, shadows=True), "model", "tenant", "predictor")
+    return {(row["model"], row["tenant"], row["predictor"]): Measures.of(row) for row in rows}
+
+
+def by_predictor(scope: Scope) -> dict[str, Measures]:
+    """Shadows are among them."""
+    return {row["predictor"]: Measures.of(row) for row in _summed(minutes(scope, shadows=True), "predictor")}
+
+
+def by_bucket(scope: Scope) -> dict[int, Measures]:
+    """By the tokens from which the bucket of the real length goes, ascending."""
+    found = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Measures over time: one column a *starts*, one line a predictor."""
+
+    starts: tuple[datetime, ...]
+    step_s: int
+    lines: dict[str, tuple[Measures, ...]]
+
+
+def series(scope: Scope, now: datetime) -> Series:
+    """Every predictor over the range, shadows too; windows in which nothing was predicted have no requests."""
+    span_s = (now - scope.since).total_seconds()
+    fine = span_s <= MINUTES_H * 3600
+    step_s = max(60, -(-span_s // POINTS // 60) * 60) if fine else 3600
+    rows = minutes(scope, shadows=True)
+    if fine:
+        summed = _summed(rows.annotate(at=F("minute")), "at", "predictor")
+    else:
+        summed = _summed(rows.annotate(at=TruncHour("minute")), "at", "predictor")
+    windows: dict[str, dict[int, Measures]] = defaultdict(dict)
+    for row in summed:
+        of_predictor, at = windows[row["predictor"]], int(row["at"].timestamp() // step_s)
+        of_predictor[at] = of_predictor.get(at, Measures()) + Measures.of(row)
+    if not windows:
+        return Series((), int(step_s), {})
+    first = min(min(line) for line in windows.values())
+    last = int(now.timestamp() // step_s)
+    places = range(first, max(last, first) + 1)
+    none = Measures()
+    return Series(
+        tuple(datetime.fromtimestamp(place * step_s, now.tzinfo) for place in places),
+        int(step_s),
+        {name: tuple(line.get(place, none) for place in places) for name, line in sorted(windows.items())},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One request: predicted against real, in tokens."""
+
+    at: datetime
+    model: str
+    tenant: str
+    predicted_by: str
+    prompt_tokens: int
+    predicted_tokens: int
+    output_tokens: int
+
+
+def samples(scope: Scope) -> QuerySet[LengthSample]:
+    return scope.narrow(LengthSample.objects.order_by(), "at", "tenant__name")
+
+
+def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[Pair], int]:
+    """At most *most* pairs, spread evenly over those of *scope*, oldest first; and how many there are in all."""
+    rows = samples(scope)
+    count = rows.count()
+    if count > most:
+        rows = rows.annotate(rest=F("pk") % -(-count // most)).filter(rest=0)
+    names = [field.name for field in fields(Pair)]
+    columns = ["tenant__name" if name == "tenant" else name for name in names]
+    # Numbers of rows may have gaps, so that a step takes more than its share: cut there, newest first.
+    found = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
+    return found[::-1], count
+
+
+def known_series() -> tuple[list[str], list[str]]:
+    """Models and tenants of which there are measures, by name."""
+    rows = LengthMinute.objects.order_by()
+    models, tenants = (rows.values_list(name, flat=True).distinct() for name in ("model", "tenant"))
+    return sorted(models), sorted(tenants)
+
+
+# Versions
+
+
+def versions(most: int | None = None) -> list[LengthVersion]:
+    """Newest first."""
+    return list(LengthVersion.objects.order_by("-number")[:most])
+
+
+def active_version() -> LengthVersion | None:
+    return LengthVersion.objects.filter(state=VersionState.ACTIVE).first()
+
+
+def shadow_version() -> LengthVersion | None:
+    """The newest of them."""
+    return LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number").first()
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """The shadow against the active version, over the minutes in which both predicted."""
+
+    since: datetime
+    shadow: Measures
+    active: Measures
+
+    @property
+    def gain(self) -> float | None:
+        """By how much of the active version's absolute error the shadow is better; below 0 it is worse."""
+        if not self.active.mae or self.shadow.mae is None:
+            return None
+        return 1 - self.shadow.mae / self.active.mae
+
+
+def duel(active: str, shadow: str, scope: Scope) -> Duel | None:
+    """*shadow* and *active* are names of predictors. Minutes in which only one of them predicted are left out."""
+    rows = minutes(scope, shadows=True).filter(predictor__in=(active, shadow))
+    lines: dict[str, dict[datetime, Measures]] = {active: {}, shadow: {}}
+    for row in _summed(rows, "minute", "predictor"):
+        lines[row["predictor"]][row["minute"]] = Measures.of(row)
+    both = lines[active].keys() & lines[shadow].keys()
+    if not both:
+        return None
+    of_shadow, of_active = (total(lines[name][minute] for minute in both) for name in (shadow, active))
+    return Duel(min(both), of_shadow, of_active)
+
+
+def total(measures: Iterable[Measures]) -> Measures:
+    return sum(measures, Measures())
+
+
+def scope_of(now: datetime, hours: float, model: str = "", tenants: Collection[str] | None = None) -> Scope:
+    """The last *hours* until *now*."""
+    return Scope(now - timedelta(hours=hours), model, None if tenants is None else frozenset(tenants))

@@ -1,0 +1,165 @@
+"""Public sets of prompts and answer lengths as samples: split by prompt, no prompt in two sets, always in the same order.
+
+Tokens are counted without a tokenizer: by `count_tokens` where the answer's text is there, else (alpaca_eval gives only
+words and characters) by `TOKENS_A_WORD` and `TOKENS_A_CHARACTER`. Both were fitted to the WordPiece tokens of MiniLM
+over answers of all these sets; docs/length-models.md says how far they are off. Each set stands for one tenant, named as its folder.
+"""
+
+import csv
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from forecasting.lengths.query import LengthQuery, Sample
+
+PIECE: Final = re.compile(r"\w+|[^\w\s]")
+TOKENS_A_PIECE: Final = 1.09
+TOKENS_A_WORD: Final = 0.725
+TOKENS_A_CHARACTER: Final = 0.086
+
+TEST_SHARE: Final = 0.3
+"""Of prompts, as in PreServe (section 5.2.2: 7 to 3)."""
+EVERY_NTH_MODEL: Final = 10
+"""Of alpaca_eval's 227 models, by name: 23 stand for the models that a house serves."""
+DAVINCI: Final = "text-davinci-003"
+
+
+class DataMissing(ValueError):
+    """A set's file is not there, or does not hold what it should; says which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Samples of one or more sets; no prompt is in both parts."""
+
+    training: list[Sample]
+    test: list[Sample]
+
+
+def count_tokens(text: str) -> int:
+    """About the tokens of *text* under a BERT WordPiece vocabulary: words and punctuation marks, times a constant."""
+    return round(TOKENS_A_PIECE * len(PIECE.findall(text)))
+
+
+def normalised(text: str) -> str:
+    """*text* as it is compared: lower case, one blank between words, no punctuation."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataMissing(f"{path} is not there. Put the data sets below one folder and name that.") from error
+    except (OSError, ValueError) as error:
+        raise DataMissing(f"{path} cannot be read: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            yield from file
+    except FileNotFoundError as error:
+        raise DataMissing(f"{path} is not there. Put the data sets below one folder and name that.") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataMissing(f"{path} cannot be read: {error}") from error
+
+
+def _sample(text: str, model: str, tenant: str, output_tokens: int) -> Sample:
+    return Sample(LengthQuery(text, count_tokens(text), model=model, tenant=tenant), output_tokens)
+
+
+def alpaca_eval(folder: Path) -> Iterator[Sample]:
+    """Answers of every tenth of 227 models to 600 prompts (CC BY-NC 4.0)."""
+    here = folder / "alpaca_eval"
+    prompts = {int(row["id"]): str(row["instruction"]) for row in _json(here / "prompts.json")}
+    rows = list(csv.DictReader(_lines(here / "lengths.csv.gz")))
+    served = set(sorted({row["model"] for row in rows})[::EVERY_NTH_MODEL])
+    for row in rows:
+        text = prompts.get(int(row["prompt_id"]))
+        if text and row["model"] in served:
+            tokens = TOKENS_A_WORD * int(row["words"]) + TOKENS_A_CHARACTER * int(row["chars"])
+            yield _sample(text, row["model"], "alpaca_eval", round(tokens))
+
+
+def arena_bench_v1(folder: Path) -> Iterator[Sample]:
+    """Answers of 19 models to 300 prompts of real users (Apache-2.0)."""
+    for line in _lines(folder / "arena_bench_v1" / "pairs.jsonl.gz"):
+        row = json.loads(line)
+        yield _sample(row["prompt"], row["model"], "arena_bench_v1", count_tokens(row["output"]))
+
+
+def _instructions(path: Path, model: str, tenant: str) -> Iterator[Sample]:
+    for row in _json(path):
+        text = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
+        yield _sample(text, model, tenant, count_tokens(row["output"]))
+
+
+def stanford_alpaca_5k(folder: Path) -> Iterator[Sample]:
+    """5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
+    yield from _instructions(folder / "stanford_alpaca_5k" / "alpaca_5000.json", DAVINCI, "stanford_alpaca_5k")
+
+
+def gpteacher(folder: Path) -> Iterator[Sample]:
+    """10,819 role plays and tool calls answered by GPT-4 (MIT)."""
+    for part in ("roleplay-simple-deduped-roleplay", "toolformer-dedupe-only"):
+        yield from _instructions(folder / "gpteacher" / f"{part}-dataset.json", "gpt-4", "gpteacher")
+
+
+def codealpaca(folder: Path) -> Iterator[Sample]:
+    """6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
+    yield from _instructions(folder / "codealpaca" / "code_alpaca_2k.json", DAVINCI, "codealpaca")
+    yield from _instructions(folder / "codealpaca" / "new_codealpaca.json", "codealpaca-new", "codealpaca")
+
+
+SETS: Final[dict[str, Callable[[Path], Iterable[Sample]]]] = {
+    "alpaca_eval": alpaca_eval,
+    "arena_bench_v1": arena_bench_v1,
+    "stanford_alpaca_5k": stanford_alpaca_5k,
+    "gpteacher": gpteacher,
+    "codealpaca": codealpaca,
+}
+"""By folder. Where a prompt is in two, the first keeps it."""
+
+FREE: Final = ("arena_bench_v1", "gpteacher")
+"""Sets whose licence lets a model fitted to them be shipped."""
+
+
+def in_test(text: str, share: float = TEST_SHARE) -> bool:
+    """Whether the prompt *text* belongs to the test part: decided by its normalised words alone."""
+    digest = hashlib.sha256(normalised(text).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = TEST_SHARE) -> Split:
+    """The sets *names* below *folder*, answers that are not empty. Raises DataMissing, and KeyError for an unknown name."""
+    split = Split([], [])
+    owner: dict[str, str] = {}
+    for name in names:
+        for sample in SETS[name](folder):
+            key = normalised(sample.query.text)
+            if not key or sample.output_tokens < 1 or owner.setdefault(key, name) != name:
+                continue
+            (split.test if in_test(sample.query.text, share) else split.training).append(sample)
+    return split
+
+
+def temperature_lengths(folder: Path) -> list[tuple[int, ...]]:
+    """Of 20,000 prompts the lengths of Vicuna-7B's answers at temperatures 0.3, 0.5 and 0.7; capped at 512 tokens."""
+    here = folder / "seqsched_lengths"
+    rows = [row for part in ("train", "val") for row in _json(here / f"alpaca-{part}-10k-length.json")]
+    return [tuple(int(row[f"L_t{heat}"]) for heat in ("0.3", "0.5", "0.7")) for row in rows]
+
+
+def proxy_predictions(folder: Path) -> list[tuple[int, int]]:
+    """(real tokens of Vicuna-13B, class that a BERT of SSJF's authors predicted) of 85,482 prompts of LMSYS-Chat-1M."""
+    path = folder / "proxy_lengths" / "predictions_warmup_multi_cls_1000K.csv.gz"
+    return [
+        (int(float(row["output_token_length"])), int(float(row["predicted_length"])))
+        for row in csv.DictReader(_lines(path))
+    ]

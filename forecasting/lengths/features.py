@@ -1,0 +1,185 @@
+"""What a cheap length model sees of a prompt: hashed n-grams and a few dozen measures, in tens of microseconds.
+
+Of a long prompt the first `FIRST` and the last `LAST` characters are read: the task stands at one of its ends, and of a
+conversation the last 512 tokens count (SSJF, section 3.1). Word n-grams are hashed into `BUCKETS` ids without a key: the ids
+hold no text and no order, so nothing can be read off them; whoever already has a sentence could check whether it fits.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths import kernels
+from forecasting.lengths.query import LengthQuery
+
+VERSION: Final = 1
+FIRST, LAST = 500, 2000
+
+UNITS: Final = {
+    "words": ("words", "word"),
+    "sentences": ("sentence", "sentences", "lines", "line", "liner", "liners"),
+    "paragraphs": ("paragraph", "paragraphs", "stanzas", "verses", "stanza", "page", "pages", "chapters", "scenes"),
+    "items": (
+        "items", "examples", "example", "ideas", "reasons", "steps", "points", "bullet", "bullets", "ways", "tips", "things",
+        "questions", "facts", "names", "options", "titles", "suggestions", "types", "benefits", "adjectives", "synonyms",
+    ),
+    "characters": ("characters", "letters", "chars"),
+    "tokens": ("tokens", "minutes", "minute"),
+}  # fmt: skip
+"""What a number before the word asks for."""
+
+CATEGORIES: Final = {
+    "brief": ("brief", "briefly", "short", "concise", "concisely", "succinct", "quick", "quickly", "only", "just", "simple",
+              "tldr", "shortly", "abbreviated"),
+    "long": ("detailed", "detail", "details", "comprehensive", "depth", "thorough", "extensive", "elaborate", "long",
+             "complete", "full", "everything", "exhaustive", "lengthy"),
+    "prose": ("essay", "article", "blog", "story", "report", "paper", "novel", "letter", "speech", "script", "poem", "song",
+              "email", "dialogue", "monologue", "chapter", "scene", "post", "narrative", "guide", "tutorial", "lyrics"),
+    "list": ("list", "lists", "enumerate", "outline", "suggest", "recommend", "brainstorm", "itinerary"),
+    "code": ("code", "function", "program", "implement", "python", "javascript", "java", "sql", "html", "css", "script",
+             "class", "algorithm", "react", "php", "api", "regex", "query", "bash", "method"),
+    "rework": ("translate", "rewrite", "edit", "correct", "paraphrase", "convert", "summarize", "rephrase", "replace",
+               "reword", "fix", "proofread", "transform", "summary", "simplify", "modify"),
+    "choose": ("classify", "categorize", "identify", "determine", "choose", "select", "which", "true", "false", "yes", "no",
+               "whether", "detect", "extract", "find", "calculate", "output", "label", "correctly", "compute", "solve"),
+    "explain": ("explain", "describe", "discuss", "compare", "analyze", "contrast", "evaluate", "explanation", "why", "how"),
+    "ask": ("what", "who", "when", "where", "is", "are", "does", "did", "can", "was"),
+    "format": ("json", "table", "csv", "xml", "markdown", "yaml", "format", "template"),
+    "make": ("plan", "design", "develop", "create", "generate", "write", "compose", "construct", "build", "make", "draft"),
+    "role": ("imagine", "pretend", "act", "roleplay", "you", "character", "assistant", "expert"),
+    "give": ("give", "name", "provide", "tell", "state", "define", "show"),
+    "tool": ("toolformer", "tool", "tools", "function", "search", "wikipedia", "calculator"),
+}  # fmt: skip
+
+NUMBERS: Final = {
+    "a": 1.0, "an": 1.0, "one": 1.0, "single": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0, "six": 6.0,
+    "seven": 7.0, "eight": 8.0, "nine": 9.0, "ten": 10.0, "twelve": 12.0, "twenty": 20.0, "hundred": 100.0,
+    "thousand": 1000.0,
+}  # fmt: skip
+
+MEASURES: Final = (
+    "log_characters", "log_prompt_tokens", "log_turns", "has_text", "log_words", "log_sentences", "log_questions",
+    "log_lines", "log_fences", "log_quotes", "log_list_lines",
+    "digits", "upper", "foreign", "punctuation", "code_marks", "word_length",
+    "ends_asking", "ends_colon", *(f"asked_{name}" for name in UNITS), *(f"says_{name}" for name in CATEGORIES),
+)  # fmt: skip
+"""Names of the measures, in their order."""
+
+
+def word_hash(word: str) -> int:
+    """FNV-1a of 32 bits, over lower-case bytes; the kernel's own hash of one word."""
+    code = kernels.SEED
+    for byte in word.lower().encode():
+        code = ((code ^ byte) * kernels.PRIME) & kernels.MASK
+    return code
+
+
+def _known_words() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    known: dict[int, tuple[int, float]] = {}
+    for kind, words in enumerate((*UNITS.values(), *CATEGORIES.values())):
+        for word in words:
+            known.setdefault(word_hash(word), (kind, 0.0))
+    for word, value in NUMBERS.items():
+        known.setdefault(word_hash(word), (len(UNITS) + len(CATEGORIES), value))
+    hashes = sorted(known)
+    kinds, values = zip(*(known[each] for each in hashes), strict=True)
+    return np.array(hashes, np.int64), np.array(kinds, np.int64), np.array(values)
+
+
+HASHES, KINDS, VALUES = _known_words()
+COUNTED: Final = [
+    kernels.WORDS, kernels.SENTENCES, kernels.QUESTIONS, kernels.LINES, kernels.FENCES, kernels.QUOTES, kernels.LIST_LINES,
+]  # fmt: skip
+SHARES: Final = [kernels.DIGITS, kernels.UPPER, kernels.FOREIGN, kernels.PUNCTUATION, kernels.CODE_MARKS]
+
+
+class Features(NamedTuple):
+    """Of one prompt."""
+
+    measures: NDArray[np.float32]
+    """One value a name in `MEASURES`, already rounded to what `packed` keeps."""
+    ids: NDArray[np.int32]
+    """Of all n-grams, each once."""
+    opening: NDArray[np.int32]
+    """Of the n-grams in the first `kernels.OPENING` tokens, hashed apart."""
+
+
+def read(text: str) -> str:
+    """The part of *text* that is looked at: its beginning and its end."""
+    if len(text) <= FIRST + LAST:
+        return text
+    return f"{text[:FIRST]}\n{text[-LAST:]}"
+
+
+def extract(query: LengthQuery) -> Features:
+    """The features of *query*'s prompt; what is said of model, tenant and limits is not in them."""
+    part = read(query.text)
+    data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
+    ids = np.empty(kernels.MOST_IDS, np.int32)
+    opening = np.empty(kernels.MOST_OPENING_IDS, np.int32)
+    counts = np.zeros(kernels.COUNTS)
+    demands = np.zeros(len(UNITS))
+    found = np.zeros(len(CATEGORIES))
+    id_count, opening_count = kernels.read_bytes(
+        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), ids, opening, counts, demands, found
+    )
+    return Features(
+        measures(query, len(data), counts, demands, found), ids[:id_count].copy(), opening[:opening_count].copy()
+    )
+
+
+def measures(
+    query: LengthQuery,
+    size: int,
+    counts: NDArray[np.float64],
+    demands: NDArray[np.float64],
+    found: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    """The values of `MEASURES` from what was counted in *size* bytes."""
+    words = counts[kernels.WORDS]
+    values = np.empty(len(MEASURES))
+    values[0] = len(query.text)
+    values[1] = max(query.prompt_tokens, 0)
+    values[2] = max(query.turns, 0)
+    values[3] = 1.0 if size else 0.0
+    values[4:11] = counts[COUNTED]
+    values[11:16] = counts[SHARES]
+    values[11:16] /= max(size, 1)
+    values[16] = 0.1 * counts[kernels.LETTERS] / words if words else 0.0
+    values[17] = counts[kernels.ENDS_ASKING]
+    values[18] = counts[kernels.ENDS_COLON]
+    values[19 : 19 + len(UNITS)] = demands
+    values[19 + len(UNITS) :] = found
+    for part in (slice(0, 3), slice(4, 11), slice(19, 19 + len(UNITS))):
+        values[part] = np.log1p(values[part])
+    return values.astype(np.float16).astype(np.float32)
+
+
+def packed(features: Features) -> bytes:
+    """*features* as bytes to keep: about two bytes a distinct n-gram. Order and multiplicity of n-grams are lost."""
+    head = np.array([VERSION, len(features.measures), len(features.opening)], "<u2")
+    ids = np.concatenate([np.sort(features.opening), np.sort(features.ids)]).astype("<u2")
+    return head.tobytes() + features.measures.astype("<f2").tobytes() + ids.tobytes()
+
+
+def unpacked(data: bytes) -> Features:
+    """What `packed` kept. Raises ValueError for bytes of another version, or that are none of ours."""
+    if len(data) < 6 or len(data) % 2:
+        raise ValueError("These bytes hold no features of a prompt.")
+    version, width, opening = (int(value) for value in np.frombuffer(data, "<u2", 3))
+    if version != VERSION or width != len(MEASURES):
+        raise ValueError(f"Features of version {version}, this version reads {VERSION}.")
+    start = 6 + 2 * width
+    if len(data) < start + 2 * opening:
+        raise ValueError("These bytes hold no features of a prompt: they end too early.")
+    ids = np.frombuffer(data, "<u2", offset=start).astype(np.int32)
+    if len(ids) and ids.max() >= kernels.BUCKETS:
+        raise ValueError("These bytes hold no features of a prompt: an n-gram's id is too large.")
+    return Features(np.frombuffer(data, "<f2", width, 6).astype(np.float32), ids[opening:], ids[:opening])
+
+
+def measure_matrix(features: Sequence[Features]) -> NDArray[np.float32]:
+    """(n, measures) of n prompts."""
+    return np.stack([each.measures for each in features])

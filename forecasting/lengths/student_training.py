@@ -1,0 +1,224 @@
+"""Fitting a student with torch: pinball loss on log-lengths, beside a teacher's quantiles where one has spoken."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths import kernels
+from forecasting.lengths.features import Features, measure_matrix
+from forecasting.lengths.query import QUANTILES, Predictions, Sample
+
+if TYPE_CHECKING:
+    from forecasting.lengths.student import Student
+
+WIDTH: Final = 14
+"""Of an n-gram's row."""
+HIDDEN: Final = 64
+NAME_WIDTH: Final = 8
+EPOCHS: Final = 14
+BATCH: Final = 256
+RATE: Final = 4e-3
+GO_ON_RATE: Final = 1e-3
+FORGET_NAME: Final = 0.15
+"""Chance that a name is hidden in training, so that what is said of unknown models and tenants is learned too."""
+FORGET_TEXT: Final = 0.02
+DROP_IDS: Final = 0.25
+DROP_HIDDEN: Final = 0.1
+TEACHER_SHARE: Final = 0.6
+LEAST_STEPS: Final = 60
+LEAST_SCALE: Final = 1e-2
+
+
+def train(
+    student: "Student",
+    features: Sequence[Features],
+    samples: Sequence[Sample],
+    taught: Predictions | None = None,
+    epochs: int | None = None,
+) -> None:
+    """Fit *student*; samples that reached their max_tokens count as "at least so long"."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small products: more threads only wait for one another
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(student.seed)
+            _train(torch, student, features, samples, taught, epochs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Bags:
+    """The ids of n prompts, one after the other, and batches of them as torch's EmbeddingBag takes them."""
+
+    def __init__(self, rows: Sequence[NDArray[np.int32]]) -> None:
+        self.lengths = np.array([len(row) for row in rows], np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
+        self.ids = np.concatenate(rows).astype(np.int64) if rows else np.zeros(0, np.int64)
+
+    def batch(
+        self, chosen: NDArray[np.int64], generator: np.random.Generator | None, drop: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """(ids, offsets, weight of each id) of the rows *chosen*, without a share *drop* of the ids."""
+        lengths = self.lengths[chosen]
+        ends = np.cumsum(lengths)
+        places = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + np.repeat(self.starts[chosen], lengths)
+        owner = np.repeat(np.arange(len(chosen)), lengths)
+        if generator is not None and drop:
+            kept = generator.random(len(places)) >= drop
+            places, owner = places[kept], owner[kept]
+        counts = np.bincount(owner, minlength=len(chosen))
+        offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        weights = (1.0 / np.sqrt(np.maximum(counts, 1)))[owner].astype(np.float32)
+        return self.ids[places], offsets, weights
+
+
+def _names(known: dict[str, int], names: Sequence[str]) -> tuple[dict[str, int], NDArray[np.int64]]:
+    known = dict(known)
+    for name in names:
+        if name:
+            known.setdefault(name, len(known) + 1)
+    return known, np.array([known.get(name, 0) for name in names], np.int64)
+
+
+def _train(
+    torch: Any,
+    student: "Student",
+    features: Sequence[Features],
+    samples: Sequence[Sample],
+    taught: Predictions | None,
+    epochs: int | None,
+) -> None:
+    measures = measure_matrix(features)
+    fresh = not student.weights
+    student.models, model_rows = _names(student.models, [sample.query.model for sample in samples])
+    student.tenants, tenant_rows = _names(student.tenants, [sample.query.tenant for sample in samples])
+    if fresh:
+        centre, scale = measures.mean(axis=0), 1.0 / np.maximum(measures.std(axis=0), LEAST_SCALE)
+    else:
+        centre, scale = student.weights["centre"], student.weights["scale"]
+    measures = np.clip((measures - centre) * scale, -8.0, 8.0)
+    lengths = np.array([sample.output_tokens for sample in samples], float)
+    cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
+                    for sample in samples])  # fmt: skip
+    weights = _start(student, lengths, measures.shape[1])
+    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
+    bags, openings = Bags([each.ids for each in features]), Bags([each.opening for each in features])
+    everything = {
+        "measures": torch.tensor(measures),
+        "models": torch.tensor(model_rows),
+        "tenants": torch.tensor(tenant_rows),
+        "target": torch.tensor(np.log1p(lengths).astype(np.float32)),
+        "cut": torch.tensor(cut),
+    }
+    lesson = None if taught is None else torch.tensor(np.log1p(taught.quantiles).astype(np.float32))
+    steps_an_epoch = -(-len(samples) // BATCH)
+    rounds = epochs or max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
+    rate = RATE if fresh else GO_ON_RATE
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": [tensors[name] for name in ("table", "models", "tenants")], "weight_decay": 0.02},
+            {"params": [tensors[name] for name in tensors if name not in ("table", "models", "tenants")],
+             "weight_decay": 0.02},
+        ],
+        lr=rate,
+    )  # fmt: skip
+    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=rounds * steps_an_epoch + 1)
+    generator = np.random.default_rng(student.seed)
+    for _ in range(rounds):
+        order = generator.permutation(len(samples))
+        for start in range(0, len(order), BATCH):
+            chosen = order[start : start + BATCH]
+            picked = torch.tensor(chosen)
+            batch = {name: value[picked] for name, value in everything.items()}
+            for name in ("models", "tenants"):
+                batch[name] = batch[name].masked_fill(torch.rand(len(chosen)) < FORGET_NAME, 0)
+            sources = [
+                [torch.tensor(each) for each in bag.batch(chosen, generator, DROP_IDS)] for bag in (bags, openings)
+            ]
+            logs = _forward(torch, tensors, batch, sources, DROP_HIDDEN)
+            loss = _pinball(torch, logs, batch["target"], batch["cut"])
+            if lesson is not None:
+                follow = torch.nn.functional.smooth_l1_loss(logs, lesson[picked], beta=0.1)
+                loss = (1.0 - TEACHER_SHARE) * loss + TEACHER_SHARE * follow
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            plan.step()
+    student.weights = {
+        name: value.detach().numpy().astype(np.float16).astype(np.float32) for name, value in tensors.items()
+    }
+    student.weights |= {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+
+
+def _start(student: "Student", lengths: NDArray[np.float64], measures: int) -> dict[str, NDArray[np.float32]]:
+    """Weights to begin with: those that the student has, with a row of zeros for each new name, else random ones."""
+    names = (("models", student.models), ("tenants", student.tenants))
+    if student.weights:
+        begin = {name: value.copy() for name, value in student.weights.items() if name not in ("centre", "scale")}
+        for name, known in names:
+            missing = len(known) + 1 - len(begin[name])
+            begin[name] = np.concatenate([begin[name], np.zeros((missing, begin[name].shape[1]), np.float32)])
+        return begin
+    generator = np.random.default_rng(student.seed)
+    inputs = measures + 2 * WIDTH + 2 * NAME_WIDTH
+
+    def normal(rows: int, columns: int, size: float) -> NDArray[np.float32]:
+        return (size * generator.standard_normal((rows, columns))).astype(np.float32)
+
+    heads = len(QUANTILES)
+    bias = np.full(heads, -0.8, np.float32)  # softplus(-0.8) = 0.37: a step of that much in the log-length
+    bias[QUANTILES.index(0.5)] = np.log1p(np.median(lengths))
+    return {
+        "table": normal(kernels.BUCKETS, WIDTH, 0.05),
+        "models": normal(len(student.models) + 1, NAME_WIDTH, 0.1),
+        "tenants": normal(len(student.tenants) + 1, NAME_WIDTH, 0.1),
+        "first": normal(inputs, HIDDEN, np.sqrt(2.0 / inputs)),
+        "first_bias": np.zeros(HIDDEN, np.float32),
+        "second": normal(HIDDEN, HIDDEN, np.sqrt(2.0 / HIDDEN)),
+        "second_bias": np.zeros(HIDDEN, np.float32),
+        "heads": normal(HIDDEN, heads, 0.3 / np.sqrt(HIDDEN)),
+        "straight": np.zeros((inputs, heads), np.float32),
+        "heads_bias": bias,
+    }
+
+
+def _forward(
+    torch: Any, weights: dict[str, Any], batch: dict[str, Any], bags: Sequence[Sequence[Any]], drop: float
+) -> Any:
+    """Log-quantiles (n, QUANTILES) of a batch; the same as `Student._answer`, for many rows."""
+    functional = torch.nn.functional
+    bag_sums = [
+        functional.embedding_bag(ids, weights["table"], offsets, mode="sum", per_sample_weights=each)
+        for ids, offsets, each in bags
+    ]
+    if drop:
+        hidden_text = (torch.rand(len(batch["models"]), 1) >= FORGET_TEXT).float()
+        bag_sums = [each * hidden_text for each in bag_sums]
+    row = torch.cat(
+        [batch["measures"], *bag_sums, weights["models"][batch["models"]], weights["tenants"][batch["tenants"]]], dim=1
+    )
+    hidden = functional.relu(row @ weights["first"] + weights["first_bias"])
+    hidden = functional.dropout(hidden, drop, training=bool(drop))
+    hidden = functional.relu(hidden @ weights["second"] + weights["second_bias"])
+    hidden = functional.dropout(hidden, drop, training=bool(drop))
+    heads = hidden @ weights["heads"] + row @ weights["straight"] + weights["heads_bias"]
+    middle = QUANTILES.index(0.5)
+    steps = functional.softplus(heads)
+    columns = [heads[:, middle]]
+    for index in range(middle - 1, -1, -1):
+        columns.insert(0, columns[0] - steps[:, index])
+    for index in range(middle + 1, len(QUANTILES)):
+        columns.append(columns[-1] + steps[:, index])
+    return torch.stack(columns, dim=1)
+
+
+def _pinball(torch: Any, logs: Any, target: Any, cut: Any) -> Any:
+    """Mean pinball loss; of a *cut* answer only predictions below it are wrong, for nobody knows how long it would be."""
+    levels = torch.tensor(QUANTILES)
+    miss = target[:, None] - logs
+    miss = torch.where(cut[:, None], miss.clamp(min=0.0), miss)
+    return torch.maximum(levels * miss, (levels - 1.0) * miss).mean()

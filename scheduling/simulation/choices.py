@@ -1,0 +1,127 @@
+"""What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
+
+Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`, `reactive_trigger`), and answers the
+same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
+count the tokens only of instances that the bounds cannot tell apart.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled_part, index
+from scheduling.regions import choose_region, fullness
+from scheduling.routing import has_room
+from scheduling.scaling.reactive import reactive_wish
+from scheduling.simulation.progress import observe
+from scheduling.simulation.state import NONE
+from scheduling.simulation.totals import grown_tokens, observe_memory, tell
+from scheduling.simulation.world import World
+
+
+@compiled_part
+def column(values: NDArray[np.integer[Any]], request: int) -> int:
+    """The value of *request* in a column that may have one element for all."""
+    return int(values[request if values.size > 1 else 0])
+
+
+@compiled_part
+def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
+
+    Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
+    square root, and whoever has more left at the least than another with room has at the most is not the one.
+    """
+    fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
+    prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
+    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
+    fewest = math.inf
+    for at in range(first, last):
+        instance = index(world.endpoints.members[index(at)])
+        least_tokens[index(at)] = math.inf
+        if not has_room(fleet, instance, prompt_tokens, output_tokens):
+            continue
+        if engines.exceeding[instance] != 0:
+            grown = int(grown_tokens(engines, instance, now_s)) + 1
+            if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
+                observe(fleet, engines, instance, now_s, instance < source)
+                tell(fleet, engines, instance)
+                if not has_room(fleet, instance, prompt_tokens, output_tokens):
+                    continue
+        least = most = float(fleet.remaining_tokens[instance])
+        engine = engines.instances[instance]
+        if engine.next_s <= now_s:
+            passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
+            # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
+            least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
+            most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
+        least_tokens[index(at)] = least
+        fewest = min(fewest, most)
+    if fewest == math.inf:
+        return NONE
+    found, fewest_tokens = NONE, 0
+    for at in range(first, last):
+        if least_tokens[index(at)] <= fewest:
+            instance = index(world.endpoints.members[index(at)])
+            observe(fleet, engines, instance, now_s, instance < source)
+            tell(fleet, engines, instance)
+            if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
+                found, fewest_tokens = instance, fleet.remaining_tokens[instance]
+    return found
+
+
+@compiled_part
+def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
+    """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is now.
+
+    What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
+    """
+    fleet, endpoints, engines, waiting = world.fleet, world.endpoints, world.engines, int(world.waiting.size[endpoint])
+    total = engines.totals[endpoint]
+    capacity, running, sequences = total.kv_capacity_tokens, total.running, total.max_num_seqs
+    least = fullness(total.kv_tokens, capacity, running, sequences, waiting)
+    if least > high:
+        return least
+    grown = 0.0
+    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
+        instance = index(endpoints.members[at])
+        if engines.exceeding[instance] != 0:
+            grown += grown_tokens(engines, instance, now_s)
+    most = fullness(total.kv_tokens + int(grown) + 1, capacity, running, sequences, waiting)
+    if most < low or (least >= low and most <= high):
+        return least
+    observe_memory(fleet, endpoints, engines, endpoint, now_s, source)
+    return fullness(total.kv_tokens, capacity, running, sequences, waiting)
+
+
+@compiled_part
+def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
+    """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
+    model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
+    at = model * world.latency_s.shape[0] + region
+    candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
+    threshold = float(world.books[0].threshold)
+    if candidates.size > 0 and _pressure(world, int(candidates[0]), threshold, math.inf, now_s, source) < threshold:
+        return int(candidates[0])  # as the global router says; the others need not be looked at
+    for rank in range(candidates.size):
+        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[rank]), now_s, source)
+    chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
+    if chosen >= 0:
+        return chosen
+    for rank in range(candidates.size):
+        if world.policies[candidates[rank]].serving > 0:
+            return int(candidates[rank])
+    return -1
+
+
+@compiled_part
+def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
+    """What the reactive trigger wants of *endpoint*, which a request has just reached."""
+    books, policy = world.books[0], world.policies[endpoint]
+    if now_s - policy.scaled_s < books.cooldown_s:
+        return 0
+    above, below = float(books.out_above), float(books.in_below)
+    use = _pressure(world, endpoint, below, above, now_s, source)
+    return reactive_wish(use, int(policy.serving), above, below, int(books.min_instances), int(books.max_instances))

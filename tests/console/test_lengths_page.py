@@ -1,0 +1,386 @@
+"""The Lengths page: figures before any script, filters, sorting, CSV, who sees what, charts, and what it says when empty."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console import length_charts, length_service, length_tables
+from controlplane.console.filters import Order
+from controlplane.console.previews import preview
+from controlplane.events.models import Event
+from controlplane.lengths import selectors, services
+from controlplane.lengths.models import LengthMinute, LengthVersion
+from controlplane.lengths.selectors import Measures, scope_of
+from tests.console import length_rows
+
+
+@pytest.fixture
+def now(db):
+    return timezone.now()
+
+
+@pytest.fixture
+def furnished(now, acme, globex):
+    length_rows.minutes(now, 40, ("acme", "globex"), each=4)
+    length_rows.samples(now, 60, acme)
+    length_rows.samples(now, 40, globex)
+    return length_rows.versions(now)
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def url(name="lengths", *args) -> str:
+    return reverse(f"console:{name}", args=args)
+
+
+def page(reader, **query) -> str:
+    answer = reader.get(url(), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def table(reader, **query) -> list[dict[str, str]]:
+    answer = reader.get(url(), {**query, "format": "csv"})
+    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+def region(html: str, name: str) -> str:
+    """The part of the page with that id, up to the next section."""
+    return html.split(f'id="{name}"', 1)[1].split("</section>", 1)[0]
+
+
+# The page
+
+
+def test_everything_is_there_before_any_script(reader, furnished, live, fleet_feed):
+    live.show(fleet_feed)
+    html = page(reader)
+    for words in (
+        "Predicted against actual",
+        "Calibration",
+        "By model and tenant",
+        "Error by length",
+        "Error over time",
+        "What predicted",
+        "Versions",
+        "data-live ",
+        "student 2 predicts, student 3 in shadow",
+        "the caches hold 1,830 prompts",
+    ):
+        assert words in html, words
+    assert html.count('class="preview"') == 4
+    assert region(html, "lines").count('<th scope="row">') == 4
+    assert region(html, "sources").count('<th scope="row">') == 5
+    assert region(html, "versions").count('<th scope="row">') == 4
+    assert not re.search(r'\s(?:style|on\w+)="', html)
+    assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
+
+
+def test_the_service_is_told_as_the_gateway_tells_it(reader, now, live, fleet_feed):
+    html = page(reader)
+    assert "No live numbers yet" in html
+    summary = live.show(fleet_feed)
+    html = page(reader)
+    answered = sum(count for source, count in summary["lengths"]["answered"].items() if source != "forced")
+    assert f'data-tile="answered"' in html  # noqa: F541
+    row = length_service.row_of(summary["lengths"])
+    assert row["answered"] == answered
+    assert row["cache_ratio"] == pytest.approx(summary["lengths"]["answered"]["cache"] / answered)
+    assert row["late_ratio"] == pytest.approx(summary["lengths"]["late"] / answered)
+    assert 'data-scope="" data-table="lengths"' in html
+
+
+def test_a_gateway_without_the_service_is_told_apart_from_silence(reader, now, live, fleet_feed, monkeypatch):
+    monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
+    live.show(fleet_feed)
+    assert "tells of no length service" in page(reader)
+    assert length_service.table_of({})["scope"] == []
+    nothing = length_service.row_of({"answered": {"cache": 0}})
+    assert nothing["answered"] == 0
+    assert nothing["cache_ratio"] is nothing["late_ratio"] is nothing["p99_ms"] is None
+
+
+def test_drift_is_said_with_what_to_do(reader, furnished, live, fleet_feed):
+    fleet_feed.drift = [{"model": "llama-3.1-8b", "tenant": "acme", "longer": True, "since": 1_790_000_000}]
+    live.show(fleet_feed)
+    html = page(reader)
+    drift = region(html, "drift")
+    assert "longer than the model learned" in drift
+    assert "ask an operator to train a new version" in drift
+    assert region(html, "lines").count("drifts") == 1
+    overview = reader.get(url("overview")).content.decode()
+    assert "Lengths of llama-3.1-8b drift for acme" in overview
+
+
+def test_the_first_day_says_what_is_missing_and_how_to_get_it(reader, now):
+    html = page(reader)
+    assert "No request with a predicted length ended in the last 6 hours" in html
+    assert "No request was kept as a sample" in html
+    assert "No version has been trained yet" in html
+    assert url("requests") in html
+    assert 'class="preview"' not in html
+
+
+def test_a_filter_without_rows_offers_the_way_back(reader, furnished, globex):
+    LengthMinute.objects.filter(tenant="globex").delete()
+    html = page(reader, tenant="globex", hours="1")
+    assert "ended in the last hour of globex" in html
+    assert ">Show all</a>" in html
+
+
+# Filters, order, CSV
+
+
+def test_filters_narrow_every_part_and_stay_in_the_address(reader, furnished, now):
+    html = page(reader, model="llama-2-70b", tenant="acme", hours="1", sort="-mae")
+    assert "<option selected>llama-2-70b</option>" in html
+    assert "<option selected>acme</option>" in html
+    assert '<option value="1" selected>' in html
+    assert '<input type="hidden" name="sort" value="-mae">' in html
+    assert region(html, "lines").count('<th scope="row">') == 1
+    whole = selectors.whole(scope_of(now, 1, "llama-2-70b", ["acme"]))
+    assert sum(int(row["Requests"]) for row in table(reader, model="llama-2-70b", tenant="acme", hours="1")) in (
+        whole.requests,
+        whole.requests + 4,  # the minute may have turned
+    )
+    pairs = table(reader, model="llama-2-70b", tenant="acme", table="pairs")
+    assert {(row["Model"], row["Tenant"]) for row in pairs} == {("llama-2-70b", "acme")}
+
+
+@pytest.mark.parametrize("query", [{"model": "nothing"}, {"tenant": "nobody"}, {"hours": "7"}, {"sort": "-colour"}])
+def test_a_mistyped_link_still_shows_the_page(reader, furnished, query):
+    assert region(page(reader, **query), "lines").count('<th scope="row">') == 4
+
+
+@pytest.mark.parametrize("field", length_tables.COLUMNS)
+def test_every_column_sorts_both_ways(reader, furnished, field):
+    found = {
+        ("b", "x"): Measures(2, 10, 8, 4, 1, 2, 2, 1, 2),
+        ("a", "y"): Measures(9, 20, 30, 40),
+        ("c", "z"): Measures(),
+    }
+    ascending = length_tables.lines(found, Order(field, False), set())
+    descending = length_tables.lines(found, Order(field, True), set())
+    known = 3 if field in ("model", "tenant", "requests") else 2
+    assert ascending[:known] == descending[:known][::-1]
+    assert ascending[known:] == descending[known:]
+    html = page(reader, sort=f"-{field}")
+    assert f'aria-sort="descending"><a class="sort" href="?sort={field}' in html
+
+
+@pytest.mark.parametrize("name", ["lines", "sources", "versions", "pairs", "calibration", "buckets", "trend"])
+def test_every_table_has_a_csv_twin(reader, furnished, name):
+    html = page(reader, hours="1")
+    assert re.search(rf"\?[^\"]*table={name}&amp;format=csv", html)
+    rows = table(reader, hours="1", table=name)
+    assert rows
+    assert all(None not in row and None not in row.values() for row in rows)
+
+
+def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):
+    rows = table(reader, sort="model")
+    found = selectors.by_model_and_tenant(scope_of(now, 6))
+    assert [(row["Model"], row["Tenant"]) for row in rows] == sorted(found)
+    for row in rows:
+        assert float(row["MAE (tokens)"]) == pytest.approx(found[row["Model"], row["Tenant"]].mae, rel=0.1)
+    shares = [float(row["Share of requests (ratio)"] or 0) for row in table(reader, table="sources")]
+    assert sum(shares) == pytest.approx(1)
+
+
+# Who sees what
+
+
+def test_a_tenants_people_see_their_own_figures_only(client, member, furnished, live, fleet_feed):
+    live.show(fleet_feed)
+    client.force_login(member)
+    html = page(client)
+    assert "globex" not in html
+    assert region(html, "lines").count('<th scope="row">') == 2
+    for hidden in ("The length service now", 'id="versions"', "data-live", "Train now"):
+        assert hidden not in html, hidden
+    assert {row["Tenant"] for row in table(client, table="pairs")} == {"acme"}
+    assert {row["Tenant"] for row in table(client, tenant="globex")} == {"acme"}
+    assert "Version" not in table(client, table="versions")[0]
+    charts = client.get(url("length-charts"), {"charts": "pairs", "tenant": "globex"})
+    assert "globex" not in charts.content.decode()
+    assert f'href="{url()}" data-go="l"' in html
+
+
+def test_charts_of_one_tenant_are_not_shown_to_another(client, member, stranger, furnished):
+    seen = {}
+    for user in (member, stranger):
+        client.force_login(user)
+        answer = client.get(url("length-charts"), {"charts": "pairs,trend"}).json()
+        seen[user] = {
+            cells[1] for trace in answer["charts"]["pairs"]["figure"]["data"] for cells in trace.get("customdata", ())
+        }
+    assert list(seen.values()) == [{"acme"}, {"globex"}]
+
+
+# Charts
+
+
+def test_the_chart_of_pairs_is_logarithmic_with_a_diagonal(furnished, now):
+    pairs, of = selectors.pairs(scope_of(now, 6))
+    chart = length_charts.predicted_against_actual(pairs, of)
+    axis = chart.figure["layout"]["xaxis"]
+    assert axis["type"] == chart.figure["layout"]["yaxis"]["type"] == "log"
+    assert axis["range"] == chart.figure["layout"]["yaxis"]["range"]
+    diagonal, *sources = chart.figure["data"]
+    assert diagonal["x"] == diagonal["y"]
+    assert sum(len(trace["x"]) for trace in sources) == len(pairs) == 100
+    shares = [int(share) for share in re.findall(r"(\d+)%", chart.sentence)]
+    assert sum(shares) in (99, 100, 101)
+    drawing = preview(chart.figure)
+    assert drawing.count("<ellipse") == 100
+    xs = [float(value) for value in re.findall(r'cx="([\d.-]+)"', drawing)]
+    assert 0 <= min(xs) < max(xs) <= 400
+    assert json.dumps(chart.payload())
+
+
+def test_lengths_of_no_tokens_have_a_place(now):
+    nought = selectors.Pair(now, "a", "acme", "prior", 3, 0, 0)
+    chart = length_charts.predicted_against_actual([nought], 1)
+    assert chart.figure["data"][1]["x"] == [1]
+    assert "<ellipse" in preview(chart.figure)
+
+
+def test_calibration_stands_beside_what_is_promised():
+    found = {"prior": Measures(10, 1, 1, 1, below_median=4, below_upper=9), "shadow student 3": Measures(5, 1, 1)}
+    chart = length_charts.calibration(found)
+    assert [shape["y0"] for shape in chart.figure["layout"]["shapes"]] == [0.5, 0.9]
+    assert chart.rows == [["prior", 0.4, 0.9, 10], ["shadow student 3", 0.0, 0.0, 5]]
+    assert "40.0 % were at most as long as the median and 90.0 %" in chart.sentence
+    assert length_charts.calibration({}).figure is None
+
+
+def test_error_by_length_names_the_buckets():
+    found = {1: Measures(2, 6, 2, 4), 64: Measures(1, 10, 100, 90), 128: Measures()}
+    chart = length_charts.error_by_length(found)
+    assert [row[0] for row in chart.rows] == ["1", "64 to 127"]
+    assert chart.sentence == (
+        "Error by length: the largest is 90.0 tokens, for answers of 64 to 127 tokens, with a bias of \N{MINUS SIGN}90."
+    )
+
+
+@pytest.mark.parametrize("name", ["pairs", "calibration", "buckets", "trend"])
+def test_charts_are_redrawn_alone_and_shown_as_tables(reader, furnished, name):
+    charts = reader.get(url("length-charts"), {"charts": name}).json()["charts"]
+    assert list(charts) == [name]
+    assert charts[name]["figure"]
+    html = page(reader, table=name)
+    assert 'class="scroll table-of-chart"' in html
+    assert html.count('class="preview"') == 3
+
+
+def test_queries_do_not_grow_with_rows(reader, furnished, django_assert_max_num_queries):
+    with django_assert_max_num_queries(28):
+        page(reader)
+
+
+# Versions
+
+
+@pytest.fixture
+def acting(client, operator):
+    client.force_login(operator)
+    return client
+
+
+@pytest.fixture
+def usable(furnished, monkeypatch):
+    """Files of versions are not looked for: there are none."""
+    monkeypatch.setattr(services, "_check_file", lambda row: None)
+    return {version.number: version for version in furnished}
+
+
+def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reader, furnished, now):
+    shown = {row.version.number: row for row in length_tables.version_rows(
+        selectors.by_predictor(scope_of(now, 6)), length_tables.compare(scope_of(now, 6))
+    )}  # fmt: skip
+    assert shown[2].live.requests > 0
+    assert shown[3].live.requests > shown[2].live.requests  # it predicts what caches answer, too
+    assert shown[1].live.requests == shown[4].live.requests == 0
+    assert shown[3].gain > 0
+    assert [row.decidable for row in shown.values()] == [False, True, False, False]
+    html = page(reader)
+    assert "better</span>" in region(html, "versions")
+    assert "Promote…" not in html
+    (row,) = [row for row in table(reader, table="versions") if row["State"] == "Shadow"]
+    assert row["Held out: MAE (tokens)"] == "52.6"
+
+
+def test_promoting_with_a_reason(acting, usable, operator):
+    assert 'id="promote-3"' in page(acting)
+    answer = acting.post(url("decide-length-version", 3, "promote"), {"reason": "better for a day"}, follow=True)
+    assert "student 3 predicts from now on" in answer.content.decode()
+    states = dict(LengthVersion.objects.values_list("number", "state"))
+    assert states == {1: "retired", 2: "retired", 3: "active", 4: "rejected"}
+    event = Event.objects.get(kind="length_version.promoted")
+    assert (event.reason, event.user) == ("better for a day", operator)
+    told = acting.get(url("event", event.pk)).content.decode()
+    assert f"{url()}#versions" in told
+
+
+def test_rejecting_and_rolling_back(acting, usable):
+    acting.post(url("decide-length-version", 3, "reject"), {"reason": "worse for one tenant"})
+    assert LengthVersion.objects.get(number=3).state == "rejected"
+    answer = acting.post(url("roll-back-lengths"), {"reason": "drifts"}, follow=True)
+    assert "student 1 predicts again" in answer.content.decode()
+    assert LengthVersion.objects.get(state="active").number == 1
+    acting.post(url("roll-back-lengths"), {"reason": "drifts too"})
+    answer = acting.post(url("roll-back-lengths"), {"reason": "and again"}, follow=True)
+    assert "nothing to go back from" in answer.content.decode()
+    assert 'id="roll-back"' not in answer.content.decode()
+
+
+@pytest.mark.parametrize(("reason", "words"), [("  ", "give a reason"), ("why not", "only a shadow can be promoted")])
+def test_what_cannot_be_done_says_why(acting, usable, reason, words):
+    answer = acting.post(url("decide-length-version", 1, "promote"), {"reason": reason}, follow=True)
+    assert words in answer.content.decode()
+    assert LengthVersion.objects.get(state="active").number == 2
+
+
+def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
+    settings.LENGTH_TRAIN_SAMPLES = 1_000
+    answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
+    assert "There are 100 samples to learn from" in answer.content.decode()
+    settings.LENGTH_TRAIN_SAMPLES = 50
+    asked = []
+    monkeypatch.setattr(services, "tell_workers", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
+    assert "A worker trains a new version" in answer.content.decode()
+    assert asked == [(services.TRAIN_TASK, "operator", "new prompts")]
+    monkeypatch.setattr(services, "tell_workers", lambda *args, **kwargs: False)
+    answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
+    assert "broker does not answer" in answer.content.decode()
+
+
+def test_viewers_and_tenants_do_not_act(client, viewer, member, usable):
+    for user in (viewer, member):
+        client.force_login(user)
+        for name, *args in (
+            ("decide-length-version", 3, "promote"),
+            ("decide-length-version", 3, "reject"),
+            ("roll-back-lengths",),
+            ("train-lengths",),
+        ):
+            assert client.post(url(name, *args), {"reason": "x"}).status_code == 403
+    assert LengthVersion.objects.get(state="active").number == 2
+
+
+def test_other_decisions_methods_and_addresses_are_refused(acting, usable):
+    assert acting.post(url("decide-length-version", 3, "burn"), {"reason": "x"}).status_code == 404
+    assert acting.post(url("decide-length-version", 9, "promote"), {"reason": "x"}).status_code == 404
+    assert acting.get(url("train-lengths")).status_code == 405
+    answer = acting.post(url("decide-length-version", 3, "reject"), {"reason": "x", "next": "https://evil.example/"})
+    assert answer["Location"] == url()

@@ -1,0 +1,156 @@
+"""Why this instance: traces of every policy, old and new, and the predicted length against the real one."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console import placements
+from controlplane.console.formats import NONE
+
+
+def seen(name, score=None, parts=None, **changes):
+    return {
+        "instance": name,
+        "accepting": True,
+        "room": score is not None,
+        "running": 3,
+        "remaining_tokens": 800,
+        "kv_tokens": 900,
+        "score": score,
+        "parts": parts or {},
+    } | changes
+
+
+DELAY = {
+    "instance": "one",
+    "region": "us-east",
+    "policy": "least_delay",
+    "ordering": "fcfs",
+    "waited_ms": 0.2,
+    "waiting": 0,
+    "chosen_because": "Least delay, 3.41 s; next is two with 6.90 s.",
+    "length": {"tokens": 120, "upper_tokens": 300, "source": "student 3"},
+    "seen": [
+        seen(
+            "one",
+            3.41,
+            {"predicted_ttft_ms": 60.0, "decode_s": 2.9, "others_s": 0.45, "memory_s": 0.0, "affinity_tokens": 512},
+        ),
+        seen(
+            "two",
+            6.90,
+            {"predicted_ttft_ms": 100.0, "decode_s": 2.9, "others_s": 3.9, "memory_s": 0.0, "affinity_tokens": 0},
+        ),
+        seen("three", room=False),
+        seen("four", accepting=False, room=False),
+    ],
+}
+
+
+def test_parts_are_bars_on_one_scale():
+    step = placements.step(DELAY)
+    assert [title for title, _ in step.columns] == [
+        "TTFT",
+        "Decode",
+        "Delay to others",
+        "Memory penalty",
+        "Prefix cached",
+    ]
+    assert [series for _, series in step.columns] == [1, 2, 3, 4, 0]  # what is told beside has no bar
+    one, two, three, four = step.candidates
+    assert [candidate.chosen for candidate in step.candidates] == [True, False, False, False]
+    assert sum(part.width for part in two.parts) == pytest.approx(100, abs=0.3)  # the widest
+    assert one.parts[1].width == two.parts[1].width
+    assert one.parts[0].width == pytest.approx(0.06 / 6.9 * 100, abs=0.1)  # milliseconds and seconds on one scale
+    assert (one.score, one.parts[0].text, one.parts[1].text, one.parts[4].text) == ("3.41 s", "60 ms", "2.90 s", "512")
+    assert (three.room, three.score, three.parts[0].text) == ("full", NONE, NONE)
+    assert four.room == "takes no work"
+
+
+@pytest.mark.parametrize(
+    ("policy", "score", "parts", "texts"),
+    [
+        ("least_request", 4, {"requests": 4}, ["4", "4"]),
+        ("minimum_use", 0.42, {"kv_use": 0.42}, ["42%", "42%"]),
+        ("join_shortest_queue", 900, {"prefill_tokens": 300, "decode_tokens": 600}, ["900", "300", "600"]),
+        (
+            "preserve",
+            12_500,
+            {"prefill_tokens": 400, "decode_tokens": 2_100, "memory_tokens": 10_000, "peak_kv": 1.07},
+            ["12.5k", "400", "2,100", "10.0k", "107%"],
+        ),
+        ("round_robin", None, {}, [NONE]),
+    ],
+)
+def test_every_policy_is_told_in_its_own_units(policy, score, parts, texts):
+    step = placements.step({"instance": "one", "policy": policy, "seen": [seen("one", score, parts, room=True)]})
+    (candidate,) = step.candidates
+    assert [candidate.score, *(part.text for part in candidate.parts)] == texts
+    assert step.why
+
+
+def test_a_score_of_nought_has_no_bar():
+    step = placements.step({"instance": "one", "policy": "least_request", "seen": [seen("one", 0, {"requests": 0})]})
+    assert step.candidates[0].parts[0].width == 0.0
+
+
+def page(client, row) -> str:
+    answer = client.get(reverse("console:request", args=[row.pk]))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def test_the_page_says_why_and_what_was_predicted(reader, make_request):
+    html = page(reader, make_request(instance="one", trace=[DELAY], output_tokens=96))
+    for words in (
+        "Least delay, 3.41 s; next is two with 6.90 s.",
+        "Delay to others",
+        "takes no work",
+        "By student 3",
+        "Predicted 120 tokens",
+        "0.9 quantile 300 tokens",
+        "Came 96 tokens: 24 too long, 25% of what came",
+        "Loads as the decision saw them",
+    ):
+        assert words in html, words
+    assert html.count('<span class="tag">chosen</span>') == 1
+
+
+def test_rows_of_older_ledgers_still_show(reader, make_request):
+    html = page(reader, make_request())
+    for words in (
+        "the fewest tokens still to process",
+        "Load right after the decision",
+        "What predicted it was not recorded",
+        "Predicted 64 tokens",
+        "Came 40 tokens: 24 too long",
+    ):
+        assert words in html, words
+    assert "Had room" not in html
+    assert html.count('<span class="tag">chosen</span>') == 1
+    assert "It was never placed: queue_full" in page(
+        reader, make_request(trace=[], outcome="rejected", error_code="queue_full", predicted_output_tokens=0)
+    )
+
+
+def test_a_prediction_that_cannot_be_judged_says_so(reader, make_request):
+    trace = [DELAY | {"length": {"tokens": 40, "upper_tokens": 90, "source": "prior", "why": "late"}}]
+    html = page(reader, make_request(trace=trace, outcome="cancelled"))
+    assert "nothing to compare with" in html
+    assert "answer was late" in html
+    row = make_request(trace=trace, output_tokens=400)
+    assert "it came longer" in page(reader, row)
+    assert placements.predicted(row).drawn["real"] > placements.predicted(row).drawn["upper"]
+    assert placements.predicted(make_request(output_tokens=64)).verdict == "exactly right"
+
+
+def test_a_tenants_people_see_no_links_to_instances(client, member, make_request):
+    client.force_login(member)
+    html = page(client, make_request(instance="one", trace=[DELAY]))
+    assert "Least delay" in html
+    assert reverse("console:instance", args=["one"]) not in html

@@ -1,0 +1,177 @@
+"""Lengths as people use them: by keyboard, live, with and without rows, in both themes, without a script, as a tenant."""
+
+import re
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from controlplane.events.models import Event
+from controlplane.gateway.models import LedgerRow
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
+from tests.console import length_rows
+from tests.console.test_placements import DELAY
+from tests.e2e.conftest import DESKTOP, PHONE, keep
+from tests.e2e.test_accessibility import violations
+from tests.e2e.test_planning import settle, tab_to
+
+CHARTS = ("pairs", "calibration", "buckets", "trend")
+
+
+@pytest.fixture(scope="module")
+def furnished(house):
+    """The house with measures, samples and versions, and a drift that the gateway tells of; taken away again."""
+    length_rows.furnish(timezone.now(), ("acme",))
+    for number, kind in ((9, "student"), (10, "student")):
+        LengthVersion.objects.create(number=number, kind=kind, measures={"mae": 60.0}, note="for a test to decide on")
+    house.speaker.feed.drift = [
+        {"model": "llama-3.1-8b", "tenant": "acme", "longer": True, "since": timezone.now().timestamp() - 700}
+    ]
+    yield house
+    house.speaker.feed.drift = []
+    for rows in (LengthMinute, LengthSample, LengthVersion):
+        rows.objects.all().delete()
+
+
+@pytest.fixture
+def explained(house):
+    """A request whose trace says why, taken away again."""
+    row = LedgerRow.objects.exclude(trace=[]).first()
+    before = row.trace
+    row.trace = [DELAY]
+    row.save()
+    yield row
+    row.trace = before
+    row.save()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(furnished, explained, open_page, theme):
+    page = open_page(furnished, "/about/", theme=theme)
+    paths = {"lengths": "/lengths/", "lengths-tables": "/lengths/?table=pairs", "why": f"/requests/{explained.pk}/"}
+    found = {}
+    for name, path in paths.items():
+        page.set_viewport_size(DESKTOP)
+        page.goto(path)
+        settle(page)
+        found[name] = violations(page)
+        keep(page, f"{name}-{theme}-1440")
+        page.set_viewport_size(PHONE)
+        page.wait_for_timeout(300)
+        found[name] += violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
+        keep(page, f"{name}-{theme}-390")
+    assert found == {name: [] for name in paths}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_first_day(empty_house, open_page, theme):
+    page = open_page(empty_house, "/lengths/", theme=theme)
+    assert violations(page) == []
+    keep(page, f"lengths-empty-{theme}-1440")
+    for words in ("No request with a predicted length ended", "No version has been trained yet", "kept as a sample"):
+        expect(page.locator("main")).to_contain_text(words)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
+    page = open_page(furnished, "/lengths/", theme=theme)
+    for word in ("Promote", "Reject", "Roll back", "Train now"):
+        page.get_by_role("button", name=re.compile(f"^{word}…")).first.click()
+        expect(page.locator("dialog[open]")).to_be_visible()
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+
+
+def test_charts_are_drawn_and_shown_as_tables(furnished, open_page):
+    page = open_page(furnished, "/lengths/")
+    for key in CHARTS:
+        plot = page.locator(f"#chart-{key} [data-plot]")
+        plot.scroll_into_view_if_needed()
+        expect(plot.locator(".main-svg").first).to_be_visible()
+    drawn = page.evaluate(
+        "(({data, layout}) => [layout.xaxis.type, layout.yaxis.type, data[0].name, data.length])"
+        "(document.querySelector('#chart-pairs [data-plot]'))"
+    )
+    assert drawn == ["log", "log", "right", 5]
+    page.locator("#chart-calibration").get_by_role("link", name="Show as table").click()
+    expect(page.locator("#chart-calibration tbody tr")).to_have_count(5)
+    expect(page).to_have_url(re.compile("table=calibration"))
+
+
+def test_the_page_is_complete_without_a_script(furnished, open_page):
+    page = open_page(furnished, "/lengths/", script=False)
+    expect(page.locator(".preview")).to_have_count(4)
+    expect(page.locator("#lines tbody tr")).to_have_count(2)
+    expect(page.get_by_role("button", name="Apply")).to_be_visible()
+
+
+def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
+    page = open_page(furnished, "/lengths/?hours=1")
+    expect(page.locator("[data-live]")).to_have_attribute("data-word", "live")
+    tile = page.locator('[data-tile="p50_ms"]')
+    before = tile.text_content()
+    expect(tile).not_to_have_text(before)
+    row = page.locator("#lines tbody tr").filter(has_text="bloom-176b")
+    expect(row).to_have_count(0)
+    made = LengthMinute.objects.create(
+        minute=timezone.now(), model="bloom-176b", tenant="acme", predictor="prior", bucket_tokens=64, requests=3,
+        predicted_tokens=300, output_tokens=270, absolute_error_tokens=60,
+    )  # fmt: skip
+    expect(row).to_have_count(1, timeout=40_000)
+    made.delete()
+
+
+def test_walking_by_keyboard_and_promoting_a_version(furnished, open_page):
+    page = open_page(furnished, "/about/")
+    page.keyboard.press("g")
+    page.keyboard.press("l")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Lengths")
+    page.locator("#lines").get_by_role("link", name="MAE").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("sort=-mae"))
+    expect(page.locator("#lines th[aria-sort]")).to_have_attribute("aria-sort", "descending")
+    page.get_by_role("combobox", name="Model").select_option("llama-2-70b")
+    expect(page).to_have_url(re.compile("model=llama-2-70b"))
+    expect(page.locator("#lines tbody tr")).to_have_count(1)
+    assert "sort=-mae" in page.url
+    page.goto("/lengths/#versions")
+    page.locator("#versions").get_by_role("link", name=re.compile("CSV")).focus()
+    tab_to(page, "Promote… student 9", 30)
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Promote student 9?")
+    expect(dialog.get_by_label("Reason")).to_be_focused()
+    page.keyboard.type("better for a day")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").filter(has_text="student 9 predicts from now on")).to_be_visible()
+    assert LengthVersion.objects.get(state="active").number == 9
+    assert Event.objects.get(kind="length_version.promoted").reason == "better for a day"
+
+
+def test_rejecting_a_version_asks_for_a_reason(furnished, open_page):
+    page = open_page(furnished, "/lengths/")
+    row = page.locator("#versions tbody tr").filter(has_text="student 10")
+    row.get_by_role("button", name=re.compile("^Reject…")).click()
+    dialog = page.get_by_role("dialog", name="Reject student 10?")
+    dialog.get_by_role("button", name="Reject").click()  # without a reason the browser asks for one
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("Reason").fill("worse for one tenant")
+    dialog.get_by_role("button", name="Reject").click()
+    expect(page.get_by_role("status").filter(has_text="student 10 is rejected")).to_be_visible()
+    expect(row.locator(".status")).to_have_text("Rejected")
+
+
+def test_drift_leads_to_the_series(furnished, open_page):
+    page = open_page(furnished, "/lengths/")
+    notice = page.get_by_role("region", name="Predictions drift for 1 series")
+    expect(notice).to_contain_text("longer than the model learned")
+    notice.get_by_role("link", name="llama-3.1-8b of acme").click()
+    expect(page).to_have_url(re.compile("model=llama-3.1-8b&tenant=acme"))
+
+
+def test_a_tenants_page_has_charts_without_a_live_connection(furnished, open_page):
+    page = open_page(furnished, "/lengths/", user="tenant")
+    expect(page.locator("#chart-pairs .main-svg").first).to_be_visible()
+    for hidden in ("[data-live]", "#versions", "[data-table=lengths]"):
+        expect(page.locator(hidden)).to_have_count(0)
+    assert violations(page) == []

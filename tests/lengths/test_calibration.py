@@ -1,0 +1,126 @@
+"""Putting predictions right online, and noticing drift."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forecasting.lengths import QUANTILES
+from forecasting.lengths.calibration import MOST_SHIFT, PAIRS, Calibration, DriftAlarm, PerPair, log_ratio
+
+USUAL = (50.0, 70.0, 100.0, 140.0, 200.0)
+
+
+def drawn(dice, median, sigma=0.8):
+    return max(1.0, median * dice.lognormvariate(0, sigma))
+
+
+def test_nothing_is_put_right_before_anything_was_seen():
+    assert Calibration().apply(100.0, USUAL) == (100.0, USUAL)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 3.0, 10.0])
+def test_a_constant_factor_is_learnt_and_quantiles_keep_their_promise(factor):
+    dice, calibration = random.Random(5), Calibration()
+    below, tokens, count = [0] * len(QUANTILES), [], 3000
+    for turn in range(count + 500):
+        real = drawn(dice, 500 * factor)
+        middle, quantiles = calibration.apply(500.0, tuple(5 * each for each in USUAL))
+        assert list(quantiles) == sorted(quantiles)
+        if turn >= 500:
+            tokens.append(middle)
+            below = [found + (real <= quantile) for found, quantile in zip(below, quantiles, strict=True)]
+        calibration.learn(500.0, tuple(5 * each for each in USUAL), real)
+    assert sum(tokens) / count == pytest.approx(500 * factor, rel=0.12)
+    assert [found / count for found in below] == pytest.approx(QUANTILES, abs=0.03)
+
+
+def test_a_factor_of_ten_is_half_made_good_after_ten_requests():
+    calibration = Calibration()
+    for _ in range(10):
+        calibration.learn(100.0, USUAL, 1000.0)
+    assert calibration.apply(100.0, USUAL)[0] > 100 * math.sqrt(10)
+
+
+def test_an_outlier_moves_little():
+    calibration = Calibration()
+    for _ in range(100):
+        calibration.learn(100.0, USUAL, 100.0)
+    for _ in range(3):
+        calibration.learn(100.0, USUAL, 1_000_000.0)
+    assert calibration.apply(100.0, USUAL)[0] < 110
+
+
+def test_a_cut_length_moves_nothing_down():
+    calibration = Calibration()
+    for _ in range(50):
+        calibration.learn(100.0, USUAL, 10.0, cut=True)
+    assert calibration.apply(100.0, USUAL) == (100.0, USUAL)
+    calibration.learn(100.0, USUAL, 1000.0, cut=True)
+    assert calibration.apply(100.0, USUAL)[0] > 100
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6), st.booleans()), max_size=60))
+def test_whatever_comes_it_stays_bounded_and_ascending(requests):
+    calibration = Calibration()
+    for predicted, real, cut in requests:
+        quantiles = tuple(predicted * each for each in (0.5, 0.7, 1.0, 1.4, 2.0))
+        calibration.learn(predicted, quantiles, real, cut=cut)
+        tokens, served = calibration.apply(predicted, quantiles)
+        assert 1.0 <= tokens <= predicted * math.exp(MOST_SHIFT) * 1.001
+        assert list(served) == sorted(served)
+        assert 1.0 <= served[0]
+        assert served[-1] <= max(1.0, quantiles[-1] * math.exp(MOST_SHIFT) * 1.001)
+
+
+@pytest.mark.parametrize(("factor", "what"), [(3.0, "longer"), (1 / 3, "shorter")])
+def test_a_shift_raises_the_alarm_and_is_said_by_name(factor, what):
+    dice, alarm = random.Random(6), DriftAlarm()
+    for _ in range(400):
+        assert not alarm.add(log_ratio(drawn(dice, 200), 200), 0.0)
+    after = next(turn for turn in range(200) if alarm.add(log_ratio(drawn(dice, 200 * factor), 200), 7.0))
+    assert after < 60
+    assert (alarm.raised, alarm.alarms, alarm.raised_at) == (what, 1, 7.0)
+
+
+def test_wilder_errors_raise_the_alarm():
+    dice, alarm = random.Random(7), DriftAlarm()
+    for _ in range(400):
+        alarm.add(dice.gauss(0, 0.3), 0.0)
+    assert any(alarm.add(dice.gauss(0, 1.5), 1.0) for _ in range(200))
+
+
+def test_false_alarms_are_rare_and_a_wrong_but_steady_model_is_none():
+    alarms = 0
+    for seed in range(10):
+        dice, alarm = random.Random(seed), DriftAlarm()
+        alarms += sum(alarm.add(log_ratio(drawn(dice, 2000), 200), 0.0) for _ in range(2000))
+    assert alarms <= 5  # in 20,000 requests
+
+
+def test_an_alarm_goes_out_when_what_is_new_has_become_usual():
+    dice, alarm = random.Random(8), DriftAlarm()
+    for _ in range(400):
+        alarm.add(dice.gauss(0, 0.5), 0.0)
+    while not alarm.add(dice.gauss(2, 0.5), 0.0):
+        pass
+    for _ in range(401):
+        alarm.add(dice.gauss(2, 0.5), 0.0)
+    assert (alarm.raised, alarm.alarms) == ("", 1)
+
+
+def test_restart_puts_it_out():
+    alarm = DriftAlarm(raised="longer")
+    alarm.restart()
+    assert alarm.raised == ""
+
+
+def test_pairs_are_bounded():
+    pairs = PerPair(Calibration)
+    first = pairs["m", "t"]
+    for number in range(PAIRS + 10):
+        pairs["m", str(number)].seen = 1.0
+    assert len(pairs.items()) == PAIRS
+    assert pairs["m", "t"] is not first

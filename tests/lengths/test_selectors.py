@@ -1,0 +1,165 @@
+"""Measures are sums over minutes: checked against requests that are counted one by one."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.models import SloClass, SloKind
+from controlplane.lengths import selectors
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.selectors import Measures, scope_of
+
+pytestmark = pytest.mark.django_db
+
+# (minutes ago, model, tenant, predictor, predicted, real)
+REQUESTS = (
+    (1, "a", "acme", "student 1", 100, 90),
+    (1, "a", "acme", "student 1", 100, 160),
+    (1, "a", "acme", "shadow student 2", 120, 90),
+    (1, "a", "globex", "cache", 40, 40),
+    (3, "b", "acme", "prior", 300, 20),
+    (3, "b", "acme", "shadow student 2", 30, 20),
+    (90, "a", "acme", "student 1", 10, 500),
+)
+
+
+@pytest.fixture
+def now():
+    return timezone.now()
+
+
+@pytest.fixture
+def counted(now):
+    """REQUESTS as rows, by minute; the 0.9 quantile of each is twice its prediction."""
+    for ago, model, tenant, predictor, predicted, real in REQUESTS:
+        row, _ = LengthMinute.objects.get_or_create(
+            minute=(now - timedelta(minutes=ago)).replace(second=0, microsecond=0),
+            model=model,
+            tenant=tenant,
+            predictor=predictor,
+            bucket_tokens=1 << (real.bit_length() - 1),
+        )
+        error = abs(predicted - real)
+        row.requests += 1
+        row.predicted_tokens += predicted
+        row.output_tokens += real
+        row.absolute_error_tokens += error
+        row.within_25 += error <= 25
+        row.within_50 += error <= 50
+        row.within_100 += error <= 100
+        row.below_median += real <= predicted
+        row.below_upper += real <= 2 * predicted
+        row.save()
+
+
+def test_measures_of_an_hour(counted, now):
+    found = selectors.whole(scope_of(now, 1))
+    errors = [10, 60, 0, 280]
+    assert found.requests == 4
+    assert found.mae == sum(errors) / 4
+    assert found.bias == (10 - 60 + 0 + 280) / 4
+    assert found.mean_output == (90 + 160 + 40 + 20) / 4
+    assert found.relative_error == sum(errors) / 310
+    assert (found.acc_25, found.acc_50, found.acc_100) == (0.5, 0.5, 0.75)
+    assert (found.coverage_median, found.coverage_upper) == (0.75, 1.0)
+
+
+def test_without_requests_nothing_is_known(now):
+    found = selectors.whole(scope_of(now, 1))
+    assert found == Measures()
+    for name in ("mae", "bias", "relative_error", "acc_25", "coverage_upper"):
+        assert getattr(found, name) is None
+    series = selectors.series(scope_of(now, 1), now)
+    assert (series.starts, series.lines) == ((), {})
+    assert selectors.pairs(scope_of(now, 1)) == ([], 0)
+    assert selectors.active_version() is selectors.shadow_version() is None
+
+
+@pytest.mark.parametrize(
+    ("scope", "requests"),
+    [
+        ({"hours": 24}, 5),
+        ({"hours": 1, "model": "b"}, 1),
+        ({"hours": 1, "tenants": ["globex"]}, 1),
+        ({"hours": 1, "tenants": []}, 0),
+        ({"hours": 24, "model": "a", "tenants": ["acme", "globex"]}, 4),
+        ({"hours": 0.04}, 3),
+    ],
+)
+def test_a_scope_narrows(counted, now, scope, requests):
+    assert selectors.whole(scope_of(now, **scope)).requests == requests
+
+
+def test_groups_add_up_to_the_whole_and_shadows_stand_beside(counted, now):
+    scope = scope_of(now, 24)
+    whole = selectors.whole(scope)
+    for groups in (selectors.by_model_and_tenant(scope), selectors.by_bucket(scope)):
+        assert selectors.total(groups.values()) == whole
+    assert selectors.by_model_and_tenant(scope)["a", "globex"].requests == 1
+    assert list(selectors.by_bucket(scope)) == [16, 32, 64, 128, 256]
+    by_predictor = selectors.by_predictor(scope)
+    assert by_predictor.pop("shadow student 2").requests == 2
+    assert selectors.total(by_predictor.values()) == whole
+
+
+@pytest.mark.parametrize("hours", [1, 3, 24])
+def test_a_series_has_every_request_in_its_window(counted, now, hours):
+    scope = scope_of(now, hours)
+    series = selectors.series(scope, now)
+    assert series.step_s == (3600 if hours > 6 else -(-hours * 3600 // 72 // 60) * 60)
+    for name, line in series.lines.items():
+        assert len(line) == len(series.starts)
+        assert selectors.total(line) == selectors.by_predictor(scope)[name]
+    steps = {(after - before).total_seconds() for before, after in zip(series.starts, series.starts[1:], strict=False)}
+    assert steps <= {series.step_s}
+    assert series.starts[-1] <= now < series.starts[-1] + timedelta(seconds=series.step_s)
+
+
+@pytest.fixture
+def sampled(now):
+    slo_class = SloClass.objects.create(name="interactive", title="Interactive", kind=SloKind.INTERACTIVE)
+    for name, count in (("acme", 90), ("globex", 10)):
+        tenant = Tenant.objects.create(name=name, default_slo_class=slo_class)
+        LengthSample.objects.bulk_create(
+            LengthSample(
+                at=now - timedelta(minutes=number),
+                model="a",
+                tenant=tenant,
+                slo_class="interactive",
+                prompt_tokens=9,
+                predicted_tokens=number,
+                predicted_by="prior",
+                output_tokens=2 * number,
+            )
+            for number in range(count)
+        )
+
+
+def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
+    scope = scope_of(now, 24, tenants=["acme"])
+    found, of = selectors.pairs(scope, most=20)
+    assert of == 90
+    assert 15 <= len(found) <= 20
+    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in found)
+    assert max(pair.predicted_tokens for pair in found) > 60 > 30 > min(pair.predicted_tokens for pair in found)
+    everything, of = selectors.pairs(scope_of(now, 24))
+    assert len(everything) == of == 100
+    assert selectors.pairs(scope_of(now, 0.5, tenants=["acme"]))[1] == 31
+
+
+def test_versions_and_the_shadow_against_the_active_one(counted, now):
+    for number, state in enumerate((VersionState.ACTIVE, VersionState.SHADOW, VersionState.REJECTED), 1):
+        LengthVersion.objects.create(number=number, kind="student", state=state)
+    assert [version.number for version in selectors.versions()] == [3, 2, 1]
+    assert str(selectors.active_version()) == "student 1"
+    assert str(selectors.shadow_version()) == "student 2"
+    duel = selectors.duel("student 1", "shadow student 2", scope_of(now, 24))
+    assert (duel.active.requests, duel.shadow.requests) == (2, 1)  # of the one minute in which both predicted
+    assert duel.gain == pytest.approx(1 - 30 / 35)
+    assert selectors.duel("student 9", "shadow student 2", scope_of(now, 24)) is None
+
+
+def test_what_there_are_measures_of(counted):
+    assert selectors.known_series() == (["a", "b"], ["acme", "globex"])

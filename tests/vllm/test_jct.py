@@ -1,0 +1,285 @@
+"""Mean job completion time through the gateway: SSJF against FCFS on the same arrivals, its oracle as the bound.
+
+The short form asserts what must hold: shortest predicted first, everything served, whatever was predicted. The measured one
+(`-m truth -s`) prints figures and keeps them in `test-results/jct.json`. Outputs are forced to their length (`max_tokens`
+with `ignore_eos`), so their prediction would be exact: the dispatcher is told another one, of a real predictor about real
+answers. `LENGTH_DATA_DIR` names the folder with the published sets (docs/ordering.md); without it lengths and errors are
+drawn, and the report says so.
+"""
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.fleet.models import Deployment, Instance
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.ticket import Ticket
+from tests.gateway.conftest import House, serving, until
+from tests.gateway.rows import make_rows
+from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
+
+REQUESTS = 80
+RUNS = 3
+BUSY, QUIET = (0.9, 3.0), (0.3, 1.0)  # load, coefficient of variation of the gaps
+WARM = 24
+LONGEST = 511
+
+
+@asynccontextmanager
+async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    """A gateway before the one server at *url*."""
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
+    options = {"max_num_seqs": MAX_NUM_SEQS, "queue_bound": 1000, "model_name": MODEL}
+    backend = SimpleNamespace(name=name, url=url)
+    await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
+    await database_sync_to_async(Instance.objects.update)(state="loading")
+    async with AsyncExitStack() as stack:
+        gateway = Gateway()
+        timeout = aiohttp.ClientTimeout(total=600)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # below the server's 5 s
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
+        house = House(gateway, await stack.enter_async_context(serving(gateway)), [backend], http)
+        await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 20)
+        yield house
+
+
+@pytest.fixture
+async def house(transactional_db, server: Server, monkeypatch) -> AsyncIterator[House]:
+    async with gateway_before(server.url, "jct", monkeypatch) as house:
+        yield house
+
+
+async def order_by(house: House, ordering: str) -> None:
+    """Change the deployment's row and wait until the gateway goes by it."""
+    await database_sync_to_async(Deployment.objects.update)(ordering_policy=ordering)
+    house.gateway.refresh_now()
+    (endpoint,) = house.gateway.topology.endpoints
+    await until(lambda: endpoint.spec.ordering_policy == ordering)
+
+
+def foretell(house: House, predicted: dict[str, Any]) -> None:
+    """Let the dispatcher take *predicted*, by request id, in place of what it would reckon with."""
+    house.gateway.dispatcher._possible = lambda ticket: predicted[ticket.request_id]
+
+
+async def ask(house: House, request_id: str, tokens: int) -> float:
+    """One request; seconds until its last byte."""
+    body = {"model": MODEL, "prompt": [7, 8, 9, 10], "max_tokens": tokens, "ignore_eos": True}
+    began_s = time.monotonic()
+    async with house.http.post(
+        f"{house.url}/v1/completions", json=body, headers=house.headers | {"X-Request-Id": request_id}
+    ) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+        assert answer["usage"]["completion_tokens"] == tokens
+    return time.monotonic() - began_s
+
+
+# What must hold
+
+
+class Held:
+    """Nothing is given out before `let_go`; then *given* lists the requests in their order."""
+
+    def __init__(self, house: House) -> None:
+        self.dispatcher = house.gateway.dispatcher
+        self.given: list[str] = []
+        self._pump, self._explain = self.dispatcher.pump, self.dispatcher._explain
+        self.dispatcher.pump = lambda endpoint: None
+        self.dispatcher._explain = self.explain
+
+    def explain(self, ticket: Ticket, *arguments: Any, **options: Any) -> dict[str, object]:
+        self.given.append(ticket.request_id)
+        return self._explain(ticket, *arguments, **options)
+
+    def let_go(self) -> None:
+        self.dispatcher.pump = self._pump
+        self.dispatcher.pump_all()
+
+
+async def served(house: House, jobs: dict[str, int]) -> list[str]:
+    """Ask all *jobs* (tokens by id) before anything is given out; the order in which they are."""
+    held = Held(house)
+    asked = []
+    for count, (request_id, tokens) in enumerate(jobs.items(), 1):
+        asked.append(asyncio.create_task(ask(house, request_id, tokens)))
+        await until(lambda count=count: house.gateway.dispatcher.waiting_count == count)
+    held.let_go()
+    await asyncio.gather(*asked)
+    return held.given
+
+
+async def test_the_shortest_predicted_is_served_first_by_ssjf_and_the_first_come_by_fcfs(house):
+    jobs = {f"job-{number}": tokens for number, tokens in enumerate([90, 30, 60, 120, 12, 45, 75, 20, 105])}
+    predicted = {request_id: 3 * tokens + 1 for request_id, tokens in jobs.items()}
+    foretell(house, predicted)
+    for ordering, order in (("ssjf", sorted(jobs, key=predicted.__getitem__)), ("fcfs", list(jobs))):
+        await order_by(house, ordering)
+        assert await served(house, jobs) == order
+
+
+async def test_whatever_is_predicted_everything_is_served(house):
+    sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
+    possible = house.gateway.dispatcher._possible
+
+    def say(ticket: Ticket) -> int:
+        ticket.predicted_tokens = sick[int(ticket.request_id)]
+        return possible(ticket)
+
+    house.gateway.dispatcher._possible = say
+    await order_by(house, "ssjf")
+    order = await served(house, {str(number): 10 + number for number in range(len(sick))})
+    assert sorted(order) == [str(number) for number in range(len(sick))]
+
+
+# What is measured
+
+
+@dataclass(frozen=True)
+class Work:
+    """One load: when requests come, in mean gaps; what they really produce, and what is predicted."""
+
+    arrival: np.ndarray
+    output: np.ndarray
+    predicted: np.ndarray
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Real answers and what a predictor says of them, in tokens."""
+
+    name: str
+    output: np.ndarray
+    predicted: np.ndarray
+
+    def work(self, count: int, seed: int, cv: float) -> Work:
+        random = np.random.default_rng(seed)
+        at = random.integers(0, self.output.size, count)
+        gaps = random.gamma(1 / cv**2, cv**2, count)
+        return Work(np.cumsum(gaps) / gaps.mean(), self.output[at], self.predicted[at])
+
+
+def predictors() -> list[Predictor]:
+    folder = os.environ.get("LENGTH_DATA_DIR", "")
+    if not folder:
+        random = np.random.default_rng(3)
+        output = np.clip(random.lognormal(np.log(110), 1.0, 4000), 2, LONGEST).astype(int)
+        said = np.clip(output * random.lognormal(0.0, 0.8, 4000), 1, LONGEST)
+        return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
+    from controlplane.planning.reproductions.ssjf import read_lengths
+    from forecasting.lengths import bundled
+    from forecasting.lengths.datasets import FREE, read_sets
+
+    bert = read_lengths(Path(folder))
+    samples = read_sets(Path(folder), FREE).test
+    tokens = np.array([sample.output_tokens for sample in samples])
+    said = bundled().predict([sample.query for sample in samples]).tokens
+    kept = tokens <= LONGEST
+    student = np.maximum(np.rint(said[kept]), 1).astype(int)
+    return [
+        Predictor("BERT of SSJF's authors, LMSYS-Chat-1M", bert.output, bert.predicted),
+        Predictor("our student, held-out prompts of arena_bench_v1 and gpteacher", tokens[kept], student),
+    ]
+
+
+async def drive(house: House, work: Work, per_s: float, predicted: np.ndarray, run: str) -> np.ndarray:
+    """JCT of every request of *work*, sent at *per_s* requests a second."""
+    foretell(house, {f"{run}-{number}": int(tokens) for number, tokens in enumerate(predicted)})
+    began_s = time.monotonic() + 0.2
+
+    async def one(number: int) -> float:
+        await asyncio.sleep(began_s + work.arrival[number] / per_s - time.monotonic())
+        return await ask(house, f"{run}-{number}", int(work.output[number]))
+
+    return np.array(await asyncio.gather(*(one(number) for number in range(work.output.size))))
+
+
+async def capacity_per_s(house: House, predictor: Predictor) -> float:
+    """Requests a second that the server does when all are there at once. The first ones also load code."""
+    work = predictor.work(WARM, 99, 1.0)
+    at_once = Work(np.zeros(WARM), work.output, work.predicted)
+    await drive(house, at_once, 1.0, work.output, "warm")
+    again = Work(np.zeros(3 * WARM), np.tile(work.output, 3), np.tile(work.predicted, 3))
+    return 3 * WARM / float((await drive(house, again, 1.0, again.output, "full")).max())
+
+
+async def compare(house: House, predictor: Predictor, load: float, cv: float, runs: int) -> dict[str, Any]:
+    """Each run has its own arrivals, the same for every ordering; orderings take turns in being first."""
+    await order_by(house, "fcfs")
+    most_per_s = await capacity_per_s(house, predictor)
+    lines = []
+    names = ["fcfs", "ssjf", "oracle"]
+    for run in range(runs):
+        work = predictor.work(REQUESTS, 100 + run, cv)
+        jct_s = {}
+        for name in names[run % 3 :] + names[: run % 3]:
+            await order_by(house, "fcfs" if name == "fcfs" else "ssjf")
+            said = work.output if name == "oracle" else work.predicted
+            jct_s[name] = await drive(house, work, load * most_per_s, said, f"{run}-{name}")
+        lines.append({name: round(float(values.mean()), 3) for name, values in jct_s.items()})
+        lines[-1] |= {f"{name}_p99": round(float(np.percentile(values, 99)), 3) for name, values in jct_s.items()}
+    mean = {name: float(np.mean([line[name] for line in lines])) for name in names}
+    reduction, bound = (1 - mean[name] / mean["fcfs"] for name in ("ssjf", "oracle"))
+    return {
+        "predictor": predictor.name,
+        "load": load,
+        "cv": cv,
+        "capacity_per_s": round(most_per_s, 2),
+        "mean_jct_s": lines,
+        "reduction_pct": round(100 * reduction, 1),
+        "oracle_reduction_pct": round(100 * bound, 1),
+        "share_of_oracle_pct": round(100 * reduction / bound, 1) if bound > 0.02 else None,
+    }
+
+
+async def report(house: House, where: str) -> list[dict[str, Any]]:
+    found = []
+    for predictor in predictors():
+        found.append(await compare(house, predictor, *BUSY, RUNS))
+        print(json.dumps(found[-1], indent=1))
+    found.append(await compare(house, predictor, *QUIET, 1))
+    print(json.dumps(found[-1], indent=1))
+    file = Path(settings.BASE_DIR) / "test-results" / f"jct-{where}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(found, indent=1))
+    return found
+
+
+@pytest.fixture(scope="module")
+def quiet_server(vllm_fleet: VllmFleet) -> str:
+    url = vllm_fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
+    vllm_fleet.wait("jct", url)
+    return url
+
+
+@pytest.mark.truth
+async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch):
+    async with gateway_before(quiet_server, "jct", monkeypatch) as house:
+        found = await report(house, "vllm")
+    assert len(found) >= 2
+
+
+@pytest.mark.slow
+async def test_mean_jct_on_an_emulated_server(transactional_db, monkeypatch):
+    process, url = emulated()
+    with process:
+        try:
+            async with gateway_before(url, "jct", monkeypatch) as house:
+                found = await report(house, "emulated")
+        finally:
+            process.terminate()
+    assert len(found) >= 2

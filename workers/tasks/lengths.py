@@ -1,0 +1,56 @@
+"""The length model's life: trained daily and on demand, judged beside the active version; old samples are deleted."""
+
+import logging
+
+from celery import shared_task
+from django.utils import timezone
+
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.fleet.states import ActionError
+from controlplane.lengths import services
+from workers.tasks.planning import only_one
+
+logger = logging.getLogger(__name__)
+
+TRAIN_LIMIT_S = 3000
+
+
+@shared_task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
+def train_length_model(actor: str = "", reason: str = "") -> int:
+    """Train a version if that is due, or at once for an *actor*; its number, 0 when none was trained.
+
+    A training that fails is an event, so that whoever asked for it hears of it.
+    """
+    with only_one("train_length_model") as free:
+        now = timezone.now()
+        if not free or not (actor or services.due(now)):
+            return 0
+        try:
+            return services.train(now, actor or services.ACTOR, reason).number
+        except ActionError as error:
+            said = str(error)
+        except Exception as error:
+            logger.exception("lengths: no version was trained")
+            said = f"{type(error).__name__}: {error}"[:500]
+        record(
+            "length_version.training_failed",
+            actor=actor or services.ACTOR,
+            reason=said,
+            severity=Severity.WARNING,
+        )
+        return 0
+
+
+@shared_task
+def judge_length_versions() -> int:
+    """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0."""
+    with only_one("judge_length_versions") as free:
+        version = services.judge(timezone.now()) if free else None
+    return version.number if version else 0
+
+
+@shared_task
+def prune_lengths() -> int:
+    """Delete samples and measures after their days, and texts whose tenants keep none any more; returns how many."""
+    return services.prune(timezone.now())
