@@ -277,6 +277,7 @@ class Proxy:
                 if self.told:
                     self.told(f"{self.name}: tune", done, steps)
         module.eval()
+        self.encoder.set_weights(self.encoder.weights())  # as precise as the file that they are kept in
         self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}
 
     def room(self) -> int:
