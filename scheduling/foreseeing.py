@@ -11,9 +11,9 @@ if this request begins now. The least wins. (The paper writes argmax, and means 
 minimum estimated load".)
 
 **least_delay** adds seconds, from each instance's own performance profile, so that different GPUs compare: until the first
-token of this request, until its last, what those that run there lose by it, and the same memory risk. Tokens of the prompt
-that are thought to be in the prefix cache need no prefill; they are worth just that, so a busy instance is passed by however
-much of the prompt it has. Where an instance with room has no profile, all are compared in tokens.
+token of this request, until its last, what those that run there or will come lose by it, and the same memory risk. Tokens
+of the prompt that are thought to be in the prefix cache need no prefill; they are worth just that, so a busy instance is
+passed by however much of the prompt it has. Where an instance with room has no profile, all are compared in tokens.
 
 A map is walked only where it matters. The KV tokens of an instance cannot rise faster than one a request and iteration:
 where not even that passes 80 %, there is no penalty to find out. And the penalty that is due already is a lower bound:
@@ -55,7 +55,16 @@ ForeseeingRouter = Callable[[FleetArrays, EndpointArrays, LookAhead, Affinity, i
 MEMORY_SHARE: Final = 0.8
 """T_mem: KV use that is not yet a risk."""
 BETA: Final = 1.0
-"""What a token beyond it weighs."""
+"""What a token beyond it weighs, for `preserve`."""
+
+# What loads weigh by which a request to come would suffer, for `least_delay`. Found by trial on ten minutes of lengths of
+# the Azure conversation trace near saturation; docs/routing.md has what they change.
+TO_PREFILL: Final = 10.0
+"""Seconds of a second of prompts that wait."""
+TO_GENERATE: Final = 0.5
+"""Seconds of a second in which what was given out is generated."""
+TO_HOLD: Final = 0.4
+"""Seconds of a token beyond MEMORY_SHARE, in times that the instance takes for one token."""
 
 # Places in a row that `explain` writes.
 SCORE: Final = 0
@@ -101,7 +110,7 @@ def _delay(
     context = min(held + queued + prompt + 0.5 * output, memory)
     step_s = fixed + by_sequence * batch + by_token * context
 
-    # The step under way, room in memory, prompts before it, its own prompt in one step with those that decode.
+    # Until the first token: the step under way, room in memory, prompts before it, its own with those that decode.
     decoding_s = by_sequence * active + by_token * held
     wait_s = 0.5 * (fixed + decoding_s) if active > 0.0 else 0.0
     if reserved > memory:
@@ -109,10 +118,16 @@ def _delay(
     queue_s = b * queued + c * queued * queued / max(placed - active, 1.0)
     own_s = max(t0, a + b * new + c * new * new)
     first_s = wait_s + queue_s + own_s + decoding_s
-    # The others: one step that takes as long as the prefill, then steps that are longer by one sequence.
-    longer_s = by_sequence + by_token * (prompt + 0.5 * output)
-    others_s = active * max(own_s - fixed, b * new) + min(to_generate, placed * output) * longer_s
-    return float(first_s), float(output * step_s), float(others_s), float(b * (active + 1.0))
+
+    # Until the last: its own steps, longer by the tokens that others get meanwhile. They lose as much by it.
+    overlap = min(to_generate, placed * output)
+    theirs_s = by_sequence + by_token * (held + queued + 0.5 * to_generate) / max(placed, 1.0)
+    mine_s = by_sequence + by_token * (prompt + 0.5 * output)
+    decode_s = output * (fixed + mine_s) + overlap * theirs_s
+    others_s = active * max(own_s - fixed, b * new) + overlap * mine_s
+    # And those to come: better that an instance with much to do is left to them less busy.
+    others_s += TO_PREFILL * queue_s + TO_GENERATE * to_generate * step_s / batch
+    return float(first_s), float(decode_s), float(others_s), float(TO_HOLD * step_s / batch)
 
 
 @compiled_part
@@ -132,7 +147,7 @@ def _parts(
         return _delay(fleet, ahead, instance, prompt_tokens, output_tokens, cached)
     queued = fleet.queued_prompt_tokens[instance]
     prefill = queued + prompt_tokens - cached
-    return float(prefill), float(fleet.remaining_tokens[instance] - queued + output_tokens), 0.0, 1.0
+    return float(prefill), float(fleet.remaining_tokens[instance] - queued + output_tokens), 0.0, BETA
 
 
 @compiled_part
@@ -174,8 +189,8 @@ def _least(
             fleet, ahead, affinity, in_seconds, instance, slot, prompt_tokens, output_tokens
         )
         score = prefill + decode + others
-        bound = score + BETA * weight * _over(fleet, instance, tokens_now(ahead, instance) + prompt_tokens)
-        weighed[instance, 0], weighed[instance, 1], weighed[instance, 2] = bound, score, BETA * weight
+        bound = score + weight * _over(fleet, instance, tokens_now(ahead, instance) + prompt_tokens)
+        weighed[instance, 0], weighed[instance, 1], weighed[instance, 2] = bound, score, weight
         if best < 0 or bound < lowest:
             best, lowest = instance, bound
     if best < 0:
@@ -301,7 +316,7 @@ def explain(
         prefill, decode, others, weight = _parts(
             fleet, ahead, affinity, in_seconds, instance, slot, prompt_tokens, output_tokens
         )
-        memory = BETA * weight * _excess(fleet, ahead, instance, prompt_tokens, output_tokens)
+        memory = weight * _excess(fleet, ahead, instance, prompt_tokens, output_tokens)
         rows[row, PREFILL], rows[row, DECODE], rows[row, OTHERS] = prefill, decode, others
         rows[row, MEMORY], rows[row, SCORE] = memory, prefill + decode + others + memory
     unmatch(affinity, touched)

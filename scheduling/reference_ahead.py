@@ -152,12 +152,15 @@ def delay_s(
     wait = 0.5 * (fixed + decoding) if active else 0.0
     if reserved > room:
         wait += (reserved - room) / reserved * to_generate * step / batch
+    queue = b * queued + c * queued * queued / max(placed - active, 1.0)
     own = max(t0, a + b * new + c * new * new)
-    first = wait + (b * queued + c * queued * queued / max(placed - active, 1.0)) + own + decoding
-    longer = by_sequence + by_token * (prompt + 0.5 * output)
-    others = active * max(own - fixed, b * new) + min(to_generate, placed * output) * longer
-    excess = excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
-    return first + output * step + others + b * (active + 1.0) * excess
+    overlap = min(to_generate, placed * output)
+    theirs = by_sequence + by_token * (held + queued + 0.5 * to_generate) / max(placed, 1.0)
+    mine = by_sequence + by_token * (prompt + 0.5 * output)
+    others = active * max(own - fixed, b * new) + overlap * mine
+    others += 10.0 * queue + 0.5 * to_generate * step / batch
+    score = (wait + queue + own + decoding) + (output * (fixed + mine) + overlap * theirs) + others
+    return score + 0.4 * step / batch * excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
 
 
 def preserve(fleet: PlainFleet, sight: Sight, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:

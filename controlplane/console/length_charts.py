@@ -213,7 +213,12 @@ def error_by_length(found: dict[int, Measures]) -> Chart:
         for field, line in zip(("mae", "bias"), legend, strict=True)
     ]
     axes = {
-        "xaxis": {"type": "category", "tickangle": None, "nticks": 0, "hoverformat": ""},
+        "xaxis": {
+            "type": "category",
+            "tickvals": names,
+            "ticktext": [f"{tokens / 1_000:.0f}k" if tokens >= 1_000 else str(tokens) for tokens in buckets],
+            "title": {"text": "length that came, from (tokens)", "font": {"size": 11}, "standoff": 4},
+        },
         "yaxis": {"tickformat": "~s", "rangemode": "normal", "zeroline": True, "zerolinecolor": "var(--border-strong)"},
     }
     sentence = "Error by length: nothing was predicted in this range."

@@ -53,6 +53,7 @@ VERSIONS_CSV = (
     "Note",
 )
 VERSIONS_SHOWN = 12
+HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
     SEMANTIC: "a prompt much like one seen before",
@@ -128,7 +129,8 @@ class VersionRow:
 
     @property
     def held_out(self) -> dict[str, Any]:
-        return self.version.measures or {}
+        """By the names of HELD_OUT; what was not measured is None."""
+        return {name: self.version.measures.get(name) for name in HELD_OUT}
 
     @property
     def gain_percent(self) -> str:
@@ -142,9 +144,10 @@ class VersionRow:
 def version_rows(found: Mapping[str, Measures], duel: Duel | None) -> list[VersionRow]:
     """The newest versions; *found* is by predictor."""
     rows = []
+    _, shadow = services.in_use()
     for version in selectors.versions(VERSIONS_SHOWN):
         own = [found[name] for name in (str(version), f"{SHADOW} {version}") if name in found]
-        gain = duel.gain if duel and version.state == VersionState.SHADOW else None
+        gain = duel.gain if duel and shadow and shadow.number == version.number else None
         rows.append(VersionRow(version, selectors.total(own), gain))
     return rows
 
@@ -158,14 +161,13 @@ def compare(scope: Scope) -> Duel | None:
 def version_line(row: VersionRow) -> list[Any]:
     """For the CSV file."""
     version, held_out, live = row.version, row.held_out, row.live
-    names = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
     return [
         version.number,
         version.kind,
         version.get_state_display(),
         version.trained_at,
         version.samples,
-        *(held_out.get(name) for name in names),
+        *held_out.values(),
         live.requests,
         live.mae,
         live.acc_100,

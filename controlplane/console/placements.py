@@ -54,6 +54,8 @@ def part_text(name: str, value: float) -> str:
 
 
 def seconds(value: float) -> str:
+    if value == 0:
+        return "0 s"
     if value >= 100:
         return duration(value)
     return f"{fixed(value, 2)} s" if value >= 1 else milliseconds(value * 1000)

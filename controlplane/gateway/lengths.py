@@ -224,7 +224,7 @@ class LengthService:
         query = LengthQuery(text, prompt_tokens, asked.model, tenant, asked.slo_class, asked.max_tokens, turns)
         key = None
         if self.cache is not None:
-            key = self.cache.key(query)
+            key = self.cache.key(query, call.prompt_characters)
             for source, look in ((CACHE, self.cache.exact), (SEMANTIC, self.cache.nearest)):
                 seen: Seen | None = look(key) if key is not None else None
                 tokens = seen.tokens(asked.max_tokens) if seen is not None else 0.0

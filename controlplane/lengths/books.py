@@ -3,11 +3,13 @@
 A gateway gathers in memory (`Notes`) and hands over every few seconds; all of one batch is written in one transaction.
 """
 
+import functools
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import connection, transaction
 
@@ -15,7 +17,9 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.lengths.models import LengthMinute, LengthSample
-from forecasting.lengths import LengthQuery, Student
+from forecasting.lengths import LengthQuery, Student, bundled
+
+logger = logging.getLogger(__name__)
 
 ACTOR = "length service"
 HELD_SERIES = 50_000
@@ -144,7 +148,12 @@ def _rows(samples: Sequence[Sampled]) -> list[LengthSample]:
     tenants = dict(
         Tenant.objects.filter(pk__in={sample.tenant_id for sample in samples}).values_list("pk", "keep_prompts")
     )
-    student: Any = Student()
+    try:
+        student = reader()
+        features = [student.features(sample.query) for sample in samples]
+    except Exception as error:  # measures are worth more than samples; and its text may hold a prompt's
+        logger.warning("lengths: %d samples could not be kept: %s", len(samples), type(error).__name__)
+        return []
     return [
         LengthSample(
             at=datetime.fromtimestamp(sample.at, UTC),
@@ -154,15 +163,21 @@ def _rows(samples: Sequence[Sampled]) -> list[LengthSample]:
             prompt_tokens=sample.query.prompt_tokens,
             max_tokens=sample.query.max_tokens,
             turns=min(sample.query.turns, 32767),
-            features=student.features(sample.query),
+            features=read,
             text=storable(sample.query.text) if tenants[sample.tenant_id] else "",
             predicted_tokens=sample.predicted_tokens,
             predicted_by=sample.predicted_by,
             output_tokens=sample.output_tokens,
         )
-        for sample in samples
+        for sample, read in zip(samples, features, strict=True)
         if sample.tenant_id in tenants
     ]
+
+
+@functools.cache
+def reader() -> Student:
+    """By whose vocabulary features are kept: the bundled student's, from which every version comes."""
+    return bundled()
 
 
 def storable(text: str) -> str:

@@ -87,17 +87,21 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
     """
     rows = list(LengthSample.objects.select_related("tenant").order_by("-pk")[:MOST_TRAINED])
     rows = [row for row in rows if row.max_tokens is None or row.output_tokens < row.max_tokens]
-    if len(rows) < max(HELD_OUT, settings.LENGTH_TRAIN_SAMPLES):
-        raise ActionError(
-            f"There are {len(rows)} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES} "
-            "(PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
-        )
-    held_out = [row for row in rows if _held_out(row)]
-    learnt = [row for row in rows if not _held_out(row)]
-    if not held_out or not learnt:
-        raise ActionError("The samples are all of one prompt: there is nothing to learn from them.")
     active, _ = in_use()
     student = _begin(active)
+    readable = _readable(student, rows)
+    if len(readable) < len(rows) / 2:  # of a version whose vocabulary went with an older release
+        student = bundled()
+        readable = _readable(student, rows)
+    if len(readable) < max(HELD_OUT, settings.LENGTH_TRAIN_SAMPLES):
+        raise ActionError(
+            f"There are {len(readable)} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES} "
+            "(PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
+        )
+    held_out = [row for row in readable if _held_out(row)]
+    learnt = [row for row in readable if not _held_out(row)]
+    if not held_out or not learnt:
+        raise ActionError("The samples are all of one prompt: there is nothing to learn from them.")
     before = _score(student, held_out)
     student.fit_features([(bytes(row.features), _sample(row)) for row in reversed(learnt)])
     measures: dict[str, Any] = _score(student, held_out)
@@ -145,10 +149,22 @@ def _begin(active: InUse) -> Student:
     """The student that training goes on from: the active one, or the bundled one where that cannot be."""
     try:
         model = load(active.kind, active.file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         logger.warning("lengths: %s cannot be read, training goes on from the bundled student: %s", active.name, error)
         return bundled()
     return model if isinstance(model, Student) else bundled()
+
+
+def _readable(student: Student, rows: Sequence[LengthSample]) -> list[LengthSample]:
+    """Those of *rows* whose features were made by the vocabulary of *student*."""
+    found = []
+    for row in rows:
+        try:
+            student.from_features([bytes(row.features)], [_query(row)])
+        except ValueError:
+            continue
+        found.append(row)
+    return found
 
 
 def _held_out(row: LengthSample) -> bool:
@@ -278,7 +294,7 @@ def _locked(version: LengthVersion) -> LengthVersion:
 def _check_file(row: LengthVersion) -> None:
     try:
         load(row.kind, str(path_of(row)) if row.file else "")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ActionError(f"The file of version {row.number} cannot be used: {error}") from error
 
 

@@ -132,14 +132,18 @@ class LengthCache:
     def __len__(self) -> int:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
-    def key(self, query: LengthQuery) -> CacheKey | None:
-        """*query* as the cache knows it; None when its prompt came without text."""
+    def key(self, query: LengthQuery, characters: int = 0) -> CacheKey | None:
+        """*query* as the cache knows it; None when its prompt came without text.
+
+        *characters* of the whole prompt tell two prompts apart of which the query holds the same part.
+        """
         words = " ".join(query.text[-KEPT_CHARACTERS:].split())
         if not words:
             return None
         digest = hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=16, key=self._secret)
-        if len(query.text) >= KEPT_CHARACTERS:
-            digest.update(b"%d" % query.prompt_tokens)  # what was cut off may differ, and then most often in length
+        size = max(characters, len(query.text))
+        if size >= KEPT_CHARACTERS:
+            digest.update(b"%d" % size)
         return CacheKey(query.model, digest.digest(), words)
 
     def exact(self, key: CacheKey) -> Seen | None:

@@ -2,7 +2,8 @@
 
 Tokens are counted without a tokenizer: by `count_tokens` where the answer's text is there, else (alpaca_eval gives only
 words and characters) by `TOKENS_A_WORD` and `TOKENS_A_CHARACTER`. Both were fitted to the WordPiece tokens of MiniLM
-over answers of all these sets; docs/length-models.md says how far they are off. Each set stands for one tenant, named as its folder.
+over answers of all these sets; docs/length-models.md says how far they are off. Each set stands for one tenant, named as
+its folder.
 """
 
 import csv

@@ -1,12 +1,14 @@
-"""What a cheap length model sees of a prompt: hashed n-grams and a few dozen measures, in tens of microseconds.
+"""What a cheap length model sees of a prompt: known n-grams and a few dozen measures, in tens of microseconds.
 
 Of a long prompt the first `FIRST` and the last `LAST` characters are read: the task stands at one of its ends, and of a
-conversation the last 512 tokens count (SSJF, section 3.1). Word n-grams are hashed into `BUCKETS` ids without a key: the ids
-hold no text and no order, so nothing can be read off them; whoever already has a sentence could check whether it fits.
+conversation the last 512 tokens count (SSJF, section 3.1). Word n-grams are hashed, and those that a `Vocabulary` knows
+become the numbers of its rows. A vocabulary holds what several prompts of its training had in common, so features that are
+kept hold no name, no figure and no phrase that is a tenant's own, and neither the order nor the number of common words.
 """
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,10 @@ from forecasting.lengths import kernels
 from forecasting.lengths.query import LengthQuery
 
 VERSION: Final = 1
+HEAD: Final = 5
+"""Numbers of two bytes before the measures in what is kept."""
 FIRST, LAST = 500, 2000
+MOST_ROWS: Final = 65535
 
 UNITS: Final = {
     "words": ("words", "word"),
@@ -95,15 +100,57 @@ COUNTED: Final = [
 SHARES: Final = [kernels.DIGITS, kernels.UPPER, kernels.FOREIGN, kernels.PUNCTUATION, kernels.CODE_MARKS]
 
 
-class Features(NamedTuple):
-    """Of one prompt."""
+class Prompt(NamedTuple):
+    """What was read of a text, before any vocabulary."""
 
     measures: NDArray[np.float32]
     """One value a name in `MEASURES`, already rounded to what `packed` keeps."""
-    ids: NDArray[np.int32]
-    """Of all n-grams, each once."""
-    opening: NDArray[np.int32]
+    hashes: NDArray[np.int64]
+    """Of all n-grams, in their order."""
+    opening: NDArray[np.int64]
     """Of the n-grams in the first `kernels.OPENING` tokens, hashed apart."""
+
+
+class Features(NamedTuple):
+    """Of one prompt under one vocabulary."""
+
+    measures: NDArray[np.float32]
+    ids: NDArray[np.int32]
+    """Rows of the vocabulary for its n-grams, ascending, each once."""
+    opening: NDArray[np.int32]
+    """As `ids`, of the opening."""
+
+
+class Vocabulary:
+    """The n-grams that a model knows, by their hashes: ascending, each once, at most 65,535."""
+
+    def __init__(self, hashes: NDArray[np.int64]) -> None:
+        self.hashes = np.ascontiguousarray(hashes, np.int64)
+        if len(self.hashes) > MOST_ROWS:
+            raise ValueError(f"A vocabulary has at most {MOST_ROWS:,} n-grams, not {len(self.hashes):,}.")
+        self.fingerprint = zlib.crc32(self.hashes.astype("<u4").tobytes())
+        places = 1 << max(4, (2 * len(self.hashes)).bit_length())
+        self._keys, self._rows = np.full(places, -1, np.int64), np.zeros(places, np.int32)
+        kernels.place_hashes(self.hashes, self._keys, self._rows)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    @classmethod
+    def common(cls, prompts: Iterable[Prompt], least: int, most: int) -> Self:
+        """The n-grams that at least *least* of *prompts* have; of too many the *most* frequent."""
+        found = [np.unique(np.concatenate([prompt.hashes, prompt.opening])) for prompt in prompts]
+        hashes, counts = np.unique(np.concatenate(found) if found else np.zeros(0, np.int64), return_counts=True)
+        order = np.lexsort((hashes, -counts))[: min(most, int((counts >= least).sum()))]
+        return cls(np.sort(hashes[order]))
+
+    def features(self, prompt: Prompt) -> Features:
+        return Features(prompt.measures, self._found(prompt.hashes), self._found(prompt.opening))
+
+    def _found(self, hashes: NDArray[np.int64]) -> NDArray[np.int32]:
+        rows = np.empty(len(hashes), np.int32)
+        count = kernels.look_up(hashes, self._keys, self._rows, np.zeros(len(self.hashes) + 1, np.uint8), rows)
+        return np.sort(rows[:count])
 
 
 def read(text: str) -> str:
@@ -113,21 +160,19 @@ def read(text: str) -> str:
     return f"{text[:FIRST]}\n{text[-LAST:]}"
 
 
-def extract(query: LengthQuery) -> Features:
-    """The features of *query*'s prompt; what is said of model, tenant and limits is not in them."""
+def extract(query: LengthQuery) -> Prompt:
+    """What is read of *query*'s prompt; what is said of model, tenant and limits is not in it."""
     part = read(query.text)
     data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
-    ids = np.empty(kernels.MOST_IDS, np.int32)
-    opening = np.empty(kernels.MOST_OPENING_IDS, np.int32)
+    hashes = np.empty(kernels.MOST_HASHES, np.int64)
+    opening = np.empty(kernels.MOST_OPENING_HASHES, np.int64)
     counts = np.zeros(kernels.COUNTS)
     demands = np.zeros(len(UNITS))
     found = np.zeros(len(CATEGORIES))
-    id_count, opening_count = kernels.read_bytes(
-        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), ids, opening, counts, demands, found
+    hash_count, opening_count = kernels.read_bytes(
+        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), hashes, opening, counts, demands, found
     )
-    return Features(
-        measures(query, len(data), counts, demands, found), ids[:id_count].copy(), opening[:opening_count].copy()
-    )
+    return Prompt(measures(query, len(data), counts, demands, found), hashes[:hash_count], opening[:opening_count])
 
 
 def measures(
@@ -157,29 +202,33 @@ def measures(
     return values.astype(np.float16).astype(np.float32)
 
 
-def packed(features: Features) -> bytes:
-    """*features* as bytes to keep: about two bytes a distinct n-gram. Order and multiplicity of n-grams are lost."""
-    head = np.array([VERSION, len(features.measures), len(features.opening)], "<u2")
-    ids = np.concatenate([np.sort(features.opening), np.sort(features.ids)]).astype("<u2")
+def packed(features: Features, fingerprint: int) -> bytes:
+    """*features* under the vocabulary with this *fingerprint*, as bytes to keep: two a known n-gram."""
+    head = np.array(
+        [VERSION, len(features.measures), len(features.opening), fingerprint & 0xFFFF, fingerprint >> 16], "<u2"
+    )
+    ids = np.concatenate([features.opening, features.ids]).astype("<u2")
     return head.tobytes() + features.measures.astype("<f2").tobytes() + ids.tobytes()
 
 
-def unpacked(data: bytes) -> Features:
-    """What `packed` kept. Raises ValueError for bytes of another version, or that are none of ours."""
-    if len(data) < 6 or len(data) % 2:
+def unpacked(data: bytes, vocabulary: Vocabulary) -> Features:
+    """What `packed` kept. Raises ValueError for bytes of another version or vocabulary, or that are none of ours."""
+    if len(data) < 2 * HEAD or len(data) % 2:
         raise ValueError("These bytes hold no features of a prompt.")
-    version, width, opening = (int(value) for value in np.frombuffer(data, "<u2", 3))
+    version, width, opening, low, high = (int(value) for value in np.frombuffer(data, "<u2", HEAD))
     if version != VERSION or width != len(MEASURES):
         raise ValueError(f"Features of version {version}, this version reads {VERSION}.")
-    start = 6 + 2 * width
+    if low + (high << 16) != vocabulary.fingerprint:
+        raise ValueError("These features were taken with another vocabulary than this model's.")
+    start = 2 * (HEAD + width)
     if len(data) < start + 2 * opening:
         raise ValueError("These bytes hold no features of a prompt: they end too early.")
     ids = np.frombuffer(data, "<u2", offset=start).astype(np.int32)
-    if len(ids) and ids.max() >= kernels.BUCKETS:
-        raise ValueError("These bytes hold no features of a prompt: an n-gram's id is too large.")
-    return Features(np.frombuffer(data, "<f2", width, 6).astype(np.float32), ids[opening:], ids[:opening])
+    if len(ids) and ids.max() >= len(vocabulary):
+        raise ValueError("These bytes hold no features of a prompt: a row is beyond the vocabulary.")
+    return Features(np.frombuffer(data, "<f2", width, 2 * HEAD).astype(np.float32), ids[opening:], ids[:opening])
 
 
-def measure_matrix(features: Sequence[Features]) -> NDArray[np.float32]:
+def measure_matrix(rows: Sequence[Prompt | Features]) -> NDArray[np.float32]:
     """(n, measures) of n prompts."""
-    return np.stack([each.measures for each in features])
+    return np.stack([each.measures for each in rows])

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-BUCKETS: Final = 1 << 15
-"""Of n-gram ids; a power of two."""
 OPENING: Final = 16
 """Tokens at the start whose n-grams count apart: there the verb stands that says what is wanted."""
-MOST_IDS: Final = 1536
-MOST_OPENING_IDS: Final = 3 * OPENING
+MOST_HASHES: Final = 1536
+MOST_OPENING_HASHES: Final = 3 * OPENING
 
 # Columns of `counts`.
 (
@@ -56,21 +54,19 @@ def read_bytes(
     word_values: NDArray[np.float64],
     units: int,
     categories: int,
-    ids: NDArray[np.int32],
-    opening: NDArray[np.int32],
+    hashes: NDArray[np.int64],
+    opening: NDArray[np.int64],
     counts: NDArray[np.float64],
     demands: NDArray[np.float64],
     found: NDArray[np.float64],
 ) -> tuple[int, int]:
-    """Fill the outputs from UTF-8 *data*; how many of *ids* and of *opening* were set.
+    """Fill the outputs from UTF-8 *data*; how many of *hashes* and of *opening* were set.
 
     *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a number
     may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its value.
     *demands* (units) becomes the number asked for, *found* (categories) 1 in the opening, 0.5 later, else 0.
     """
-    seen = np.zeros(BUCKETS, np.uint8)
-    seen_opening = np.zeros(BUCKETS, np.uint8)
-    id_count = opening_count = token = 0
+    hash_count = opening_count = token = 0
     previous = before = SEED
     number = 0.0
     number_at = -100
@@ -168,21 +164,15 @@ def read_bytes(
                 full = ((prefix ^ ROLE_PREFIX) * PRIME) & MASK
             else:
                 continue
-            place = (full ^ (full >> 15)) & (BUCKETS - 1)
-            if seen[place] == 0 and id_count < len(ids):
-                seen[place] = 1
-                ids[id_count] = place
-                id_count += 1
+            if hash_count < len(hashes):
+                hashes[hash_count] = full
+                hash_count += 1
         if token < OPENING:
             trigram = ((((bigram ^ ROLE_TRIGRAM) * PRIME) & MASK) ^ before) * PRIME & MASK
             for role in range(3):
                 full = code if role == 0 else (bigram if role == 1 else trigram)
-                full = ((full ^ ROLE_OPENING) * PRIME) & MASK
-                place = (full ^ (full >> 15)) & (BUCKETS - 1)
-                if seen_opening[place] == 0:
-                    seen_opening[place] = 1
-                    opening[opening_count] = place
-                    opening_count += 1
+                opening[opening_count] = ((full ^ ROLE_OPENING) * PRIME) & MASK
+                opening_count += 1
         before, previous = previous, code
         token += 1
     last = size - 1
@@ -191,7 +181,41 @@ def read_bytes(
     if last >= 0:
         counts[ENDS_ASKING] = 1.0 if data[last] == 63 else 0.0
         counts[ENDS_COLON] = 1.0 if data[last] == 58 else 0.0
-    return id_count, opening_count
+    return hash_count, opening_count
+
+
+@compiled
+def place_hashes(hashes: NDArray[np.int64], keys: NDArray[np.int64], rows: NDArray[np.int32]) -> None:
+    """Fill an empty table (*keys* all -1, a power of two of places, more than hashes) with the index of each hash."""
+    places = len(keys) - 1
+    for index in range(len(hashes)):
+        at = (hashes[index] ^ (hashes[index] >> 15)) & places
+        while keys[at] != -1:
+            at = (at + 1) & places
+        keys[at] = hashes[index]
+        rows[at] = index
+
+
+@compiled
+def look_up(
+    hashes: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    seen: NDArray[np.uint8],
+    into: NDArray[np.int32],
+) -> int:
+    """Put the rows of the *hashes* that the table knows, each once, *into*; how many. *seen* (zeros) has one a row."""
+    places = len(keys) - 1
+    count = 0
+    for code in hashes:
+        at = (code ^ (code >> 15)) & places
+        while keys[at] != -1 and keys[at] != code:
+            at = (at + 1) & places
+        if keys[at] == code and seen[rows[at]] == 0:
+            seen[rows[at]] = 1
+            into[count] = rows[at]
+            count += 1
+    return count
 
 
 @compiled
@@ -208,3 +232,30 @@ def gather(table: NDArray[np.float32], ids: NDArray[np.int32], into: NDArray[np.
     scale = np.float32(1.0 / np.sqrt(float(len(ids))))
     for column in range(width):
         into[column] *= scale
+
+
+@compiled
+def walk_trees(
+    rows: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    columns: NDArray[np.int32],
+    thresholds: NDArray[np.float32],
+    lefts: NDArray[np.int32],
+    rights: NDArray[np.int32],
+    values: NDArray[np.float32],
+    sums: NDArray[np.float64],
+) -> None:
+    """Add to *sums* (n) what each tree says of each of *rows* (n, features).
+
+    Trees stand one after the other; *starts* has where each begins, children are counted from there, and a leaf has itself
+    as its left child.
+    """
+    for row in range(len(rows)):
+        for start in starts:
+            node = 0
+            while lefts[start + node] != node:
+                if rows[row, columns[start + node]] <= thresholds[start + node]:
+                    node = lefts[start + node]
+                else:
+                    node = rights[start + node]
+            sums[row] += values[start + node]

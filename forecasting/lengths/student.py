@@ -1,4 +1,4 @@
-"""The student: our own length model for the data path. Hashed n-grams and cheap measures into a small network of quantiles.
+"""The student: our own length model for the data path. Known n-grams and cheap measures into a small network of quantiles.
 
 Two bags of n-grams (all of the text; its opening) are averaged from one table, as fastText does, and join the measures of
 `features`, what is known of the served model and of the tenant, in a network with two hidden layers. It gives the median of
@@ -14,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.lengths import kernels
-from forecasting.lengths.features import MEASURES, Features, extract, packed, unpacked
+from forecasting.lengths.features import MEASURES, Features, Vocabulary, extract, packed, unpacked
 from forecasting.lengths.query import QUANTILES, LengthModel, LengthQuery, Predictions, Sample
 from forecasting.lengths.state import load_model, save_model
 
 Weights = dict[str, NDArray[np.float32]]
 
 VERSION: Final = 1
+LEAST_PROMPTS: Final = 5
+"""That share an n-gram, for it to be known: rarer ones are learned by heart, and may be private."""
+MOST_NGRAMS: Final = 24000
 BUNDLED: Final = Path(__file__).parent / "student.npz"
 MOST_TOKENS: Final = 32768.0
 """Above it no length is predicted, whatever the network says."""
@@ -39,6 +42,10 @@ class Student:
         """Row of each served model that it knows; row 0 stands for all others."""
         self.tenants: dict[str, int] = {}
         self.weights: Weights = {}
+        self.vocabulary: Vocabulary | None = None
+        self.knots: NDArray[np.float64] = np.zeros(0)
+        """Predicted median log-lengths, ascending, at which the shifts of the quantiles are known."""
+        self.shifts: NDArray[np.float64] = np.zeros((0, len(QUANTILES)))
 
     @property
     def fitted(self) -> bool:
@@ -47,7 +54,14 @@ class Student:
     def fit(self, samples: Sequence[Sample], teacher: LengthModel | None = None, epochs: int | None = None) -> Self:
         """Learn from *samples*, and from what *teacher* says of the same queries. Raises ValueError if there are none."""
         taught = teacher.predict([sample.query for sample in samples]) if teacher and samples else None
-        return self.fit_features([(extract(sample.query), sample) for sample in samples], taught, epochs)
+        if not samples:
+            raise ValueError("A length model cannot be fitted to no samples.")
+        prompts = {sample.query: extract(sample.query) for sample in samples}
+        if self.vocabulary is None:
+            by_text = {query.text: prompt for query, prompt in prompts.items()}
+            self.vocabulary = Vocabulary.common(by_text.values(), LEAST_PROMPTS, MOST_NGRAMS)
+        features = {query: self.vocabulary.features(prompt) for query, prompt in prompts.items()}
+        return self.fit_features([(features[sample.query], sample) for sample in samples], taught, epochs)
 
     def fit_features(
         self,
@@ -57,34 +71,43 @@ class Student:
     ) -> Self:
         """As `fit`, from features that were kept (`features`): the queries in *rows* need no text.
 
-        *taught* are a teacher's predictions for the same rows. Raises ValueError for no rows or bytes of another version.
+        *taught* are a teacher's predictions for the same rows. Raises ValueError for no rows, bytes of another version or
+        vocabulary, and a student that has no vocabulary yet (begin with `bundled`, or `fit` once).
         """
         from forecasting.lengths.student_training import train
 
         if not rows:
             raise ValueError("A length model cannot be fitted to no samples.")
-        read = [unpacked(each) if isinstance(each, bytes) else each for each, _ in rows]
+        vocabulary = self._known()
+        read = [unpacked(each, vocabulary) if isinstance(each, bytes) else each for each, _ in rows]
         train(self, read, [sample for _, sample in rows], taught, epochs)
         return self
 
     def features(self, query: LengthQuery) -> bytes:
         """What to keep of *query*'s prompt so that a student can learn from it without its text."""
-        return packed(extract(query))
+        vocabulary = self._known()
+        return packed(vocabulary.features(extract(query)), vocabulary.fingerprint)
 
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        return self.from_features([extract(query) for query in queries], queries)
+        vocabulary = self._known()
+        return self.from_features([vocabulary.features(extract(query)) for query in queries], queries)
 
     def from_features(self, rows: Sequence[Features | bytes], queries: Sequence[LengthQuery]) -> Predictions:
         """As `predict`, from features that were kept; model, tenant and limits are those of *queries*, text is not read."""
         tokens, quantiles = np.empty(len(queries)), np.empty((len(queries), len(QUANTILES)))
         for index, (row, query) in enumerate(zip(rows, queries, strict=True)):
-            read = unpacked(row) if isinstance(row, bytes) else row
+            read = unpacked(row, self._known()) if isinstance(row, bytes) else row
             tokens[index], quantiles[index] = self._answer(read, query)
         return Predictions(tokens, quantiles)
 
     def predict_one(self, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
         """Expected tokens and quantiles of one query; what the data path asks. Raises ValueError before `fit`."""
-        return self._answer(extract(query), query)
+        return self._answer(self._known().features(extract(query)), query)
+
+    def _known(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise ValueError("The student was asked before it was fitted.")
+        return self.vocabulary
 
     def _answer(self, read: Features, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
         weights = self.weights
@@ -105,27 +128,55 @@ class Student:
         hidden = np.maximum(hidden @ weights["second"] + weights["second_bias"], 0.0)
         heads = hidden @ weights["heads"] + row @ weights["straight"] + weights["heads_bias"]
         most = MOST_TOKENS if query.max_tokens is None else max(1.0, float(query.max_tokens))
-        quantiles = np.clip(np.expm1(ascending(heads.astype(float))), 1.0, most)
+        logs = self.shifted(ascending(heads.astype(float)))
+        quantiles = np.clip(np.expm1(logs), 1.0, most)
         return float(quantiles[MEDIAN]), quantiles
 
+    def shifted(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-quantiles put right by what held-out prompts showed, between bands of the predicted median; ascending."""
+        at = float(logs[MEDIAN])
+        knots = self.knots
+        if not len(knots):
+            return logs
+        place = int(np.searchsorted(knots, at))
+        if place in (0, len(knots)):
+            shift = self.shifts[min(place, len(knots) - 1)]
+        else:
+            part = (at - knots[place - 1]) / (knots[place] - knots[place - 1])
+            shift = (1.0 - part) * self.shifts[place - 1] + part * self.shifts[place]
+        moved: NDArray[np.float64] = np.maximum.accumulate(logs + shift)
+        return moved
+
     def save(self, path: Path) -> None:
-        """Write it to *path*, with the table in half precision. Raises ValueError before `fit`."""
-        if not self.weights:
-            raise ValueError("The student was not fitted: there is nothing to save.")
-        state: dict[str, Any] = {name: value.astype(np.float16) for name, value in self.weights.items()}
-        state |= {"centre": self.weights["centre"], "scale": self.weights["scale"]}
-        save_model(path, self.name, VERSION, {"models": self.models, "tenants": self.tenants, "weights": state})
+        """Write it to *path*, in half precision, which it has anyway. Raises ValueError before `fit`."""
+        save_model(path, self.name, VERSION, self.state())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """The student in a file that `save` wrote. Raises ValueError for any other file, OSError as `open`."""
-        state = load_model(path, cls.name, VERSION)
+        student = cls.of_state(load_model(path, cls.name, VERSION))
+        width = student.weights["centre"].shape[0]
+        if width != len(MEASURES):
+            raise ValueError(f"{path}: a student with {width} measures, this version has {len(MEASURES)}.")
+        return student
+
+    def state(self) -> dict[str, Any]:
+        if not self.weights:
+            raise ValueError("The student was not fitted: there is nothing to save.")
+        weights: dict[str, Any] = {name: value.astype(np.float16) for name, value in self.weights.items()}
+        weights |= {"centre": self.weights["centre"], "scale": self.weights["scale"]}
+        return {
+            "models": self.models, "tenants": self.tenants, "hashes": self._known().hashes.astype(np.uint32),
+            "weights": weights, "knots": self.knots, "shifts": self.shifts,
+        }  # fmt: skip
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Self:
         student = cls()
         student.models, student.tenants = dict(state["models"]), dict(state["tenants"])
         student.weights = {name: value.astype(np.float32) for name, value in state["weights"].items()}
-        width = student.weights["centre"].shape[0]
-        if width != len(MEASURES) or student.weights["table"].shape[0] != kernels.BUCKETS:
-            raise ValueError(f"{path}: a student with {width} measures, this version has {len(MEASURES)}.")
+        student.vocabulary = Vocabulary(state["hashes"])
+        student.knots, student.shifts = state["knots"], state["shifts"]
         return student
 
 

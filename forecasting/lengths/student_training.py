@@ -1,12 +1,11 @@
 """Fitting a student with torch: pinball loss on log-lengths, beside a teacher's quantiles where one has spoken."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths import kernels
 from forecasting.lengths.features import Features, measure_matrix
 from forecasting.lengths.query import QUANTILES, Predictions, Sample
 
@@ -17,7 +16,7 @@ WIDTH: Final = 14
 """Of an n-gram's row."""
 HIDDEN: Final = 64
 NAME_WIDTH: Final = 8
-EPOCHS: Final = 14
+EPOCHS: Final = 5
 BATCH: Final = 256
 RATE: Final = 4e-3
 GO_ON_RATE: Final = 1e-3
@@ -27,7 +26,13 @@ FORGET_TEXT: Final = 0.02
 DROP_IDS: Final = 0.25
 DROP_HIDDEN: Final = 0.1
 TEACHER_SHARE: Final = 0.6
-LEAST_STEPS: Final = 60
+BANDS: Final = 8
+LEAST_IN_BAND: Final = 40
+LEAST_STEPS: Final = 200
+LEAST_TO_JUDGE: Final = 400
+HELD_OUT: Final = 0.1
+LONG_COUNT_MORE: Final = 0.5
+"""Power of the predicted length in a sample's weight."""
 LEAST_SCALE: Final = 1e-2
 
 
@@ -128,8 +133,12 @@ def _train(
     )  # fmt: skip
     plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=rounds * steps_an_epoch + 1)
     generator = np.random.default_rng(student.seed)
+    held = _held_out(samples, features, generator)
+    learned = np.flatnonzero(~held)
+    judge = _judge(torch, tensors, everything, (bags, openings), np.flatnonzero(held))
+    best, kept = np.inf, {name: value.detach().clone() for name, value in tensors.items()}
     for _ in range(rounds):
-        order = generator.permutation(len(samples))
+        order = generator.permutation(learned)
         for start in range(0, len(order), BATCH):
             chosen = order[start : start + BATCH]
             picked = torch.tensor(chosen)
@@ -140,7 +149,7 @@ def _train(
                 [torch.tensor(each) for each in bag.batch(chosen, generator, DROP_IDS)] for bag in (bags, openings)
             ]
             logs = _forward(torch, tensors, batch, sources, DROP_HIDDEN)
-            loss = _pinball(torch, logs, batch["target"], batch["cut"])
+            loss = _pinball(torch, logs, batch["target"], batch["cut"], LONG_COUNT_MORE)
             if lesson is not None:
                 follow = torch.nn.functional.smooth_l1_loss(logs, lesson[picked], beta=0.1)
                 loss = (1.0 - TEACHER_SHARE) * loss + TEACHER_SHARE * follow
@@ -148,9 +157,17 @@ def _train(
             loss.backward()
             optimiser.step()
             plan.step()
+        if held.any() and (found := judge()) < best:
+            best, kept = found, {name: value.detach().clone() for name, value in tensors.items()}
+    if held.any():
+        tensors = kept
     student.weights = {
         name: value.detach().numpy().astype(np.float16).astype(np.float32) for name, value in tensors.items()
     }
+    if held.any():
+        _put_right(
+            student, _logs(torch, tensors, everything, (bags, openings), np.flatnonzero(held)), np.log1p(lengths)[held]
+        )
     student.weights |= {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
 
 
@@ -173,7 +190,7 @@ def _start(student: "Student", lengths: NDArray[np.float64], measures: int) -> d
     bias = np.full(heads, -0.8, np.float32)  # softplus(-0.8) = 0.37: a step of that much in the log-length
     bias[QUANTILES.index(0.5)] = np.log1p(np.median(lengths))
     return {
-        "table": normal(kernels.BUCKETS, WIDTH, 0.05),
+        "table": normal(len(student.vocabulary or ()) + 1, WIDTH, 0.05),
         "models": normal(len(student.models) + 1, NAME_WIDTH, 0.1),
         "tenants": normal(len(student.tenants) + 1, NAME_WIDTH, 0.1),
         "first": normal(inputs, HIDDEN, np.sqrt(2.0 / inputs)),
@@ -216,9 +233,67 @@ def _forward(
     return torch.stack(columns, dim=1)
 
 
-def _pinball(torch: Any, logs: Any, target: Any, cut: Any) -> Any:
-    """Mean pinball loss; of a *cut* answer only predictions below it are wrong, for nobody knows how long it would be."""
+def _pinball(torch: Any, logs: Any, target: Any, cut: Any, power: float) -> Any:
+    """Mean pinball loss, each row weighed by its predicted length to the *power* (0: relative errors, 1: errors in tokens).
+
+    Of a *cut* answer only predictions below it are wrong, for nobody knows how long it would have been.
+    """
     levels = torch.tensor(QUANTILES)
     miss = target[:, None] - logs
     miss = torch.where(cut[:, None], miss.clamp(min=0.0), miss)
-    return torch.maximum(levels * miss, (levels - 1.0) * miss).mean()
+    weights = (power * logs[:, QUANTILES.index(0.5)].detach()).exp()
+    return (torch.maximum(levels * miss, (levels - 1.0) * miss).mean(dim=1) * weights).sum() / weights.sum()
+
+
+def _held_out(
+    samples: Sequence[Sample], features: Sequence[Features], generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Which samples judge each round, by whole prompts: a tenth, none of few."""
+    if len(samples) < LEAST_TO_JUDGE:
+        return np.zeros(len(samples), bool)
+    keys = [sample.query.text or each.ids.tobytes() for sample, each in zip(samples, features, strict=True)]
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    chosen = generator.random(len(places)) < HELD_OUT
+    return chosen[[places[key] for key in keys]]
+
+
+def _put_right(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
+    """How far each quantile is off on held-out prompts, by bands of the predicted median."""
+    middle = logs[:, QUANTILES.index(0.5)]
+    bands = np.array_split(np.argsort(middle), min(BANDS, max(1, len(middle) // LEAST_IN_BAND)))
+    student.knots = np.array([middle[band].mean() for band in bands])
+    student.shifts = np.array(
+        [
+            [np.quantile(real[band] - logs[band, column], level) for column, level in enumerate(QUANTILES)]
+            for band in bands
+        ]
+    )
+
+
+def _logs(
+    torch: Any, tensors: dict[str, Any], everything: dict[str, Any], bags: Sequence[Bags], rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Log-quantiles of *rows* as the weights stand."""
+    picked = torch.tensor(rows)
+    batch = {name: value[picked] for name, value in everything.items()}
+    sources = [[torch.tensor(each) for each in bag.batch(rows, None, 0.0)] for bag in bags]
+    with torch.no_grad():
+        return np.asarray(_forward(torch, tensors, batch, sources, 0.0).numpy(), float)
+
+
+def _judge(
+    torch: Any, tensors: dict[str, Any], everything: dict[str, Any], bags: Sequence[Bags], rows: NDArray[np.int64]
+) -> Callable[[], float]:
+    """What tells the loss on *rows* as the weights stand."""
+    if not len(rows):
+        return lambda: 0.0
+    picked = torch.tensor(rows)
+    batch = {name: value[picked] for name, value in everything.items()}
+    sources = [[torch.tensor(each) for each in bag.batch(rows, None, 0.0)] for bag in bags]
+
+    def loss() -> float:
+        with torch.no_grad():
+            logs = _forward(torch, tensors, batch, sources, 0.0)
+            return float(_pinball(torch, logs, batch["target"], batch["cut"], LONG_COUNT_MORE))
+
+    return loss

@@ -11,6 +11,7 @@ from controlplane.events.models import Event
 from controlplane.events.services import record
 from controlplane.fleet.models import CommandVerb, Instance, InstanceCommand, Node, Region, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -59,6 +60,10 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
         **place, plan=plan, source="plan", strategy="lt_ua", gpu_type="h100", delta=1, reason="more is asked for"
     )
     StrategyComparison.objects.create(from_at=now, to_at=now)
+    of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
+    LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
+    LengthSample.objects.create(**of, tenant=acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior")
+    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
 
 
 @pytest.fixture
@@ -89,6 +94,7 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
     add = as_admin.get(url_of(model, "add"))
     read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
     read_only |= {Forecast, Backtest, ScalingPlan, ScalingMove, StrategyComparison}
+    read_only |= {LengthMinute, LengthSample, LengthVersion}
     assert add.status_code == (403 if model in read_only else 200)
 
 

@@ -19,7 +19,7 @@ FLEET_PAGES = (
     "forecast-charts",
     "scaling-charts",
 )
-TENANT_PAGES = ("requests", "keys")
+TENANT_PAGES = ("requests", "lengths", "keys")
 
 
 def url(name: str, *args) -> str:

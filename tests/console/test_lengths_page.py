@@ -319,6 +319,13 @@ def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reade
     assert row["Held out: MAE (tokens)"] == "52.6"
 
 
+def test_a_version_that_was_never_measured_still_shows(acting, now):
+    LengthVersion.objects.create(number=1, kind="student")
+    html = page(acting)
+    assert region(html, "versions").count('<th scope="row">') == 1
+    assert table(acting, table="versions")[0]["Held out: rank correlation"] == ""
+
+
 def test_promoting_with_a_reason(acting, usable, operator):
     assert 'id="promote-3"' in page(acting)
     answer = acting.post(url("decide-length-version", 3, "promote"), {"reason": "better for a day"}, follow=True)

@@ -109,7 +109,7 @@ def test_the_page_is_complete_without_a_script(furnished, open_page):
 def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     page = open_page(furnished, "/lengths/?hours=1")
     expect(page.locator("[data-live]")).to_have_attribute("data-word", "live")
-    tile = page.locator('[data-tile="p50_ms"]')
+    tile = page.locator('[data-tile="p99_ms"]')
     before = tile.text_content()
     expect(tile).not_to_have_text(before)
     row = page.locator("#lines tbody tr").filter(has_text="bloom-176b")

@@ -101,6 +101,13 @@ def test_the_nearest_of_several_is_taken(cache):
     assert nearest(cache, wanted).tokens(None) == 20
 
 
+def test_prompts_of_which_the_same_part_is_held_differ_by_their_size(cache):
+    held = query("a" * 4096)
+    cache.learn(cache.key(held, 10_000), 5, cut=False)
+    assert cache.exact(cache.key(held, 10_000)).tokens(None) == 5
+    assert cache.exact(cache.key(held, 10_001)) is None
+
+
 def test_a_short_prompt_is_never_like_another(cache):
     put(cache, "Say yes.", 1)
     assert nearest(cache, "Say yes!") is None

@@ -48,7 +48,9 @@ def test_it_is_measured_twice_alike_and_shown(data):
     result = json.loads(run(*options, "--json"))
     assert json.loads(run(*options, "--json")) == result
     rows = {(row["varied"], row["mode"], row["value"], row["ordering"]): row for row in result["rows"]}
-    assert {row["varied"] for row in result["rows"]} == {"rate", "burstiness", "trace", "batch", "rounds", "stretch"}
+    assert {row["varied"] for row in result["rows"]} == {
+        "rate", "burstiness", "trace", "batch", "rounds", "predictor", "stretch",
+    }  # fmt: skip
     for (varied, mode, value, ordering), row in rows.items():
         assert 0 < row["jct_p50_s"] <= row["jct_p99_s"]
         assert row["throughput"] > 0

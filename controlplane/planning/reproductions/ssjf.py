@@ -359,6 +359,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     for head in ("Varied", "Batching", "JCT ssjf", "paper", "JCT sjf", "paper", "throughput ssjf", "arriving", "paper"):
         table.add_column(head, justify="left" if head in ("Varied", "Batching") else "right")
     for varied, modes in result["found"].items():
+        if varied == "predictor":
+            continue  # two sets of lengths, which the first table has line by line
         for mode, by in modes.items():
             paper = {name: PAPER[name].get(varied, {}).get(mode, (None, None)) for name in PAPER}
             table.add_row(

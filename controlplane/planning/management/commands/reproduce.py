@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from controlplane.planning.reproductions import preserve, sageserve, scenes, ssjf
+from controlplane.planning.reproductions import lengths, preserve, preserve_routing, sageserve, scenes, ssjf
 from controlplane.planning.reproductions.foreseen import Told
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.scaling import FLOOR
 
 WIDTH = 170  # where no terminal says otherwise
 WEEK_DAYS, ONE_DAY = 7.0, 1.0
-FURTHER = {"ssjf": ssjf}
+FURTHER = {"lengths": lengths, "preserve-routing": preserve_routing, "ssjf": ssjf}
 """Modules by paper: `measure(options, told) -> result` and `show(console, result)`. They take data, seed and scale."""
 
 
@@ -36,6 +36,8 @@ class Command(BaseCommand):
         parser.add_argument("--forecaster", help="the paper's: default arima, or mlstm for preserve-scaling")
         parser.add_argument("--own-forecaster", default=BEST, help=f"of our own strategy (default {BEST})")
         parser.add_argument("--out", type=Path, help="file for the result as JSON")
+        parser.add_argument("--encoder", default="minilm", help="for lengths: minilm, a folder or a hub's name")
+        parser.add_argument("--quick", action="store_true", help="for lengths: fewer samples for encoders, smaller test")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:

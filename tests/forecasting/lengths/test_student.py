@@ -1,0 +1,169 @@
+"""The student: it learns, keeps within limits, comes back from its file, and learns from features without text."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths.state import save_model
+from tests.forecasting.lengths.made import samples
+
+
+@pytest.fixture(scope="module")
+def student() -> Student:
+    return Student().fit(samples(600))
+
+
+def test_it_learns_length_and_verbosity(student: Student) -> None:
+    essay, question = "Write a long essay about word1 word2 word3.", "Answer yes or no: word4 word5 word6?"
+    long, _ = student.predict_one(LengthQuery(essay, 12, model="long"))
+    short, _ = student.predict_one(LengthQuery(essay, 12, model="short"))
+    brief, _ = student.predict_one(LengthQuery(question, 10, model="long"))
+    assert long > 1.3 * short
+    assert brief < 0.3 * short
+    test = samples(200, seed=2)
+    found = student.predict([sample.query for sample in test])
+    assert score([sample.output_tokens for sample in test], found.tokens)["rank_correlation"] > 0.85
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    text=st.text(max_size=300),
+    prompt_tokens=st.integers(0, 10**6),
+    max_tokens=st.none() | st.integers(1, 5000),
+    turns=st.integers(0, 500),
+)
+def test_predictions_ascend_and_stay_within_limits(
+    text: str, prompt_tokens: int, max_tokens: int | None, turns: int
+) -> None:
+    query = LengthQuery(text, prompt_tokens, model="long", tenant="never seen", max_tokens=max_tokens, turns=turns)
+    tokens, quantiles = bundled_once().predict_one(query)
+    assert quantiles.shape == (len(QUANTILES),)
+    assert np.isfinite(quantiles).all()
+    assert (np.diff(quantiles) >= 0).all()
+    assert quantiles[0] >= 1.0
+    assert 1.0 <= tokens <= (max_tokens or np.inf)
+    assert quantiles[-1] <= (max_tokens or np.inf)
+
+
+_BUNDLED: list[Student] = []
+
+
+def bundled_once() -> Student:
+    if not _BUNDLED:
+        _BUNDLED.append(bundled())
+    return _BUNDLED[0]
+
+
+def test_a_file_brings_it_back_whole(student: Student, tmp_path: Path) -> None:
+    queries = [sample.query for sample in samples(50, seed=3)]
+    student.save(tmp_path / "student.npz")
+    again = Student.load(tmp_path / "student.npz")
+    assert again.predict(queries).quantiles.tolist() == student.predict(queries).quantiles.tolist()
+    assert again.predict(queries).tokens[0] == student.predict_one(queries[0])[0]
+
+
+def test_files_of_others_are_refused(student: Student, tmp_path: Path) -> None:
+    save_model(tmp_path / "later.npz", Student.name, 99, student.state())
+    with pytest.raises(ValueError, match="version"):
+        Student.load(tmp_path / "later.npz")
+    save_model(tmp_path / "other.npz", "trees", 1, {})
+    with pytest.raises(ValueError, match="trees"):
+        Student.load(tmp_path / "other.npz")
+    (tmp_path / "broken.npz").write_bytes(b"no model")
+    with pytest.raises(ValueError):
+        Student.load(tmp_path / "broken.npz")
+
+
+def test_it_predicts_and_learns_from_features_without_text(student: Student) -> None:
+    test = samples(80, seed=4)
+    blank = [dataclasses.replace(sample.query, text="", prompt_tokens=0) for sample in test]
+    kept = [student.features(sample.query) for sample in test]
+    direct = student.predict([sample.query for sample in test])
+    assert student.from_features(kept, blank).quantiles.tolist() == direct.quantiles.tolist()
+
+    bent = Student.of_state(student.state())
+    longer = [Sample(query, 3 * sample.output_tokens) for query, sample in zip(blank, test, strict=True)]
+    bent.fit_features(list(zip(kept, longer, strict=True)))
+    real = [sample.output_tokens for sample in longer]
+    after = bent.from_features(kept, blank)
+    assert score(real, after.tokens)["mae"] < score(real, direct.tokens)["mae"]
+
+
+def test_it_goes_on_from_what_it_knows_and_takes_in_new_names(student: Student) -> None:
+    more = Student.of_state(student.state())
+    fresh = [Sample(dataclasses.replace(each.query, model="new"), each.output_tokens) for each in samples(60, seed=5)]
+    more.fit(fresh, epochs=2)
+    assert more.models == {**student.models, "new": len(student.models) + 1}
+    assert more.vocabulary is not None
+    assert student.vocabulary is not None
+    assert more.vocabulary.fingerprint == student.vocabulary.fingerprint
+
+
+def test_a_cut_answer_counts_as_at_least_so_long() -> None:
+    told = [
+        Sample(dataclasses.replace(each.query, max_tokens=20), min(each.output_tokens, 20)) for each in samples(300)
+    ]
+    free = dataclasses.replace(told[0].query, max_tokens=None, text="Write a long essay about word1.")
+    cut = Student().fit(told).predict_one(free)[0]
+    uncut = (
+        Student()
+        .fit([Sample(dataclasses.replace(each.query, max_tokens=None), each.output_tokens) for each in told])
+        .predict_one(free)[0]
+    )
+    assert cut > uncut
+
+
+def test_it_learns_from_a_teacher() -> None:
+    class Doubling:
+        name = "doubling"
+
+        def predict(self, queries: list[LengthQuery]) -> object:
+            found = plain.predict(queries)
+            return type(found)(2 * found.tokens, 2 * found.quantiles)
+
+    made = samples(300)
+    plain = Student().fit(made)
+    taught = Student().fit(made, Doubling())  # type: ignore[arg-type]
+    queries = [sample.query for sample in samples(60, seed=6)]
+    assert taught.predict(queries).tokens.mean() > 1.1 * plain.predict(queries).tokens.mean()
+
+
+def test_nothing_to_learn_from_and_asked_too_early() -> None:
+    query = LengthQuery("hello", 1)
+    with pytest.raises(ValueError):
+        Student().fit([])
+    for ask in (Student().predict_one, Student().features, lambda each: Student().predict([each])):
+        with pytest.raises(ValueError):
+            ask(query)
+    with pytest.raises(ValueError):
+        Student().save(Path("nowhere.npz"))
+
+
+def test_the_bundled_student_knows_long_from_short() -> None:
+    found = bundled_once()
+    assert Path(sys.modules["forecasting.lengths.student"].BUNDLED).stat().st_size < 1_000_000
+    essay = found.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
+    short = found.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
+    assert essay > 2 * short
+    assert not found.tenants
+
+
+def test_importing_and_asking_need_no_heavy_package() -> None:
+    code = (
+        "import sys; from forecasting.lengths import LengthQuery, bundled; bundled().predict_one(LengthQuery('hello', 1));"
+        "print([name for name in ('torch', 'transformers', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_of_models_are_their_own() -> None:
+    assert all(model.name == name for name, model in MODELS.items())
+    assert MODELS["student"] is Student

@@ -1,0 +1,84 @@
+"""Hashes of how a prompt begins: what is equal, what is not, and that no prompt costs more than the bound."""
+
+import orjson
+import pytest
+
+from controlplane.gateway.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
+from controlplane.gateway.validation import parse
+from scheduling.affinity import MOST_NOTED
+
+SYSTEM = "You are of great help. " * 100
+
+
+def hashes(body, *, chat=True, model="m", prompt_tokens=1000):
+    call = parse(orjson.dumps({"model": model} | body), chat=chat, max_depth=20)
+    return leading_hashes(call, prompt_tokens)
+
+
+def common(one, other):
+    return sum(1 for a, b in zip(one, other, strict=False) if a == b)
+
+
+def chat(*texts, **more):
+    roles = ["system", "user", "assistant"]
+    messages = [{"role": roles[at % 3], "content": text} for at, text in enumerate(texts)]
+    return {"messages": messages} | more
+
+
+def test_prompts_that_begin_alike_share_hashes_as_far_as_they_do():
+    one, _ = hashes(chat(SYSTEM, "What is a ship? " * 90))
+    other, _ = hashes(chat(SYSTEM, "Why do ships float? " * 90))
+    alike = len(SYSTEM) // BLOCK_CHARACTERS
+    assert alike <= common(one, other) <= alike + 1
+    assert one[: common(one, other)] == other[: common(one, other)], "once they differ, they differ to the end"
+    assert hashes(chat(SYSTEM, "What is a ship? " * 90))[0] == one
+
+
+def test_a_longer_conversation_goes_on_from_the_shorter_one():
+    short, _ = hashes(chat(SYSTEM, "Hello. " * 100))
+    long, _ = hashes(chat(SYSTEM, "Hello. " * 100, "Good day! " * 100, "And now? " * 100))
+    assert long[: len(short)] == short
+    assert len(long) > len(short)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chat("y" + SYSTEM[1:]),
+        chat(SYSTEM, tools=[{"type": "function", "function": {"name": "f"}}]),
+        {"messages": [{"role": "user", "content": SYSTEM}]},
+    ],
+)
+def test_what_begins_differently_shares_nothing(other):
+    assert common(hashes(chat(SYSTEM))[0], hashes(other)[0]) == 0
+
+
+def test_models_share_nothing():
+    assert common(hashes(chat(SYSTEM))[0], hashes(chat(SYSTEM), model="n")[0]) == 0
+
+
+def test_text_in_parts_counts_as_text():
+    parts = {"messages": [{"role": "system", "content": [{"type": "text", "text": SYSTEM}]}]}
+    assert hashes(parts)[0] == hashes(chat(SYSTEM))[0]
+
+
+def test_token_ids_are_cut_by_tokens():
+    found, block_tokens = hashes({"prompt": list(range(3 * BLOCK_IDS + 5))}, chat=False)
+    assert (len(found), block_tokens) == (3, BLOCK_IDS)
+    assert hashes({"prompt": [list(range(3 * BLOCK_IDS)), [1]]}, chat=False)[0] == found
+
+
+def test_a_block_of_text_has_its_part_of_the_tokens():
+    text = "a" * 20 * BLOCK_CHARACTERS
+    assert hashes({"prompt": text}, chat=False, prompt_tokens=1000)[1] == 50
+    assert hashes({"prompt": [text, "b"]}, chat=False)[0] == hashes({"prompt": text}, chat=False)[0]
+
+
+def test_a_short_prompt_has_no_block():
+    assert hashes(chat("Hi"))[0] == []
+
+
+def test_no_prompt_costs_more_than_the_bound():
+    long = hashes({"prompt": "x" * (3 * LONGEST)}, chat=False)[0]
+    assert len(long) == MOST_NOTED
+    assert len(hashes(chat(*["word " * 50_000] * 3))[0]) == MOST_NOTED

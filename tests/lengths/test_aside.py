@@ -1,0 +1,206 @@
+"""A length model asked from an event loop: in line and apart, well and badly behaved."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from forecasting.lengths import LengthQuery, bundled
+from forecasting.lengths import aside as module
+from forecasting.lengths.aside import (
+    MOST_TOKENS,
+    Answer,
+    Apart,
+    InLine,
+    Why,
+    checked,
+    fast_enough,
+    hard_queries,
+)
+from tests.lengths.bad_models import Scripted, constant, slow
+
+BAD = "tests.lengths.bad_models"
+
+
+def query(text="hello"):
+    return LengthQuery(text, 5, "m", "t")
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(module, "LEAST_REST_S", 0.05)
+    monkeypatch.setattr(module, "HANGS_S", 0.3)
+
+
+@pytest.fixture
+async def apart():
+    """`await apart("name", "argument")`: a process that is up."""
+    started = []
+
+    async def make(name, *arguments, budget_s=5.0):
+        predictor = Apart(budget_s, f"{BAD}:{name}", arguments)
+        predictor.start()
+        started.append(predictor)
+        await asyncio.wait_for(predictor.up.wait(), 60)
+        return predictor
+
+    yield make
+    for predictor in started:
+        await predictor.stop()
+
+
+async def answers(predictor, text="hello", timeout_s=60.0):
+    """What it answers once it is up."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            await predictor.up.wait()
+            told = await predictor.ask(query(text))
+            if told is not Why.DOWN:
+                return told
+
+
+@pytest.mark.parametrize(
+    ("tokens", "quantiles"),
+    [
+        (float("nan"), (1, 2, 3, 4, 5)),
+        (float("inf"), (1, 2, 3, 4, 5)),
+        (-5.0, (1, 2, 3, 4, 5)),
+        (0.2, (1, 2, 3, 4, 5)),
+        (2 * MOST_TOKENS, (1, 2, 3, 4, 5)),
+        (5.0, (1, 2, float("nan"), 4, 5)),
+        (5.0, (5, 4, 3, 2, 1)),
+        (5.0, (1, 2, 3)),
+        (5.0, (1, 2, 3, 4, 1e12)),
+        (None, (1, 2, 3, 4, 5)),
+        (5.0, None),
+        ("many", (1, 2, 3, 4, 5)),
+    ],
+)
+def test_what_cannot_be_a_length_is_no_answer(tokens, quantiles):
+    assert checked(tokens, quantiles) is Why.SENSELESS
+
+
+def test_what_can_be_is():
+    assert checked(5, [1, 2, 3, 4, 5]) == Answer(5.0, (1.0, 2.0, 3.0, 4.0, 5.0))
+
+
+def test_the_bundled_student_bears_every_hard_prompt():
+    student = bundled()
+    for hard in hard_queries():
+        assert isinstance(checked(*student.predict_one(hard)), Answer)
+
+
+def test_a_slow_model_is_not_fast_enough():
+    assert not fast_enough(slow("0.002"), 0.001)
+    assert fast_enough(constant("5"), 0.01)
+
+
+def test_in_line_rests_after_failures_and_comes_back():
+    now = [0.0]
+    model = Scripted(lambda asked: float("nan"))
+    predictor = InLine(model, 1.0, clock=lambda: now[0])
+    assert [predictor.ask_now(query()) for _ in range(5)] == [Why.SENSELESS] * 5
+    assert predictor.ask_now(query()) is Why.RESTING
+    assert model.asked == 5
+    now[0] = 0.2
+    assert predictor.ask_now(query()) is Why.SENSELESS  # one try, and it rests for longer
+    now[0] = 0.27
+    assert predictor.ask_now(query()) is Why.RESTING
+    now[0] = 1.0
+    model.say = lambda asked: 7.0
+    assert predictor.ask_now(query()).tokens == 7.0
+    assert predictor.ask_now(query()).tokens == 7.0
+
+
+def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
+    def say(asked):
+        raise RuntimeError(asked.text)
+
+    caplog.set_level("DEBUG")
+    assert InLine(Scripted(say), 1.0).ask_now(query("secret")) is Why.FAILED
+    assert "secret" not in caplog.text
+
+
+def test_in_line_a_model_over_the_budget_is_found_too_slow():
+    predictor = InLine(slow("0.002"), 0.001)
+    for _ in range(9):
+        predictor.ask_now(query())
+    assert not predictor.too_slow
+    predictor.ask_now(query())
+    assert (predictor.late, predictor.too_slow) == (10, True)
+
+
+async def test_apart_many_at_once_go_in_few_batches(apart):
+    predictor = await apart("slow", "0.001")
+    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(100)))
+    assert {answer.tokens for answer in told} == {50.0}
+    assert predictor.batches < 20
+
+
+async def test_apart_a_late_answer_is_given_up_at_the_budget(apart):
+    predictor = await apart("slow", "0.2", budget_s=0.02)
+    began = time.monotonic()
+    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(50)))
+    assert set(told) == {Why.LATE}
+    assert predictor.late == 50
+    assert time.monotonic() - began < 5
+
+
+async def test_apart_a_killed_process_is_down_and_comes_back(apart):
+    predictor = await apart("constant", "50")
+    assert (await predictor.ask(query())).tokens == 50.0
+    first = predictor.process.pid
+    os.kill(first, signal.SIGKILL)
+    while (told := await predictor.ask(query())) is not Why.DOWN:
+        assert told.tokens == 50.0
+    assert (await answers(predictor)).tokens == 50.0
+    assert predictor.process.pid != first
+    assert predictor.restarts == 1
+
+
+@pytest.mark.parametrize("word", ["die", "hang"])
+async def test_apart_a_process_that_dies_or_hangs_takes_nobody_along(apart, word):
+    predictor = await apart("at_word")
+    told = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", word, "well")))
+    assert told[1] is Why.DOWN
+    assert (await answers(predictor)).tokens == 50.0
+
+
+async def test_apart_a_query_that_raises_costs_its_own_answer_alone(apart):
+    predictor = await apart("at_word")
+    told = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", "raise", "nan", "well")))
+    assert told[1:3] == [Why.SENSELESS, Why.SENSELESS]
+    assert told[0].tokens == told[3].tokens == 50.0
+    assert predictor.restarts == 0
+
+
+async def test_apart_what_cannot_be_made_is_down_and_tried_again():
+    predictor = Apart(1.0, f"{BAD}:no_such_model")
+    predictor.start()
+    while predictor.restarts < 2:
+        assert await predictor.ask(query()) is Why.DOWN
+        await asyncio.sleep(0.02)
+    await predictor.stop()
+
+
+async def test_apart_has_the_bundled_student_and_leaves_no_process():
+    predictor = Apart(5.0)
+    predictor.start()
+    told = await answers(predictor, "Why is the sky blue?")
+    expected = bundled().predict_one(query("Why is the sky blue?"))
+    assert told.tokens == pytest.approx(expected[0])
+    lone = await predictor.ask(query("\ud800"))
+    assert isinstance(lone, Answer)
+    process = predictor.process
+    await predictor.stop()
+    assert process.returncode is not None
+
+
+async def test_apart_no_more_than_so_many_wait(apart, monkeypatch):
+    monkeypatch.setattr(module, "WAITING", 10)
+    predictor = await apart("slow", "0.01")
+    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(40)))
+    assert Why.DOWN in told
+    assert any(isinstance(answer, Answer) for answer in told)
