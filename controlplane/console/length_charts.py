@@ -41,7 +41,7 @@ def _lines(names: Sequence[str], shaped: bool) -> dict[str, Line]:
 
 
 def _tick(tokens: int) -> str:
-    return f"{tokens // 1000}k" if tokens >= 1_000 else str(tokens)
+    return f"{tokens // 1_000}k" if tokens >= 1_000 else str(tokens)
 
 
 def _logarithmic(low: float, high: float) -> dict[str, Any]:
@@ -198,28 +198,49 @@ def error_by_length(found: dict[int, Measures]) -> Chart:
     """Absolute error and bias against the length that came, in tokens."""
     buckets = [tokens for tokens, measures in found.items() if measures.requests]
     names = [bucket_title(tokens) for tokens in buckets]
-    legend = (Line("mean absolute error", "var(--s1)"), Line("bias, above 0 too long", "var(--s2)", "dash"))
-    traces = [
+    errors = {tokens: max(0.5, found[tokens].mae or 0.0) for tokens in buckets}  # logarithms want more than nought
+    line = Line("mean absolute error", "var(--s1)")
+    legend = (
+        line,
+        Line("predicted too long on the whole", "var(--s2)", shape="circle"),
+        Line("too short", "var(--s4)", shape="diamond"),
+    )
+    traces: list[Any] = [
         go.Scatter(
             x=names,
-            y=[getattr(found[tokens], field) for tokens in buckets],
-            mode="lines+markers",
+            y=list(errors.values()),
+            mode="lines",
             name=line.label,
             line={"color": line.color, "dash": line.dash, "width": 2},
-            marker={"color": line.color, "size": 7},
-            customdata=[found[tokens].requests for tokens in buckets],
-            hovertemplate="%{y:,.0f} tokens, of %{customdata:,d} requests",
+            hoverinfo="skip",
         )
-        for field, line in zip(("mae", "bias"), legend, strict=True)
     ]
+    for point, long in zip(legend[1:], (True, False), strict=True):
+        members = [tokens for tokens in buckets if ((found[tokens].bias or 0.0) >= 0) is long]
+        traces.append(
+            go.Scatter(
+                x=[bucket_title(tokens) for tokens in members],
+                y=[errors[tokens] for tokens in members],
+                mode="markers",
+                name=point.label,
+                marker={"color": point.color, "size": 9, "symbol": point.shape},
+                customdata=[[found[tokens].requests, found[tokens].bias] for tokens in members],
+                hovertemplate=(
+                    "%{x} tokens: error %{y:,.0f}, bias %{customdata[1]:+,.0f}<br>"
+                    "of %{customdata[0]:,d} requests<extra></extra>"
+                ),
+            )
+        )
     axes = {
         "xaxis": {
             "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names,
             "tickvals": names,
-            "ticktext": [f"{tokens / 1_000:.0f}k" if tokens >= 1_000 else str(tokens) for tokens in buckets],
+            "ticktext": [_tick(tokens) for tokens in buckets],
             "title": {"text": "length that came, from (tokens)", "font": {"size": 11}, "standoff": 4},
         },
-        "yaxis": {"tickformat": "~s", "rangemode": "normal", "zeroline": True, "zerolinecolor": "var(--border-strong)"},
+        "yaxis": _logarithmic(min(errors.values(), default=1.0) * 0.7, max(errors.values(), default=1.0) * 1.4),
     }
     sentence = "Error by length: nothing was predicted in this range."
     if buckets:
@@ -231,7 +252,7 @@ def error_by_length(found: dict[int, Measures]) -> Chart:
     return Chart(
         key="buckets",
         title="Error by length",
-        caption="By the length that came, in tokens",
+        caption="Mean absolute error in tokens by the length that came, on a logarithmic axis",
         sentence=sentence,
         header=(
             "Length (tokens)",
@@ -256,7 +277,7 @@ def error_by_length(found: dict[int, Measures]) -> Chart:
             ]
             for name, of in ((bucket_title(tokens), found[tokens]) for tokens in buckets)
         ],
-        figure=as_json(traces, layout(**axes)) if buckets else None,
+        figure=as_json(traces, layout(hovermode="closest", **axes)) if buckets else None,
         legend=legend if buckets else (),
         empty="" if buckets else NO_MEASURES,
     )

@@ -245,16 +245,31 @@ class Apart:
                 stdin=subprocess.DEVNULL,
             )
         writer = None
+        reading: asyncio.Task[Any] | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
             async with asyncio.timeout(STARTS_S):
                 await self._receive(reader)
             self.up.set()
+            answered = True
             while True:
-                await self._wanted.wait()
-                await self._answer(reader, writer)
+                if answered:  # always one read is open, so that the death of an idle process is noticed at once too
+                    reading = asyncio.create_task(self._receive(reader))
+                assert reading is not None
+                wanted: asyncio.Task[Any] = asyncio.create_task(self._wanted.wait())
+                try:
+                    await asyncio.wait([reading, wanted], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    wanted.cancel()
+                if reading.done():
+                    reading.result()
+                    raise EOFError  # it says something that nobody asked
+                answered = await self._answer(reading, writer)
         finally:
             self.up.clear()
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
             for _, future in self._waiting:
                 if not future.done():
                     future.set_result(Why.DOWN)
@@ -268,7 +283,8 @@ class Apart:
             process.kill()
             await asyncio.shield(asyncio.to_thread(process.wait))
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reading: "asyncio.Task[Any]", writer: asyncio.StreamWriter) -> bool:
+        """Have whatever waits answered in one batch; *reading* is the answer to come. False if nobody waits any more."""
         batch: list[tuple[LengthQuery, asyncio.Future[Answer | Why]]] = []
         while self._waiting and len(batch) < BATCH:
             query, future = self._waiting.popleft()
@@ -277,15 +293,16 @@ class Apart:
         if not self._waiting:
             self._wanted.clear()
         if not batch:
-            return
+            return False
         try:
             writer.write(frame([query for query, _ in batch]))
             async with asyncio.timeout(HANGS_S):
-                tokens, quantiles = await self._receive(reader)
+                tokens, quantiles = await reading
             self.batches += 1
             for (_, future), middle, around in zip(batch, tokens, quantiles, strict=True):
                 if not future.done():
                     future.set_result(checked(middle, around))
+            return True
         finally:
             for _, future in batch:
                 if not future.done():

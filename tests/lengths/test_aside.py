@@ -19,6 +19,7 @@ from forecasting.lengths.aside import (
     fast_enough,
     hard_queries,
 )
+from tests.gateway.conftest import until
 from tests.lengths.bad_models import Scripted, constant, slow
 
 BAD = "tests.lengths.bad_models"
@@ -43,7 +44,7 @@ async def apart():
         predictor = Apart(budget_s, f"{BAD}:{name}", arguments)
         predictor.start()
         started.append(predictor)
-        await asyncio.wait_for(predictor.up.wait(), 60)
+        await asyncio.wait_for(predictor.up.wait(), 120)
         return predictor
 
     yield make
@@ -51,7 +52,7 @@ async def apart():
         await predictor.stop()
 
 
-async def answers(predictor, text="hello", timeout_s=60.0):
+async def answers(predictor, text="hello", timeout_s=120.0):
     """What it answers once it is up."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -153,8 +154,8 @@ async def test_apart_a_killed_process_is_down_and_comes_back(apart):
     assert (await predictor.ask(query())).tokens == 50.0
     first = predictor.process.pid
     os.kill(first, signal.SIGKILL)
-    while (told := await predictor.ask(query())) is not Why.DOWN:
-        assert told.tokens == 50.0
+    await until(lambda: not predictor.up.is_set())  # noticed though nobody asks
+    assert await predictor.ask(query()) is Why.DOWN
     assert (await answers(predictor)).tokens == 50.0
     assert predictor.process.pid != first
     assert predictor.restarts == 1

@@ -24,7 +24,7 @@ MODELS_SHOWN = 4
 
 def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The attention list while the gateway has said nothing: what the inventory knows is wrong."""
-    tables = {"instances": _columns(rows), "endpoints": {}, "tiles": {}}
+    tables = {"instances": _columns(rows), "endpoints": {}, "tiles": {}, "lengths": {}}
     return attention.find(tables, {})
 
 

@@ -1,0 +1,324 @@
+"""Versions of the length model: trained, judged, promoted, rejected, rolled back; and what is deleted in time."""
+
+import random
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.events.models import Event
+from controlplane.fleet.states import ActionError
+from controlplane.lengths import books
+from controlplane.lengths import services as versions
+from controlplane.lengths.books import Drift, Notes, Sampled
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from forecasting.lengths import LengthQuery, bundled
+from tests.inventory import *  # noqa: F403 (fixtures)
+from workers.tasks import lengths as tasks
+
+pytestmark = pytest.mark.django_db
+
+STATES = VersionState
+
+
+@pytest.fixture(autouse=True)
+def state_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
+    return tmp_path
+
+
+def made(number, state=STATES.SHADOW, file="", **more):
+    return LengthVersion.objects.create(number=number, kind="student", state=state, file=file, **more)
+
+
+def states():
+    return dict(LengthVersion.objects.values_list("number", "state"))
+
+
+def kinds():
+    return list(Event.objects.order_by("pk").values_list("kind", flat=True))
+
+
+def samples(tenant, count, length=lambda number: 40 if number % 2 else 400, **more):
+    """Requests of two sorts, one ten times as long as the other."""
+    texts = ("Write a long and detailed essay about {}", "Say yes or no: is {} a fruit?")
+    rows = [
+        Sampled(
+            timezone.now().timestamp(),
+            tenant.pk,
+            LengthQuery(texts[number % 2].format(f"thing {number}"), 12, "m", tenant.name, "interactive", **more),
+            100,
+            "student 0",
+            length(number),
+        )
+        for number in range(count)
+    ]
+    books.write(Notes(samples=rows))
+
+
+def measured(predictor, error, requests, minutes=3):
+    now = timezone.now().replace(second=0, microsecond=0)
+    for back in range(minutes):
+        LengthMinute.objects.create(
+            minute=now - timedelta(minutes=back),
+            model="m",
+            tenant="acme",
+            predictor=predictor,
+            bucket_tokens=64,
+            requests=requests // minutes,
+            output_tokens=100 * requests // minutes,
+            absolute_error_tokens=error * requests // minutes,
+        )
+
+
+# Training
+
+
+def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 100)
+    samples(acme, 400)
+    assert not LengthSample.objects.exclude(text="").exists()
+    version = versions.train(timezone.now(), reason="a test")
+    assert (version.number, version.state, version.file) == (1, "shadow", "lengths/student-1.npz")
+    assert version.samples + version.measures["held_out"] == 400
+    assert version.measures["mae"] < version.measures["active_mae"]
+    trained = versions.load(version.kind, str(versions.path_of(version)))
+    long, short = (
+        trained.predict_one(LengthQuery(text, 12, "m", "acme"))[0]
+        for text in ("Write a long and detailed essay about thing 9", "Say yes or no: is thing 8 a fruit?")
+    )
+    assert long > 2 * short
+    assert versions.in_use() == (versions.BUNDLED, versions.used(version))
+    assert kinds() == ["length_version.trained"]
+    assert versions.train(timezone.now()).number == 2
+    assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
+
+
+def test_too_few_samples_are_refused_and_cut_ones_do_not_count(acme, monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    samples(acme, 60, max_tokens=40)
+    with pytest.raises(ActionError, match="0 samples"):
+        versions.train(timezone.now())
+
+
+def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    samples(acme, 60)
+    LengthSample.objects.update(features=b"of an older release")
+    with pytest.raises(ActionError, match="0 samples"):
+        versions.train(timezone.now())
+
+
+def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    samples(acme, 100)
+    found = iter([{"mae": 10.0}, {"mae": 11.0}])
+    monkeypatch.setattr(versions, "_score", lambda student, rows: next(found))
+    shadow = made(1)
+    assert versions.train(timezone.now()).state == STATES.REJECTED
+    assert states() == {shadow.number: "shadow", 2: "rejected"}
+
+
+def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
+    asked = []
+
+    def train(now, actor, reason):
+        asked.append((actor, reason))
+        return LengthVersion(number=7)
+
+    monkeypatch.setattr(versions, "train", train)
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    assert tasks.train_length_model() == 0  # nothing to learn from
+    samples(acme, 60)
+    assert tasks.train_length_model() == 7
+    made(7, STATES.REJECTED)
+    assert tasks.train_length_model() == 0
+    assert tasks.train_length_model("olga", "now please") == 7
+    assert asked == [(versions.ACTOR, ""), ("olga", "now please")]
+    LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
+    assert tasks.train_length_model() == 7
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_EVERY_S", 0.0)
+    assert tasks.train_length_model() == 0
+
+
+def test_a_failed_training_is_an_event(monkeypatch):
+    assert tasks.train_length_model("olga", "now please") == 0
+    event = Event.objects.get()
+    assert (event.kind, event.actor) == ("length_version.training_failed", "olga")
+    assert "0 samples" in event.reason
+
+
+def test_training_is_routed_to_the_long_queue():
+    assert settings.CELERY_TASK_ROUTES["workers.tasks.lengths.train_length_model"] == {"queue": "simulation"}
+
+
+# Moves
+
+
+def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operator):
+    one, two = made(1, STATES.ACTIVE), made(2)
+    assert versions.promote(two, operator, "better").state == STATES.ACTIVE
+    assert states() == {1: "retired", 2: "active"}
+    assert versions.in_use()[0].name == "student 2"
+    assert versions.rollback(None, operator, "worse").number == 1
+    assert states() == {1: "active", 2: "rejected"}
+    assert versions.rollback(None, operator) is None
+    assert versions.in_use() == (versions.BUNDLED, None)
+    with pytest.raises(ActionError):
+        versions.rollback(None, operator)
+    one.refresh_from_db()
+    assert one.state == STATES.REJECTED
+    assert kinds() == [
+        "length_version.retired",
+        "length_version.promoted",
+        "length_version.rolled_back",
+        "length_version.restored",
+        "length_version.rolled_back",
+    ]
+    assert Event.objects.filter(actor=operator.username).count() == 5
+
+
+def test_only_a_shadow_is_promoted_or_rejected(operator):
+    for number, state in enumerate((STATES.RETIRED, STATES.REJECTED, STATES.ACTIVE), 1):
+        version = made(number, state)
+        for verb in (versions.promote, versions.reject):
+            with pytest.raises(ActionError, match=state):
+                verb(version, operator)
+    shadow = made(9)
+    assert versions.reject(shadow, operator).state == STATES.REJECTED
+
+
+def test_one_goes_back_only_to_a_retired_version(operator):
+    made(1, STATES.ACTIVE)
+    with pytest.raises(ActionError, match="shadow"):
+        versions.rollback(made(2), operator)
+    old = made(3, STATES.RETIRED)
+    made(4, STATES.RETIRED)
+    assert versions.rollback(old, operator).number == 3
+    assert old.state == STATES.ACTIVE
+
+
+@pytest.mark.parametrize("file", ["lengths/gone.npz", "lengths/../../etc/passwd", "/etc/passwd", "secret_key"])
+def test_a_version_whose_file_cannot_be_used_is_not_promoted(operator, file, state_folder):
+    (state_folder / "secret_key").write_text("key")
+    with pytest.raises((ActionError, ValueError)):
+        versions.promote(made(1, file=file), operator)
+    assert states() == {1: "shadow"}
+
+
+def test_a_trained_file_can_be_promoted(operator, state_folder):
+    (state_folder / "lengths").mkdir()
+    bundled().save(state_folder / "lengths" / "student-1.npz")
+    versions.promote(made(1, file="lengths/student-1.npz"), operator)
+    assert versions.in_use()[0].file == str(state_folder / "lengths" / "student-1.npz")
+
+
+# Judging
+
+
+@pytest.mark.parametrize(
+    ("shadow_error", "requests", "state"),
+    [(80, 3000, "active"), (99, 3000, "rejected"), (120, 3000, "rejected"), (80, 300, "shadow")],
+)
+def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, requests, state):
+    version = made(1, trained_at=timezone.now() - timedelta(hours=1))
+    measured("student 0", 100, 6000)
+    measured("shadow student 1", shadow_error, requests)
+    tasks.judge_length_versions()
+    assert states() == {1: state}
+    if state != "shadow":
+        event = Event.objects.get(kind__in=["length_version.promoted", "length_version.rejected"])
+        assert f"{shadow_error}.0 tokens over {requests} requests" in event.reason
+        assert event.actor == versions.ACTOR
+    version.refresh_from_db()
+
+
+def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_PROMOTE", False)
+    made(1, trained_at=timezone.now() - timedelta(hours=1))
+    measured("student 0", 100, 6000)
+    measured("shadow student 1", 10, 6000)
+    assert tasks.judge_length_versions() == 0
+    assert states() == {1: "shadow"}
+
+
+def test_without_a_shadow_there_is_nothing_to_judge():
+    assert versions.judge(timezone.now()) is None
+
+
+# What is written, and deleted
+
+
+def test_measures_of_several_batches_add_up(acme):
+    dice, now = random.Random(1), timezone.now().timestamp()
+    for _ in range(3):
+        notes = Notes()
+        for _ in range(50):
+            notes.measure(now, "m", "acme", "student 0", (100.0, 90.0, 200.0), dice.choice([60, 100, 126, 300]))
+        books.write(notes)
+    rows = LengthMinute.objects.all()
+    assert sum(row.requests for row in rows) == 150
+    assert {row.bucket_tokens for row in rows} == {32, 64, 256}
+    wide = rows.get(bucket_tokens=256)
+    assert wide.absolute_error_tokens == 200 * wide.requests
+    assert (wide.within_100, wide.below_upper) == (0, 0)
+    near = rows.get(bucket_tokens=32)
+    assert (near.within_25, near.within_50, near.below_median) == (0, near.requests, near.requests)
+
+
+def test_what_could_not_be_written_adds_up_too():
+    first, second = Notes(), Notes()
+    for notes in (first, second):
+        notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+    first.samples.append("a sample")
+    first.drifts.append(Drift("m", "t", "longer", "student 0"))
+    second.take_back(first)
+    assert [sums[0] for sums in second.minutes.values()] == [2]
+    assert second.samples == []
+    assert len(second.drifts) == 1
+
+
+def test_held_measures_are_bounded(monkeypatch):
+    monkeypatch.setattr(books, "HELD_SERIES", 5)
+    notes = Notes()
+    for number in range(9):
+        notes.measure(60.0 * number, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+    assert (len(notes.minutes), notes.given_up) == (5, 4)
+
+
+def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch):
+    def gone():
+        raise OSError
+
+    monkeypatch.setattr(books, "reader", gone)
+    notes = Notes(samples=[Sampled(0.0, acme.pk, LengthQuery("x", 1, "m"), 1, "prior", 1)])
+    notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+    books.write(notes)
+    assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
+
+
+def test_text_is_stored_as_a_database_takes_it(acme):
+    Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
+    query = LengthQuery("a\0b \ud800 c", 3, "m", "acme", "interactive")
+    books.write(Notes(samples=[Sampled(0.0, acme.pk, query, 1, "prior", 1)]))
+    assert LengthSample.objects.get().text == "a b ? c"
+
+
+def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
+    Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
+    monkeypatch.setattr(settings, "LENGTH_SAMPLES", 4)
+    samples(acme, 8)
+    newest = list(LengthSample.objects.order_by("-pk").values_list("pk", flat=True)[:4])
+    LengthSample.objects.filter(pk=newest[-1]).update(at=timezone.now() - timedelta(days=15))
+    measured("prior", 1, 9)
+    LengthMinute.objects.filter(pk=LengthMinute.objects.first().pk).update(minute=timezone.now() - timedelta(days=31))
+    tasks.prune_lengths()
+    assert LengthSample.objects.exclude(text="").count() == 4
+    assert set(newest[:3]) < set(LengthSample.objects.values_list("pk", flat=True))
+    assert LengthMinute.objects.count() == 2
+    Tenant.objects.filter(pk=acme.pk).update(keep_prompts=False)
+    tasks.prune_lengths()
+    assert LengthSample.objects.count() == 4
+    assert not LengthSample.objects.exclude(text="").exists()
