@@ -52,7 +52,9 @@ class LengthSample(models.Model):
     prompt_tokens = models.PositiveIntegerField()
     max_tokens = models.PositiveIntegerField(null=True)
     turns = models.PositiveSmallIntegerField(default=1)
-    features = models.BinaryField(blank=True, help_text="Of the prompt, by `forecasting.lengths`; no text can be read off.")
+    features = models.BinaryField(
+        blank=True, help_text="Of the prompt, by `forecasting.lengths`; no text can be read off."
+    )
     text = models.TextField(blank=True)
     predicted_tokens = models.PositiveIntegerField()
     predicted_by = models.CharField(max_length=40, help_text="cache, semantic cache, prior, or a version.")

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ Row = NDArray[np.float64]
 class _Grouped:
     """Every group of queries has one answer: a figure and quantiles. Sub-classes say what a group and an answer are."""
 
-    name: ClassVar[str]
+    name: str
 
     def __init__(self) -> None:
         self.rows: dict[str, list[float]] = {}

@@ -13,6 +13,8 @@ from forecasting.workload.files import StateError, read_state, write_state
 
 MOST_TOKENS: Final = 128
 """Read of each text, from its end."""
+KEPT_EVERY: Final = 1024
+"""Texts after which the file is written: who is interrupted goes on from there."""
 
 
 class Embeddings:
@@ -35,13 +37,18 @@ class Embeddings:
         """(n, 2 width) of *texts*."""
         keys = [_key(text) for text in texts]
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._rows}
-        if missing:
-            if self._encoder is None:
-                self._encoder = Encoder(self.setting, MOST_TOKENS)
-            found = self._encoder.states(list(missing.values()), self.told, "embed prompts", mean=True)
-            self._rows.update(zip(missing, found.astype(np.float16), strict=True))
+        waiting = list(missing.items())
+        if waiting and self._encoder is None:
+            self._encoder = Encoder(self.setting, MOST_TOKENS)
+        for start in range(0, len(waiting), KEPT_EVERY):
+            part = dict(waiting[start : start + KEPT_EVERY])
+            assert self._encoder is not None
+            found = self._encoder.states(list(part.values()), mean=True)
+            self._rows.update(zip(part, found.astype(np.float16), strict=True))
             if self._file is not None:
                 self.keep()
+            if self.told:
+                self.told("embed prompts", min(start + KEPT_EVERY, len(waiting)), len(waiting))
         return np.stack([self._rows[key] for key in keys]).astype(np.float32)
 
     def keep(self) -> None:

@@ -114,7 +114,7 @@ def head_tensors(torch: Any, weights: dict[str, Any], states: Any, names: Any) -
 class Proxy:
     """A LengthModel on an encoder. Sub-classes say what the head puts out, how wrong that is, and what tokens it means."""
 
-    name: ClassVar[str]
+    name: str
     outputs: ClassVar[int] = 1
     states_a_row: ClassVar[int] = 1
     """States that one row of the head takes: two for pairs."""

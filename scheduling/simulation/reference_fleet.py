@@ -185,9 +185,7 @@ class ReferenceFleet:
         held = self._waiting[number]
         if name in FORESEEING:
             self._sight.hashes = self._hashes(number)
-            instance = FORESEEING[name](
-                self._fleet, self._sight, endpoint, held.expected_prompt, held.expected_output
-            )
+            instance = FORESEEING[name](self._fleet, self._sight, endpoint, held.expected_prompt, held.expected_output)
         else:
             instance = POLICIES[name](self._fleet, endpoint, held.expected_prompt, held.expected_output)
         return None if instance < 0 else self.lives.servers[instance]

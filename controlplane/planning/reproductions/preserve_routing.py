@@ -69,7 +69,7 @@ MOONCAKE: Final = "mooncake/conversation_trace.jsonl"
 MOONCAKE_SPEEDS: Final = (0.6, 0.8, 1.0, 1.2)
 MOONCAKE_MODEL: Final = Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9)
 """Llama-3.1-8B on four A100, as in the scaling scenes."""
-MOONCAKE_KV_TOKENS: Final = 800_000
+MOONCAKE_KV_TOKENS: Final = 2_200_000
 PAPER: Final = {
     "llama-2-7b": {"ttft_mean": -0.711, "normalised_p99": -0.591, "violations": -0.893},
     "llama-2-13b": {"normalised_p99": -0.458, "violations": -0.618},

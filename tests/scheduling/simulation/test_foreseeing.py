@@ -1,4 +1,4 @@
-"""Routers that look ahead in the simulator: the compiled loop and the plain fleet decide alike, whatever happens on the way."""
+"""Routers that look ahead in the simulator: the compiled loop and the plain fleet decide alike, whatever happens."""
 
 from collections import Counter
 from dataclasses import replace

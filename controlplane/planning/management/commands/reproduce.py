@@ -37,7 +37,9 @@ class Command(BaseCommand):
         parser.add_argument("--own-forecaster", default=BEST, help=f"of our own strategy (default {BEST})")
         parser.add_argument("--out", type=Path, help="file for the result as JSON")
         parser.add_argument("--encoder", default="minilm", help="for lengths: minilm, a folder or a hub's name")
-        parser.add_argument("--quick", action="store_true", help="for lengths: fewer samples for encoders, smaller test")
+        parser.add_argument(
+            "--quick", action="store_true", help="for lengths: fewer samples for encoders, smaller test"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
