@@ -15,7 +15,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("controlplane", "workers", "scheduling", "forecasting")
 
 # Lowest first. Apps of one row do not import each other either.
-APPS = (("accounts",), ("events",), ("fleet",), ("lengths",), ("gateway",), ("simulation",), ("planning",), ("api", "console"))
+APPS = (
+    ("accounts",),
+    ("events",),
+    ("fleet",),
+    ("lengths",),
+    ("gateway",),
+    ("simulation",),
+    ("planning",),
+    ("api", "console"),
+)
 # Every write is an event, so the apps below `events` write events too.
 OPEN_TO_ALL = {"controlplane.events.services.record", "controlplane.events.models.Severity"}
 

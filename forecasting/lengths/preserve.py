@@ -1,4 +1,4 @@
-"""PreServe's request load predictor (section 4.2): prompt tokens learned on an encoder that is frozen but for its last layer.
+"""PreServe's request load predictor (section 4.2): prompt tokens learned on an encoder frozen but for its last layer.
 
 Long answers are rare, so samples are parted into evenly spaced buckets of length, and buckets with fewer than mu times the
 fullest one's samples are filled up with copies in which 15 % of the words are replaced by synonyms. There is no WordNet
