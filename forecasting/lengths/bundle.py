@@ -2,7 +2,7 @@
 
 It learns from the sets whose licence lets a fitted model be shipped (`datasets.FREE`), all of their prompts, with tenants
 hidden: a house's own tenants are none of theirs. Names of served models stay, so that the verbosity of a known one is known
-from the start. With --encoder our teacher is fitted first, and the student learns from it too.
+from the start. No teacher: it made the student worse (docs/length-models.md).
 """
 
 import argparse
@@ -10,23 +10,18 @@ import dataclasses
 from pathlib import Path
 
 from forecasting.lengths.datasets import FREE, read_sets
-from forecasting.lengths.ours import Ours
 from forecasting.lengths.query import Sample
 from forecasting.lengths.student import BUNDLED, Student
 
 
-def build(folder: Path, path: Path = BUNDLED, encoder: str | None = None, cache: Path | None = None) -> int:
-    """Fit a student to the free sets below *folder* and write it to *path*; how many samples it learned from.
-
-    With the setting of an *encoder*, `Ours` on it teaches; its embeddings are kept in the folder *cache*.
-    """
+def build(folder: Path, path: Path = BUNDLED) -> int:
+    """Fit a student to the free sets below *folder* and write it to *path*; how many samples it learned from."""
     split = read_sets(folder, FREE)
     samples = [
         Sample(dataclasses.replace(sample.query, tenant=""), sample.output_tokens)
         for sample in split.training + split.test
     ]
-    teacher = None if encoder is None else Ours(encoder, cache).fit(samples)
-    Student().fit(samples, teacher).save(path)
+    Student().fit(samples).save(path)
     path.chmod(0o644)
     return len(samples)
 
@@ -35,7 +30,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the bundled student again.")
     parser.add_argument("folder", type=Path, help="with one folder a data set below it")
     parser.add_argument("--to", type=Path, default=BUNDLED)
-    parser.add_argument("--encoder", help="of a teacher: minilm, a folder or a hub's name")
-    parser.add_argument("--cache", type=Path, help="folder for the teacher's embeddings")
     arguments = parser.parse_args()
-    build(arguments.folder, arguments.to, arguments.encoder, arguments.cache)
+    build(arguments.folder, arguments.to)

@@ -37,7 +37,7 @@ ORDER: Final = (
     "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "preserve", "ours", "student",
 )  # fmt: skip
 ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy))
-ALONE: Final = "student, no teacher"
+TAUGHT: Final = "student, taught by ours"
 ASKED_ALONE: Final = 40
 """Queries that are asked one by one, for the time that one takes."""
 
@@ -76,11 +76,9 @@ def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
     for place, name in enumerate(each for each in ORDER if each in wanted):
         told("models", place, len(wanted))
         model = _new(name, encoder, quick, seed, told)
+        rows.append(_row(name, _fitted(model, split.training), test, edges))
         if isinstance(model, Student) and teacher is not None:
-            rows.append(_row(ALONE, _fitted(Student(seed), split.training), test, edges))
-            rows.append(_row(name, _fitted(model, split.training, teacher), test, edges))
-        else:
-            rows.append(_row(name, _fitted(model, split.training), test, edges))
+            rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
         if isinstance(model, Ours):
             teacher = model
     told("models", len(wanted), len(wanted))
