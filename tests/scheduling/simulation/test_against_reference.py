@@ -16,7 +16,7 @@ from tests.scheduling.simulation.agreeing import agree
 from tests.scheduling.simulation.drawn import LOADS, Drawn, scenarios
 from tests.scheduling.simulation.small import cluster, instance
 
-FEW = settings(deadline=None, max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 MANY = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), print_blob=True)
 
 HOLDS = {
