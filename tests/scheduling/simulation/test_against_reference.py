@@ -20,7 +20,7 @@ FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health
 MANY = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), print_blob=True)
 
 HOLDS = {
-    "light": ["forwarded"],
+    "light": [],
     "memory": ["preemptions"],
     "overload": ["queued", "refused"],
     "priorities": ["preemptions"],
@@ -28,7 +28,7 @@ HOLDS = {
     "prefixes": ["prefix_hit_tokens"],
     "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
     "batches": ["batched"],
-    "lives": ["changes", "swaps"],
+    "lives": ["changes", "swaps", "forwarded"],
     "scaling": ["scale_outs", "scale_ins"],
     "everything": ["prefix_hit_tokens", "preemptions", "changes"],
 }

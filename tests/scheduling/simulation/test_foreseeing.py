@@ -10,7 +10,7 @@ from scheduling.foreseeing import FORESEEING
 from tests.scheduling.simulation.agreeing import agree
 from tests.scheduling.simulation.drawn import Drawn, scenarios
 
-FEW = settings(deadline=None, max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 HOLDS = {
     "memory": ["preemptions"],
     "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
