@@ -31,7 +31,7 @@ run: .venv/ready
 	@exec $(BIN)/python manage.py up $(ARGS)
 
 test: .venv/ready
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 e2e: .venv/ready
 	@$(BIN)/python -m pytest -q tests/e2e -m e2e $(ARGS)
