@@ -23,7 +23,7 @@ help:
 	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
 	@echo 'make lint      ruff, mypy, Django checks'
-	@echo 'make truth     the simulator against two real vLLM servers (needs a quiet machine)'
+	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
 	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
 	@echo 'make clean     remove environments and caches (the state in var/ stays)'
 
@@ -56,7 +56,8 @@ test-real: tools lint vllm
 	@$(MAKE) e2e
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
 
-# Eight minutes on a machine with nothing else to do; prints how far the simulator is from two real servers.
+# Some twenty minutes on a machine with nothing else to do; prints how far the simulator is from two real servers, and what
+# shortest first gains on one.
 truth: .venv/ready vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -s -m truth
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from controlplane.gateway.ticket import Ticket
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
+from workers.vllm.launcher import ProcessLauncher
 
 REQUESTS = 100
 RUNS = 3
@@ -266,10 +267,16 @@ async def report(house: House, where: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def quiet_server(vllm_fleet: VllmFleet) -> str:
-    url = vllm_fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
-    vllm_fleet.wait("jct", url)
-    return url
+def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The only server there is meanwhile, and gone afterwards."""
+    fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("jct")), tiny_model, [])
+    try:
+        url = fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
+        fleet.wait("jct", url)
+        fleet.give_way("jct")
+        yield url
+    finally:
+        fleet.stop()
 
 
 @pytest.mark.truth
@@ -296,7 +303,7 @@ async def slower(url: str) -> str:
         return str((await response.json())["url"])
 
 
-@pytest.mark.slow
+@pytest.mark.truth
 async def test_mean_jct_on_an_emulated_server(transactional_db, monkeypatch):
     process, url = emulated()
     with process:

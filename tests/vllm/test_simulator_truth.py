@@ -10,10 +10,9 @@ servers, a gateway and a client share the machine's cores with whatever else it 
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +46,6 @@ REQUESTS_PER_S = 1.2
 PROMPTS = (20, 60, 130, 260, 500, 800, 1000)  # calibration: prefills of one step
 WAVES = ((1, 20), (1, 600), (2, 20), (2, 300), (4, 20), (4, 150), (6, 20), (6, 80))  # requests on each server, prompt
 WAVE_OUTPUTS = (20, 120)
-NICE = 5  # of the computing processes
 REPEATS = 5
 WITHIN = 3.0  # times the real figure, either way
 
@@ -81,23 +79,10 @@ def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ]
         for name, url in zip(NAMES, urls, strict=True):
             fleet.wait(name, url)
-            give_way(fleet, name)
+            fleet.give_way(name)
         yield urls[0], urls[1]
     finally:
         fleet.stop()
-
-
-def give_way(fleet: VllmFleet, name: str) -> None:
-    """Let every thread of the computing process of server *name* give way to whatever else wants the core."""
-    leader = json.loads(fleet.launcher.log_file(name).with_suffix(".json").read_text())["process_id"]
-    found = False
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.getsid(int(folder.name)) == leader and "VLLM::Worker" in (folder / "cmdline").read_text():
-                for thread in (folder / "task").iterdir():
-                    os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE)
-                found = True
-    assert found, f"server {name} has no process called VLLM::Worker"
 
 
 @pytest.fixture
