@@ -69,7 +69,9 @@ def test_a_tenants_person_sees_keys_requests_and_lengths_only(house, open_page, 
     complaints.allowed = ("status of 403",)
     page = open_page(house, "/", user="tenant")
     expect(page.get_by_role("heading", level=1)).to_have_text("API keys")
-    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(["Requests", "Lengths", "API keys"])
+    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(
+        ["Requests", "Lengths", "API keys"]
+    )
     page.goto("/instances/")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
 
