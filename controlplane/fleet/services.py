@@ -211,7 +211,7 @@ def tell_workers(task: str, *args: object, expires_s: float | None = None) -> bo
     """Have a Celery worker run *task* now; False, in under a second, if the broker does not answer."""
     try:
         with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(task, args=args, connection=connection, retry=False, expires=expires_s)
+            celery_app.send_task(task, args=list(args), connection=connection, retry=False, expires=expires_s)
     except (OperationalError, redis.RedisError, OSError) as error:
         logger.warning("%s %s waits for its turn: broker: %s", task.rpartition(".")[2], args or "", error)
         return False
