@@ -149,6 +149,22 @@ def local(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(sep=" ")
 
 
+def level_lines(levels: Sequence[float]) -> list[dict[str, Any]]:
+    """Broken lines across the chart at *levels*: what was promised, against what came."""
+    return [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": level,
+            "y1": level,
+            "line": {"color": "var(--crit)", "width": 1.25, "dash": "8px,4px"},
+        }
+        for level in levels
+    ]
+
+
 def as_json(traces: list[Any], figure_layout: go.Layout) -> dict[str, Any]:
     figure = go.Figure(data=traces, layout=figure_layout).to_plotly_json()
     figure["layout"].pop("template", None)

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from django.utils import timezone
 
-from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, scatter
+from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, level_lines, scatter
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
 from controlplane.console.planning_charts import LARGE_HEIGHT, TIME_TICKS
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Measures, Pair, Series
@@ -148,18 +148,7 @@ def calibration(found: dict[str, Measures]) -> Chart:
         )
         for field, line in zip(("coverage_median", "coverage_upper"), legend[:2], strict=True)
     ]
-    promised = [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": level,
-            "y1": level,
-            "line": {"color": "var(--crit)", "width": 1.25, "dash": "8px,4px"},
-        }
-        for level, _ in PROMISED
-    ]
+    promised = level_lines([level for level, _ in PROMISED])
     axes = {
         "xaxis": {"type": "category", "tickangle": None, "automargin": True, "nticks": 0},
         "yaxis": {"tickformat": ".0%", "range": [0, 1.03], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "nticks": 0},

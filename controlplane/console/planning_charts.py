@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from django.utils import timezone
 
-from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, local, scatter
+from controlplane.console.charts import STYLES, Chart, Line, as_json, layout, level_lines, local, scatter
 from controlplane.console.formats import count, percent, percent_fine, quantity
 from controlplane.console.labels import label_sides
 from controlplane.planning.selectors import Series, Window
@@ -261,18 +261,7 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
         )
         for field, line in zip(("coverage_80", "coverage_95"), legend[:2], strict=True)
     ]
-    promised = [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": level,
-            "y1": level,
-            "line": {"color": "var(--crit)", "width": 1.25, "dash": "8px,4px"},
-        }
-        for level in (0.80, 0.95)
-    ]
+    promised = level_lines([0.80, 0.95])
     lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
     axes = {
         "xaxis": {"type": "category", "tickangle": None, "automargin": True, "nticks": 0},

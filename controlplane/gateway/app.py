@@ -312,7 +312,6 @@ class Gateway:
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
             predicted_tokens=length.tokens,
-            upper_tokens=length.upper_tokens,
             length=length,
             application=_text(headers, b"x-application") or "",
             run=_text(headers, b"x-run") or "",

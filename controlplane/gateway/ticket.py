@@ -66,7 +66,6 @@ class Ticket:
     arrived_s: float
     prompt_tokens: int  # predicted, until the instance says
     predicted_tokens: int  # output tokens
-    upper_tokens: int = 0  # of those, the 0.9 quantile
     length: Prediction | None = None  # who predicted, and from what
     application: str = ""
     run: str = ""

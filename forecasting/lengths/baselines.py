@@ -1,5 +1,6 @@
 """Length models that look at no text: a mean by class, a moving histogram by tenant, and buckets of prompt length."""
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ BIN_BASE: Final = 1.15
 Row = NDArray[np.float64]
 
 
-class _Grouped:
+class _Grouped(ABC):
     """Every group of queries has one answer: a figure and quantiles. Sub-classes say what a group and an answer are."""
 
     name: str
@@ -32,12 +33,12 @@ class _Grouped:
         self.rows: dict[str, list[float]] = {}
         """By group: the figure and the quantiles; the empty group stands for all."""
 
-    def group(self, query: LengthQuery) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def group(self, query: LengthQuery) -> str: ...
 
+    @abstractmethod
     def answer(self, lengths: Sequence[int]) -> Row:
         """The figure and the quantiles of a group with these *lengths*, oldest first."""
-        raise NotImplementedError
 
     def fit(self, samples: Sequence[Sample]) -> Self:
         if not samples:
