@@ -34,7 +34,9 @@ MODEL = "tiny"
 MAX_MODEL_LEN = 4096
 MAX_NUM_SEQS = 4
 MAX_NUM_QUEUED_REQS = 24
-WORKER_NICE = 5
+ENGINE_NICE = 5
+IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+"""With `--distributed-executor-backend uni`: else an engine spins on a core while it waits for its computing process."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,14 @@ class VllmFleet:
     model: Path
     started: list[str]
 
+    def start_to_measure(
+        self, name: str, *, extra_args: tuple[str, ...] = (), core: int | None = None, **changes: Any
+    ) -> str:
+        """A server that computes in its engine's process, on *core* if that is given; its address."""
+        environment = IN_ONE_PROCESS if core is None else IN_ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
+        extra_args = ("--enforce-eager", "--distributed-executor-backend", "uni", *extra_args)
+        return self.start(name, environment=environment, extra_args=extra_args, **changes)
+
     def start(self, name: str, *, environment: dict[str, str] | None = None, **changes: Any) -> str:
         """Start a server without waiting for it; its address."""
         spec = {
@@ -158,16 +168,16 @@ class VllmFleet:
         pytest.fail(f"vLLM {name} did not start; the end of its log:\n{log}")
 
     def give_way(self, name: str) -> None:
-        """Let the computing process of server *name* give way to whatever else wants its core, as its own HTTP process."""
+        """Let the engine of server *name* give way to whatever else wants its core, as its own HTTP process."""
         leader = json.loads(self.launcher.log_file(name).with_suffix(".json").read_text())["process_id"]
         found = False
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if os.getsid(int(folder.name)) == leader and "VLLM::Worker" in (folder / "cmdline").read_text():
+                if os.getsid(int(folder.name)) == leader and "VLLM::EngineCore" in (folder / "cmdline").read_text():
                     for thread in (folder / "task").iterdir():
-                        os.setpriority(os.PRIO_PROCESS, int(thread.name), WORKER_NICE)
+                        os.setpriority(os.PRIO_PROCESS, int(thread.name), ENGINE_NICE)
                     found = True
-        assert found, f"server {name} has no process called VLLM::Worker"
+        assert found, f"server {name} has no process called VLLM::EngineCore"
 
     def stop(self) -> None:
         for name in self.started:

@@ -33,7 +33,7 @@ from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
 from workers.vllm.launcher import ProcessLauncher
 
-REQUESTS = 100
+REQUESTS = 300
 RUNS = 3
 BUSY, QUIET = (0.9, 25), (0.3, 1)  # load, and how many requests come at a time
 WARM = 24
@@ -258,7 +258,7 @@ async def report(house: House, where: str) -> list[dict[str, Any]]:
     for predictor in predictors():
         found.append(await compare(house, predictor, *BUSY, RUNS))
         print(json.dumps(found[-1], indent=1))
-    found.append(await compare(house, predictor, *QUIET, 1, REQUESTS // 2))
+    found.append(await compare(house, predictor, *QUIET, 1, REQUESTS // 3))
     print(json.dumps(found[-1], indent=1))
     file = Path(settings.BASE_DIR) / "test-results" / f"jct-{where}.json"
     file.parent.mkdir(exist_ok=True)
@@ -271,7 +271,7 @@ def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Te
     """The only server there is meanwhile, and gone afterwards."""
     fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("jct")), tiny_model, [])
     try:
-        url = fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
+        url = fleet.start_to_measure("jct", max_num_seqs=MAX_NUM_SEQS)
         fleet.wait("jct", url)
         fleet.give_way("jct")
         yield url
