@@ -104,7 +104,9 @@ def compiled(function: Function) -> Function:
     if folder is not None:
         config.CACHE_DIR = str(folder)  # read once, by the decorator; other users of Numba keep theirs
     try:
-        return cast(Function, cast(Any, numba.njit)(cache=folder is not None, _nrt=False)(function))
+        return cast(
+            Function, cast(Any, numba.njit)(cache=folder is not None, _nrt=False, error_model="numpy")(function)
+        )
     finally:
         config.CACHE_DIR = previous
 
@@ -115,13 +117,19 @@ def compiled_part(function: Function) -> Function:
     It counts no references: it must not make arrays, and its caller's arguments must outlive it, as those of a `compiled`
     function do. (Counting cost fifteen times the work itself.) It has no way in from Python and no cache of its own.
     """
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "forceinline": True}
+    options = {
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "_nrt": False,
+        "error_model": "numpy",
+        "forceinline": True,
+    }
     return cast(Function, cast(Any, numba.njit)(**options)(function))
 
 
 def compiled_aside(function: Function) -> Function:
     """As `compiled_part`, off the hot path: it stays a function of its own, so that callers do not swell with it."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
     return cast(Function, cast(Any, numba.njit)(**options)(function))
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_part, index
-from scheduling.regions import choose_region, fullness
+from scheduling.regions import fullness
 from scheduling.routing import has_room
 from scheduling.scaling.reactive import reactive_wish
 from scheduling.simulation.progress import observe
 from scheduling.simulation.state import NONE
-from scheduling.simulation.totals import grown_tokens, observe_memory, tell
+from scheduling.simulation.totals import grown_at_most, grown_tokens, observe_memory, tell, tell_growth
 from scheduling.simulation.world import World
 
 
@@ -36,26 +36,33 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
     """
     fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
     prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
-    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
+    first = index(world.endpoints.first[endpoint])
+    last = first + index(engines.totals[endpoint].open)
     fewest = math.inf
     for at in range(first, last):
-        instance = index(world.endpoints.members[index(at)])
+        instance = index(engines.open[index(at)])
         least_tokens[index(at)] = math.inf
         if not has_room(fleet, instance, prompt_tokens, output_tokens):
             continue
-        if engines.exceeding[instance] != 0:
-            grown = int(grown_tokens(engines, instance, now_s)) + 1
-            if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
-                observe(fleet, engines, instance, now_s, instance < source)
-                tell(fleet, engines, instance)
-                if not has_room(fleet, instance, prompt_tokens, output_tokens):
-                    continue
-        least = most = float(fleet.remaining_tokens[instance])
         engine = engines.instances[instance]
+        if engines.exceeding[instance] != 0:
+            beyond = engine.step_decodes - engine.step_within
+            if not has_room(fleet, instance, prompt_tokens, output_tokens + beyond * (engine.steps - engine.counted)):
+                # Not, if it were at the end of its segment.
+                grown = int(grown_tokens(engines, instance, now_s)) + 1
+                if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
+                    observe(fleet, engines, instance, now_s, instance < source)
+                    tell(fleet, engines, instance)
+                    tell_growth(fleet, engines, instance)
+                    if not has_room(fleet, instance, prompt_tokens, output_tokens):
+                        continue
+        least = most = float(fleet.remaining_tokens[instance])
         if engine.next_s <= now_s:
             passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
             # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
             least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
+            if least > fewest:
+                continue
             most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
         least_tokens[index(at)] = least
         fewest = min(fewest, most)
@@ -64,12 +71,26 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
     found, fewest_tokens = NONE, 0
     for at in range(first, last):
         if least_tokens[index(at)] <= fewest:
-            instance = index(world.endpoints.members[index(at)])
+            instance = index(engines.open[index(at)])
             observe(fleet, engines, instance, now_s, instance < source)
             tell(fleet, engines, instance)
+            tell_growth(fleet, engines, instance)
             if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
                 found, fewest_tokens = instance, fleet.remaining_tokens[instance]
     return found
+
+
+@compiled_part
+def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
+    """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*."""
+    total = world.engines.totals[endpoint]
+    return fullness(
+        total.kv_tokens + more_tokens,
+        total.kv_capacity_tokens,
+        total.running,
+        total.max_num_seqs,
+        int(world.waiting.size[endpoint]),
+    )
 
 
 @compiled_part
@@ -78,22 +99,14 @@ def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float
 
     What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
     """
-    fleet, endpoints, engines, waiting = world.fleet, world.endpoints, world.engines, int(world.waiting.size[endpoint])
-    total = engines.totals[endpoint]
-    capacity, running, sequences = total.kv_capacity_tokens, total.running, total.max_num_seqs
-    least = fullness(total.kv_tokens, capacity, running, sequences, waiting)
+    least = _fullness(world, endpoint, 0)
     if least > high:
         return least
-    grown = 0.0
-    for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
-        instance = index(endpoints.members[at])
-        if engines.exceeding[instance] != 0:
-            grown += grown_tokens(engines, instance, now_s)
-    most = fullness(total.kv_tokens + int(grown) + 1, capacity, running, sequences, waiting)
+    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s))
     if most < low or (least >= low and most <= high):
         return least
-    observe_memory(fleet, endpoints, engines, endpoint, now_s, source)
-    return fullness(total.kv_tokens, capacity, running, sequences, waiting)
+    observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return _fullness(world, endpoint, 0)
 
 
 @compiled_part
@@ -103,12 +116,17 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
     threshold = float(world.books[0].threshold)
-    if candidates.size > 0 and _pressure(world, int(candidates[0]), threshold, math.inf, now_s, source) < threshold:
-        return int(candidates[0])  # as the global router says; the others need not be looked at
     for rank in range(candidates.size):
-        observe_memory(world.fleet, world.endpoints, world.engines, int(candidates[rank]), now_s, source)
-    chosen = choose_region(world.fleet, world.endpoints, candidates, world.waiting.size, threshold)
-    if chosen >= 0:
+        if _pressure(world, int(candidates[rank]), threshold, math.inf, now_s, source) < threshold:
+            return int(candidates[rank])
+    chosen, least = NONE, math.inf
+    for rank in range(candidates.size):
+        endpoint = int(candidates[rank])
+        observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+        found = _fullness(world, endpoint, 0)
+        if found < least:
+            chosen, least = endpoint, found
+    if chosen != NONE:
         return chosen
     for rank in range(candidates.size):
         if world.policies[candidates[rank]].serving > 0:

@@ -5,6 +5,7 @@ for, and what takes more than arrays: another model on an instance. Delays are t
 drawn (SageServe 7.1: median one minute, at most five).
 """
 
+import math
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -21,7 +22,9 @@ from scheduling.simulation.world import State, World
 NEVER: Final = float("inf")
 SPOT_SPREAD: Final = 0.6
 """Standard deviation of the logarithm of a reclaim: one in 270 takes more than five medians."""
-DRAWN_AT_ONCE: Final = 64
+FEWEST_DRAWN: Final = 64
+MOST_DRAWN: Final = 8192
+"""Reclaims that are drawn ahead: twice as many each time, for the loop pauses whenever there are no more."""
 
 
 class Lives:
@@ -59,8 +62,9 @@ class Lives:
         if self._books.changes == lives.changes.size:
             lives = lives._replace(changes=np.concatenate([lives.changes, np.zeros_like(lives.changes)]))
         if self._books.reclaims == lives.reclaims_s.size:
+            count = min(max(FEWEST_DRAWN, 2 * lives.reclaims_s.size), MOST_DRAWN)
             # One by one: the exponential of an array may differ from that of its elements in the last bit.
-            drawn = [float(np.exp(SPOT_SPREAD * each)) for each in self._random.standard_normal(DRAWN_AT_ONCE)]
+            drawn = [math.exp(SPOT_SPREAD * each) for each in self._random.standard_normal(count)]
             drawn_s = np.minimum(self.delays.spot_median_s * np.array(drawn), self.delays.spot_max_s)
             lives = lives._replace(reclaims_s=drawn_s)
             self._books.reclaims = 0

@@ -37,7 +37,7 @@ from scheduling.simulation.choices import choose_endpoint, column, shortest, tri
 from scheduling.simulation.events import set_time
 from scheduling.simulation.sequences import free_sequence, take_sequence
 from scheduling.simulation.state import GIVEN, IDLE, NONE
-from scheduling.simulation.totals import observe_endpoint, observe_memory, sum_up, tell
+from scheduling.simulation.totals import observe_endpoint, observe_memory, sum_up, tell, tell_growth
 from scheduling.simulation.world import DONE, REFUSED, RUNNING, World
 from scheduling.turns import FCFS, PRIORITY, SJF, engine_priority, turn_key
 
@@ -399,6 +399,7 @@ def _run(
             return endpoint
         if instance >= 0:
             set_time(events, instance, begin(engines, instance, now_s, world.outcomes))
+            tell_growth(world.fleet, engines, instance)
             if world.lives.instances[instance].state == DRAINING and world.fleet.running[instance] == 0:
                 what, subject = SETTLE, instance
         if reached >= 0 and books.reactive != 0:

@@ -5,6 +5,7 @@ drains takes no new work and becomes what was decided when it holds nothing more
 docs/simulation.md, said in the shortest way.
 """
 
+import math
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
@@ -176,7 +177,7 @@ class ReferenceLives:
             loading = State.LOADING, delays.remote_weights_s
             self.put(server, now_s, (State.STARTING, delays.start_s), loading, (State.READY, NEVER))
         elif server.state == State.SPOT:
-            drawn_s = delays.spot_median_s * float(np.exp(SPOT_SPREAD * self.random.standard_normal()))
+            drawn_s = delays.spot_median_s * math.exp(SPOT_SPREAD * self.random.standard_normal())
             self.put(server, now_s, (State.RECLAIMING, min(drawn_s, delays.spot_max_s)), (State.READY, NEVER))
         elif server.state == State.ASLEEP:
             self.put(server, now_s, (State.WAKING, delays.wake_s), (State.READY, NEVER))

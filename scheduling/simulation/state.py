@@ -55,6 +55,8 @@ INSTANCE = record(
         # What the sums of its endpoint have of it.
         ("told_running", np.int64),
         ("told_kv_tokens", np.int64),
+        ("told_growth_per_s", np.int64),
+        ("told_growth", np.int64),
         # Settings, as in EngineConfig.
         ("max_num_seqs", np.int64),
         ("budget_tokens", np.int64),
@@ -102,9 +104,13 @@ TOTAL = record(
         ("kv_capacity_tokens", np.int64),
         ("running", np.int64),
         ("max_num_seqs", np.int64),
+        # KV tokens that have come since and are not in `kv_tokens` are at most growth_per_s * now_s + growth, in 1/PARTS.
+        ("growth_per_s", np.int64),
+        ("growth", np.int64),
+        ("open", np.int64),  # instances that accept work
     ]
 )
-"""Sums of the fleet arrays over the instances of an endpoint that accept work. `totals` keeps them."""
+"""Sums over the instances of an endpoint that accept work: of the fleet arrays, and a bound. `totals` keeps them."""
 
 BLOCK = record(
     [
@@ -122,26 +128,27 @@ BLOCK = record(
 
 SEQUENCE = record(
     [
-        ("request", np.int64),
+        ("request", np.int32),
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
-        ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
+        ("expected_tokens", np.int32),  # prompt and output as the dispatcher reserved them
         ("expected_prompt", np.int32),  # of those, its prompt
         ("produced_tokens", np.int32),  # true while it does not decode
         ("computed_tokens", np.int32),  # true while it does not decode
-        ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
-        ("priority", np.int64),
+        ("next_joining", np.int32),
         ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
         ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
-        ("number", np.int64),  # order of dispatch
-        ("admission", np.int64),  # order of admission on its instance
-        ("instance", np.int32),
         ("previous", np.int32),  # in the list that it is in, of running or of waiting
         ("next", np.int32),
-        ("next_joining", np.int32),
         ("decoding", np.uint8),
         ("streaming", np.uint8),  # its first token has come out
         ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
+        ("instance", np.int32),
+        # A cache line to here; what follows decides between sequences, or is for those that share prefixes.
+        ("admission", np.int64),  # order of admission on its instance
+        ("priority", np.int64),
+        ("number", np.int64),  # order of dispatch
+        ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
         ("published", np.int32),  # its leading blocks that have records in the prefix cache
     ]
 )
@@ -169,6 +176,8 @@ class EngineArrays(NamedTuple):
     """INSTANCE records."""
     totals: NDArray[np.void]
     """TOTAL records, by endpoint."""
+    open: NDArray[np.int32]
+    """As `EndpointArrays.members`, the `open` instances of each endpoint that accept work: the rest is left over."""
     sequences: NDArray[np.void]
     """SEQUENCE records; those not in use are in `free_sequences`."""
     due: NDArray[np.int64]
@@ -228,6 +237,7 @@ def allocate_engines(
     arrays = EngineArrays(
         instances=np.zeros(count, INSTANCE),
         totals=np.zeros(endpoints, TOTAL),
+        open=np.zeros(count, np.int32),
         sequences=np.zeros(sequences, SEQUENCE),
         due=np.zeros((count, batch), np.int64),
         due_sequence=np.zeros((count, batch), np.int32),
