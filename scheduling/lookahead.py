@@ -7,7 +7,7 @@ iteration t of its instance, with `base` = P less the iteration at which it was 
 bases and the number of lines, and for each coming iteration the requests whose line ends there. So adding, finishing and
 an iteration are a few operations each, however long the output, and reading l iterations takes l steps.
 
-The clock of an instance counts iterations since it was reset. The simulator moves it by `advance`. Live, tokens of each
+The clock of an instance counts its iterations. The simulator moves it by `advance`. Live, tokens of each
 request come by themselves: `token` moves the clock when the request that is furthest ahead gets one.
 """
 
@@ -31,7 +31,7 @@ class LookAhead(NamedTuple):
     """The maps of all instances, and the requests in them by *slot*."""
 
     clock: NDArray[np.int64]
-    """Iterations of each instance since its reset."""
+    """Iterations of each instance."""
     active: NDArray[np.int64]
     """Requests of each instance."""
     base_sum: NDArray[np.int64]
@@ -235,15 +235,6 @@ def token_many(ahead: LookAhead, slots: NDArray[np.int64], tokens: NDArray[np.in
     """`token` for each of *slots*, in one call."""
     for at in range(slots.size):
         token(ahead, slots[at], tokens[at])
-
-
-@compiled
-def reset(ahead: LookAhead, instance: int) -> None:
-    """Forget all requests of *instance*, as when it is lost. Takes a pass over all slots."""
-    for slot in range(ahead.instance.size):
-        if ahead.instance[slot] == instance:
-            finish(ahead, slot)
-    ahead.clock[instance] = 0
 
 
 @compiled

@@ -116,6 +116,19 @@ def test_some_models_as_a_table(tmp_path: Path) -> None:
     assert "ssjf" not in shown.split("PreServe's Table 2")[0]
 
 
+@pytest.mark.slow
+def test_thoroughly_an_encoder_reads_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "THOROUGH", Effort(tuned=16, read=1_000_000, head_epochs=1, most_tokens=16))
+    write(tmp_path)
+    out = io.StringIO()
+    options = ("--data", str(tmp_path), "--encoder", "tiny", "--strategies", "ssjf-reg-l1", "--json")
+    call_command("reproduce", "lengths", *options, "--thorough", stdout=out)
+    result = json.loads(out.getvalue())
+    assert result["effort"] == {"quick": False, "tuned_samples": 16, "read_prompts": result["training"]["prompts"]}
+    with pytest.raises(CommandError, match="not allowed with"):
+        call_command("reproduce", "lengths", *options, "--thorough", "--quick")
+
+
 def test_missing_data_and_unknown_models_are_said(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="is not there"):
         run(tmp_path)

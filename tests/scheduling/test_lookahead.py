@@ -45,8 +45,7 @@ operations = st.lists(
     st.tuples(st.just("add"), st.integers(0, 1), st.integers(1, 40), st.integers(1, 60))
     | st.tuples(st.just("advance"), st.integers(0, 1), st.integers(1, 25))
     | st.tuples(st.just("finish"), st.integers(0, 30))
-    | st.tuples(st.just("grow"))
-    | st.tuples(st.just("reset"), st.integers(0, 1)),
+    | st.tuples(st.just("grow")),
     max_size=40,
 )
 
@@ -74,9 +73,6 @@ def test_equals_the_map_of_the_paper(steps, horizon):
                     plain[instance].finish(slot)
             case ("grow",):
                 ahead = grow(ahead, 2, ahead.instance.size + 1)
-            case "reset", instance:
-                lookahead.reset(ahead, instance)
-                plain[instance] = PlainMap()
         found = np.zeros(horizon // 2 + 1, np.int64)
         for instance, expected in enumerate(plain):
             project(ahead, instance, found)

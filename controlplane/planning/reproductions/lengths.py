@@ -31,6 +31,7 @@ TEST_PROMPTS: Final = 250
 EFFORT: Final = Effort()
 QUICK_TEST_PROMPTS: Final = 120
 QUICK: Final = Effort(tuned=480, read=800, head_epochs=15, most_tokens=64)
+THOROUGH: Final = Effort(tuned=8000, read=1_000_000)
 QUICK_TREES: Final = 60
 ORDER: Final = (
     "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
@@ -59,23 +60,25 @@ CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
 def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
-    """Fit and test every model. *options*: data, seed, encoder, quick, strategies (models, commas between).
+    """Fit and test every model. *options*: data, seed, encoder, quick, thorough, strategies (models, commas between).
 
     Raises DataMissing where the data sets are not there, and ValueError for an unknown model or encoder.
     """
     quick, seed = bool(options.get("quick")), int(options["seed"])
+    effort = QUICK if quick else THOROUGH if options.get("thorough") else EFFORT
     data, encoder = Path(options["data"]), str(options.get("encoder") or MINILM)
     wanted = options["strategies"].split(",") if options.get("strategies") else list(ORDER)
     if unknown := set(wanted) - set(ORDER):
         raise ValueError(f"--strategies: {sorted(unknown)[0]!r} is none of {', '.join(ORDER)}.")
     split = read_sets(data)
     test = _thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
+    prompts = len({each.query.text for each in split.training})
     edges = class_edges([sample.output_tokens for sample in split.training])
     rows: list[dict[str, Any]] = []
     teacher: LengthModel | None = None
     for place, name in enumerate(each for each in ORDER if each in wanted):
         told("models", place, len(wanted))
-        model = _new(name, encoder, quick, seed, told)
+        model = _new(name, encoder, effort, seed, told)
         rows.append(_row(name, _fitted(model, split.training), test, edges))
         if isinstance(model, Student) and teacher is not None:
             rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
@@ -85,9 +88,9 @@ def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
     return {
         "paper": "lengths",
         "encoder": encoder,
-        "quick": quick,
+        "effort": {"quick": quick, "tuned_samples": effort.tuned, "read_prompts": min(effort.read, prompts)},
         "seed": seed,
-        "training": {"samples": len(split.training), "prompts": len({each.query.text for each in split.training})},
+        "training": {"samples": len(split.training), "prompts": prompts},
         "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
         "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
         "rows": rows,
@@ -99,10 +102,11 @@ def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
     }
 
 
-def _new(name: str, encoder: str, quick: bool, seed: int, told: Told) -> LengthModel:
+def _new(name: str, encoder: str, effort: Effort, seed: int, told: Told) -> LengthModel:
     kind: Any = MODELS[name]
+    quick = effort is QUICK
     if issubclass(kind, Proxy):
-        made: LengthModel = kind(encoder, QUICK if quick else EFFORT, seed, told)
+        made: LengthModel = kind(encoder, effort, seed, told)
     elif issubclass(kind, Ours):
         made = kind(encoder, Path(settings.STATE_DIR) / "lengths", seed, told, QUICK_TREES if quick else 120)
     elif issubclass(kind, Trees):
@@ -227,7 +231,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     test, training = result["test"], result["training"]
     table = Table(
         title=f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
-        f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}{', quick' if result['quick'] else ''}"
+        f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
+        f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
     )
     table.add_column("Length model")
     for head in (

@@ -37,8 +37,12 @@ class Command(BaseCommand):
         parser.add_argument("--own-forecaster", default=BEST, help=f"of our own strategy (default {BEST})")
         parser.add_argument("--out", type=Path, help="file for the result as JSON")
         parser.add_argument("--encoder", default="minilm", help="for lengths: minilm, a folder or a hub's name")
-        parser.add_argument(
+        effort = parser.add_mutually_exclusive_group()
+        effort.add_argument(
             "--quick", action="store_true", help="for lengths: fewer samples for encoders, smaller test"
+        )
+        effort.add_argument(
+            "--thorough", action="store_true", help="for lengths: encoders read all prompts; hours for all of them"
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
