@@ -258,7 +258,7 @@ async def report(house: House, where: str) -> list[dict[str, Any]]:
     for predictor in predictors():
         found.append(await compare(house, predictor, *BUSY, RUNS))
         print(json.dumps(found[-1], indent=1))
-    found.append(await compare(house, predictor, *QUIET, 1, REQUESTS // 3))
+    found.append(await compare(house, predictor, *QUIET, RUNS, REQUESTS // 3))
     print(json.dumps(found[-1], indent=1))
     file = Path(settings.BASE_DIR) / "test-results" / f"jct-{where}.json"
     file.parent.mkdir(exist_ok=True)
