@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SUITES = ["tests/accounts", "tests/api", "tests/events", "tests/fleet", "tests/gateway"]
+SUITES = [
+    "tests/accounts",
+    "tests/api",
+    "tests/events",
+    "tests/fleet",
+    "tests/gateway",
+    "tests/lengths",
+    "tests/planning/test_executor.py",
+    "tests/planning/test_executor_races.py",
+]
 
 
 def program(name: str) -> str:

@@ -219,7 +219,7 @@ class _Way:
                 fleet.wake(row, why.actor, reason)
                 return row, "woken"
             case _:
-                if row.node is not None and _free_gpus(row.node, row) < self.deployment.tensor_parallel:
+                if row.node is not None and not _fits(row, _nodes(self.deployment)):
                     row.node = _place(self.deployment)
                     row.save(update_fields=["node", "changed_at"])
                 was = row.get_state_display().lower()
@@ -290,8 +290,7 @@ def _place(deployment: Deployment) -> Node | None:
 
     Raises Refused when no node has room.
     """
-    nodes = Node.objects.select_for_update().filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True)
-    free = [(node.free_gpus(), node.pk, node) for node in nodes.order_by("pk")]
+    free = [(node.free_gpus(), node.pk, node) for node in _nodes(deployment)]
     if not free:
         return None
     fitting = [found for found in free if found[0] >= deployment.tensor_parallel]
@@ -301,8 +300,15 @@ def _place(deployment: Deployment) -> Node | None:
     return min(fitting)[2]
 
 
-def _free_gpus(node: Node, without: Instance) -> int:
-    return node.free_gpus(without=without) if node.active else 0
+def _fits(row: Instance, nodes: Sequence[Node]) -> bool:
+    """Whether *row* could start where it was: its node is among *nodes* and has the GPUs."""
+    return row.node in nodes and row.node.free_gpus(without=row) >= row.deployment.tensor_parallel
+
+
+def _nodes(deployment: Deployment) -> list[Node]:
+    """Where *deployment* could run; locked until the transaction ends, for other deployments count their GPUs too."""
+    nodes = Node.objects.select_for_update().filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True)
+    return list(nodes.order_by("pk"))
 
 
 def _drained_by_scaling(row: Instance) -> bool:
