@@ -149,6 +149,7 @@ def launch_spec(instance: Instance) -> LaunchSpec:
             source=deployment.model.source,
             host=instance.node.address if instance.node else "127.0.0.1",
             tensor_parallel=deployment.tensor_parallel,
+            gpus=instance.node.gpu_count if instance.node else 0,
             gpu_memory_utilization=deployment.gpu_memory_utilization,
             extra_args=tuple(shlex.split(deployment.vllm_args)),
         )

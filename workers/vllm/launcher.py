@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +28,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 POLL_S = 0.05
 KILL_WAIT_S = 5.0
 LOCK_WAIT_S = 60.0
+PLACES = ".places"
+"""The lock under which a port and GPUs are chosen; no instance has such a name."""
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class LaunchError(Exception):
@@ -47,6 +50,7 @@ class LaunchSpec:
     max_num_batched_tokens: int = 8192
     max_model_len: int = 8192
     tensor_parallel: int = 1
+    gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
     gpu_memory_utilization: float = 0.9
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     max_num_queued_reqs: int | None = None
@@ -141,13 +145,15 @@ class _Record:
     started_ticks: int
     boot_id: str
     url: str
+    gpus: Sequence[str] = ()
 
 
 class ProcessLauncher:
     """vLLM servers as processes of this machine, started with *vllm_python*.
 
     Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and is the leader of its own session:
-    it outlives whoever started it, and its engine processes are stopped with it. Linux only, as vLLM is.
+    it outlives whoever started it, and its engine processes are stopped with it. Each has a port and GPUs that no other
+    one has. Linux only, as vLLM is.
     """
 
     def __init__(self, vllm_python: str, run_dir: Path) -> None:
@@ -170,10 +176,13 @@ class ProcessLauncher:
                 return Launched(record.url, record.process_id)
             if record is not None:
                 await _stop_group(record, 0.0)  # engine processes of a server that died
-            port = spec.port or _free_port(spec.host)
-            process_id = self._spawn(spec, port)
-            record = _Record(process_id, _started_ticks(process_id), _boot_id(), f"http://{spec.host}:{port}")
-            self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
+            async with self._lock(PLACES):
+                others = self._others(name)
+                gpus = _free_gpus(spec, {gpu for other in others for gpu in other.gpus})
+                port = spec.port or _free_port(spec, {other.url for other in others})
+                process_id = self._spawn(spec, port, gpus)
+                record = _Record(process_id, _started_ticks(process_id), _boot_id(), _url(spec.host, port), gpus)
+                self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
         return Launched(record.url, record.process_id)
 
     async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
@@ -190,10 +199,16 @@ class ProcessLauncher:
         record = self._read(_checked(name))
         return record is not None and _runs(record)
 
-    def _spawn(self, spec: LaunchSpec, port: int) -> int:
+    def _others(self, name: str) -> list[_Record]:
+        """What has been started here beside *name*, if any process of it is left: one that loads has no port yet."""
+        found = [self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name]
+        return [record for record in found if record is not None and _any_left(record)]
+
+    def _spawn(self, spec: LaunchSpec, port: int, gpus: Sequence[str]) -> int:
         """Start the server in its own session and return its process id."""
         environment = {
             **os.environ,
+            **({VISIBLE_GPUS: ",".join(gpus)} if gpus else {}),  # or each would take the first ones
             "PYTHONSAFEPATH": "1",  # our own folders must not hide vLLM's packages
             "PYTHONUNBUFFERED": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -267,10 +282,33 @@ def _checked(name: str) -> str:
     return name
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def _free_port(spec: LaunchSpec, taken: Set[str]) -> int:
+    """A port whose address is not among *taken*: vLLM opens its own only after half a minute."""
+    while True:
+        try:
+            with socket.socket() as probe:
+                probe.bind((spec.host, 0))
+                port = int(probe.getsockname()[1])
+        except OSError as error:
+            reason = f"no server can be started at {spec.host} from this machine: {error.strerror}"
+            raise LaunchError(f"{spec.name}: {reason}.") from error
+        if _url(spec.host, port) not in taken:
+            return port
+
+
+def _free_gpus(spec: LaunchSpec, taken: Set[str]) -> tuple[str, ...]:
+    """The first GPUs that are not among *taken*, of those that this process may see; none if it is not said how many."""
+    visible = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(spec.gpus)))
+    free = [gpu for gpu in visible.split(",")[: spec.gpus] if gpu not in taken]
+    if spec.gpus and len(free) < spec.tensor_parallel:
+        raise LaunchError(
+            f"{spec.name}: it needs {spec.tensor_parallel} of {spec.gpus} GPUs, and other servers leave {len(free)}."
+        )
+    return tuple(free[: spec.tensor_parallel])
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{host}:{port}"
 
 
 def _process_state(process_id: int) -> tuple[str, int] | None:
@@ -306,11 +344,24 @@ def _runs(record: _Record) -> bool:
     return False
 
 
-async def _stop_group(record: _Record, grace_s: float) -> None:
-    """Ask the server to end, wait *grace_s*, then end what is left of its process group by force."""
+def _any_left(record: _Record) -> bool:
+    """True while a process of its group is left, such as an engine whose server has died."""
     state = _process_state(record.process_id)
     if record.boot_id != _boot_id() or (state is not None and state[1] != record.started_ticks):
-        return  # the number belongs to another process now: ours and its group are long gone
+        return False  # the number belongs to another process now
+    if _runs(record):
+        return True
+    try:
+        os.killpg(record.process_id, 0)
+    except (ProcessLookupError, PermissionError):  # nobody, or somebody else's
+        return False
+    return True
+
+
+async def _stop_group(record: _Record, grace_s: float) -> None:
+    """Ask the server to end, wait *grace_s*, then end what is left of its process group by force."""
+    if not _any_left(record):
+        return
     if _runs(record):
         os.kill(record.process_id, signal.SIGTERM)
         await _wait_for_end(record, grace_s)
