@@ -16,7 +16,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet import services
-from controlplane.fleet.models import Instance
+from controlplane.fleet.models import CommandState, CommandVerb, Instance
 from controlplane.fleet.states import IllegalMove, InstanceState
 from controlplane.gateway.inventory import POLLED
 from controlplane.gateway.lease import Lease
@@ -128,7 +128,11 @@ class Heartbeats:
     @staticmethod
     def _write_move(instance_id: int, to: InstanceState, reason: str, inputs: dict[str, object] | None) -> None:
         with contextlib.suppress(Instance.DoesNotExist):
-            services.move(Instance.objects.get(pk=instance_id), to, actor=ACTOR, reason=reason, inputs=inputs)
+            instance = Instance.objects.get(pk=instance_id)
+            stopping = instance.commands.filter(verb=CommandVerb.STOP, state=CommandState.RUNNING)
+            if to == InstanceState.FAILED and stopping.exists():
+                return  # a server that is being stopped goes silent before it is gone
+            services.move(instance, to, actor=ACTOR, reason=reason, inputs=inputs)
 
     def _rates(self, replica: Replica, metrics: VllmMetrics) -> None:
         """Preemptions a minute and the share of prefix-cache hits over the last minute."""
