@@ -101,6 +101,14 @@ def test_and_in_time(ledger, make_instance, settings):
     assert row.note.startswith("the time was over after 0 of ")
 
 
+def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance, monkeypatch):
+    monkeypatch.setattr(comparison, "start_s", lambda: 90_000.0)
+    replay = comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    most_s = len(replay.cluster.instances) * (replay.arrived_s[-1] + comparison.SETTLE_S)
+    for name in ("reactive", "lt_u"):
+        assert 0 < replay.line(name)["instance_hours"] <= most_s / 3600
+
+
 def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_instance, monkeypatch, caplog):
     real = comparison.Replay.line
 
@@ -194,6 +202,14 @@ class TestStarts:
             self.moved(str(number), "ready", took)
         self.moved("9", "ready", 5)
         assert comparison.start_s() == 40.0
+
+    def test_but_for_a_house_that_was_off_meanwhile(self):
+        self.moved("1", "provisioning", 0)
+        self.moved("1", "ready", 30)
+        for subject in "23":
+            self.moved(subject, "provisioning", 0)
+            self.moved(subject, "ready", 6 * 3600)
+        assert comparison.start_s() == 30.0
 
     def test_or_what_is_usual(self):
         assert comparison.start_s() == comparison.USUAL_START_S
