@@ -1,0 +1,303 @@
+"""Real vLLM that Pilothouse itself starts, drains and stops: the fleet of one deployment grows and shrinks under load.
+
+The gateway serves in the test's event loop, and its floor decides about growth. The commands are carried out by the tasks of
+the real workers, in a thread that takes their turns as Celery and its beat would; neither they nor Redis are there.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import openai
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.events.models import Event
+from controlplane.fleet import services
+from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
+from controlplane.gateway.app import Gateway
+from controlplane.planning import executor
+from controlplane.planning.floor import in_a_thread
+from controlplane.planning.models import MoveSource, ScalingMove
+from tests.gateway.conftest import House, serving, until
+from tests.gateway.rows import SECRET, make_rows
+from tests.vllm.conftest import IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
+from workers.tasks import fleet as fleet_tasks
+from workers.tasks import planning as planning_tasks
+from workers.vllm.launcher import VISIBLE_GPUS, ProcessLauncher
+
+pytestmark = pytest.mark.vllm
+FIRST, SECOND = "first", f"{MODEL}-here-1"  # the name of the second is made by the executor
+SEQUENCES = 8  # that each server runs at a time
+BURST = 3 * SEQUENCES // 2
+CHOICES, LONG = 4, 3900  # of the stream that outlasts its instance's release: some ten seconds
+STOP_LIMIT_S = 30.0
+VLLM_ARGS = "--enforce-eager --distributed-executor-backend uni"
+
+
+@pytest.fixture
+def launcher(vllm_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessLauncher]:
+    """The launcher that the worker will use; whatever it started ends with the test, also when that ends by SIGTERM."""
+    monkeypatch.setattr(settings, "VLLM_PYTHON", vllm_python)
+    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
+    for name, value in {**IN_ONE_PROCESS, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    launcher = ProcessLauncher(vllm_python, tmp_path / "instances")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield launcher
+    for name in (FIRST, SECOND):
+        finish(launcher.stop(name, grace_s=STOP_GRACE_S))
+    signal.signal(signal.SIGTERM, before)
+
+
+def make_fleet(source: Path) -> None:
+    """A deployment of one to two instances on a node of two GPUs, and the row of the first; nothing runs."""
+    backend = SimpleNamespace(name=FIRST, url="http://127.0.0.1:1")
+    make_rows([backend], regions=["here"], max_num_seqs=SEQUENCES, queue_bound=100, model_name=MODEL)
+    deployment = Deployment.objects.get()
+    node = Node.objects.create(name="node", region=deployment.region, gpu_type=deployment.gpu_type, gpu_count=2)
+    Model.objects.update(source=str(source), context_tokens=MAX_MODEL_LEN)
+    Deployment.objects.update(min_instances=1, max_instances=2, vllm_args=VLLM_ARGS)
+    Instance.objects.update(launcher=Launcher.PROCESS, node=node, url="", state="stopped")
+
+
+@in_a_thread
+def turn() -> None:
+    """What falls due in the workers now."""
+    pending = InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk")
+    for key in list(pending.values_list("pk", flat=True)):
+        fleet_tasks.run_command(key)
+    fleet_tasks.watch_loading()
+    planning_tasks.finish_drains()
+
+
+@asynccontextmanager
+async def working() -> AsyncIterator[asyncio.Task[None]]:
+    """The workers' turns; what one of them raises is raised at the end."""
+    leave = asyncio.Event()
+
+    async def work() -> None:
+        while not leave.is_set():
+            await asyncio.to_thread(turn)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(leave.wait(), 0.3)
+
+    task = asyncio.create_task(work())
+    try:
+        yield task
+    finally:
+        leave.set()
+        await task
+
+
+@pytest.fixture
+async def house(
+    transactional_db: None, launcher: ProcessLauncher, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[House]:
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
+    monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while one loads, the other may be slow to answer
+    await database_sync_to_async(make_fleet)(tiny_model)
+    async with AsyncExitStack() as stack:
+        gateway = Gateway()
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = await stack.enter_async_context(serving(gateway))
+        await stack.enter_async_context(working())
+        yield House(gateway, url, [], http)
+
+
+@pytest.fixture
+async def client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=SECRET, max_retries=0, timeout=120) as client:
+        yield client
+
+
+async def ask(client: openai.AsyncOpenAI, tokens: int) -> None:
+    answer = await client.completions.create(
+        model=MODEL, prompt=[7] * 10, max_tokens=tokens, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == tokens
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why each choice of a stream ended, the tokens that were counted, and when all had come (epoch seconds)."""
+
+    reasons: tuple[str, ...]
+    tokens: int
+    at: float = field(default=0.0, compare=False)
+
+
+async def rest(stream: openai.AsyncStream[openai.types.Completion]) -> Answer:
+    reasons, tokens = [], 0
+    async for chunk in stream:
+        reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return Answer(tuple(reasons), tokens, time.time())
+
+
+async def row_of(name: str) -> Instance:
+    return await database_sync_to_async(Instance.objects.get)(name=name)
+
+
+async def becomes(launcher: ProcessLauncher, name: str, state: str, limit_s: float) -> Instance:
+    """The row of *name* when it is *state*; fails with the end of its log when that takes too long or it has failed."""
+    deadline = time.monotonic() + limit_s
+    while (row := await row_of(name)).state != state:
+        if row.state == "failed" or time.monotonic() > deadline:
+            log = launcher.log_file(name)
+            end = log.read_text()[-3000:] if log.exists() else "there is none"
+            pytest.fail(f"{name} is {row.state} ({row.state_reason}), not {state}; the end of its log:\n{end}")
+        await asyncio.sleep(0.1)
+    return row
+
+
+async def told(queryset: Any, *fields: str) -> list[tuple[Any, ...]]:
+    return await database_sync_to_async(lambda: list(queryset.order_by("pk").values_list(*fields)))()
+
+
+def group(leader: int) -> list[int]:
+    """The processes of the session that *leader* began; one that is dead and waits for its parent counts no more."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if os.getsid(int(folder.name)) == leader and state not in "ZX":
+                found.append(int(folder.name))
+    return found
+
+
+def gpus_of(process_id: int) -> str:
+    words = (Path("/proc") / str(process_id) / "environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)[VISIBLE_GPUS]
+
+
+def listens(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", urlsplit(url).port)) == 0
+
+
+async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
+    house: House, client: openai.AsyncOpenAI, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings: dict[str, float] = {}
+    began_s = time.monotonic()
+
+    def lap(name: str) -> None:
+        nonlocal began_s
+        timings[name], began_s = round(time.monotonic() - began_s, 1), time.monotonic()
+
+    def fleet() -> dict[str, Any]:
+        return {replica.name: replica for replica in house.gateway.topology.replicas.values()}
+
+    # The first is started by hand.
+    await database_sync_to_async(lambda: services.start(Instance.objects.get(), "a test", "to serve"))()
+    first = await becomes(launcher, FIRST, "ready", START_LIMIT_S)
+    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)
+    assert first.process_id in group(first.process_id)
+    assert first.kv_capacity_tokens > MAX_MODEL_LEN
+    await ask(client, 10)
+    lap("first_ready_s")
+
+    # More is asked for than it can run, until the floor has asked for another one.
+    grown = asyncio.Event()
+
+    async def go_on_asking() -> None:
+        while not grown.is_set():
+            await ask(client, 200)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as burst:
+        for _ in range(BURST):
+            burst.create_task(go_on_asking())
+        while not await told(ScalingMove.objects, "pk"):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        grown.set()
+    monkeypatch.setattr(settings, "FLOOR", False)  # it would not leave the release to us
+    lap("floor_moved_s")
+    second = await becomes(launcher, SECOND, "ready", START_LIMIT_S)
+    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 2)
+    lap("second_ready_s")
+    assert first.process_id != second.process_id
+    assert await database_sync_to_async(lambda: Node.objects.get().free_gpus())() == 0
+    assert [gpus_of(row.process_id) for row in (first, second)] == ["0", "1"]
+    served = len(await house.rows())
+    await asyncio.gather(ask(client, 300), ask(client, 300))
+    assert {(row.instance, row.outcome) for row in (await house.rows())[served:]} == {(FIRST, "done"), (SECOND, "done")}
+
+    # While a long answer is under way on the second, it is let go. The first may have another one.
+    answers = []
+    while not fleet()[SECOND].tickets:
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt=[9, 9],
+            n=CHOICES,
+            max_tokens=LONG,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        await anext(stream)
+        answers.append(asyncio.create_task(rest(stream)))
+    assert len(answers) <= 2
+
+    def release() -> ScalingMove:
+        return executor.remove(MODEL, "here", executor.Why(MoveSource.STRATEGY, "reactive", "use is low", {"use": 0.1}))
+
+    assert (await database_sync_to_async(release)()).instance == SECOND
+    served = len(await house.rows())
+    while not answers[-1].done():
+        assert (await row_of(SECOND)).state == "draining"
+        await ask(client, 20)
+    lap("stream_done_s")
+    ended_at = (await answers[-1]).at
+    assert {await answer for answer in answers} == {Answer(("length",) * CHOICES, CHOICES * LONG)}
+
+    # Then, and only then, it is stopped; the first has served all the while and goes on.
+    stopped = await becomes(launcher, SECOND, "stopped", STOP_LIMIT_S)
+    lap("stopped_s")
+    assert (stopped.process_id, group(second.process_id), listens(second.url)) == (None, [], False)
+    assert not await launcher.alive(SECOND)
+    assert await database_sync_to_async(lambda: Node.objects.get().free_gpus())() == 1
+    assert (await row_of(FIRST)).process_id == first.process_id
+    await ask(client, 20)
+    rows = (await house.rows())[served:]
+    assert {row.outcome for row in rows} == {"done"}
+    assert [row.output_tokens for row in rows if row.instance == SECOND] == [CHOICES * LONG]
+    drained = await database_sync_to_async(Event.objects.get)(subject=SECOND, after={"state": "draining"})
+    asked = await database_sync_to_async(InstanceCommand.objects.get)(verb="stop")
+    assert ended_at - drained.at.timestamp() > executor.DRAIN_SETTLE.total_seconds()  # it could have been cut
+    # The last chunk may still be on its way to us when nothing runs any more.
+    assert asked.created_at.timestamp() >= ended_at - 0.5
+
+    # All of it is written down, with who and why.
+    added, removed = await told(ScalingMove.objects, "source", "delta", "instance", "reason")
+    assert added[:3] == ("floor", 1, SECOND)
+    assert added[3].startswith("Floor: use is 1")
+    assert removed == ("strategy", -1, SECOND, "use is low")
+    of_second = Event.objects.filter(subject=SECOND)
+    assert await told(of_second, "kind", "actor", "reason") == [
+        ("instance.start_requested", "reactive floor", added[3]),
+        ("scaling.added", "reactive floor", added[3]),
+        ("instance.moved", "fleet worker", added[3]),
+        ("instance.moved", "gateway", "it answers"),
+        ("instance.moved", "strategy reactive", "use is low"),
+        ("scaling.removed", "strategy reactive", "use is low"),
+        ("instance.stop_requested", "planner", "drained: nothing runs on it"),
+        ("instance.moved", "fleet worker", "drained: nothing runs on it"),
+    ]
+    states = [after["state"] for (after,) in await told(of_second.filter(kind="instance.moved"), "after")]
+    assert states == ["loading", "ready", "draining", "stopped"]
+    assert not await told(Event.objects.exclude(severity="info"), "kind", "reason")
+    print(json.dumps(timings))
