@@ -1,6 +1,7 @@
 """What is made true before the house starts; migrations, static files and the demo are tried in test_up.py."""
 
 import json
+import os
 
 import pytest
 
@@ -101,3 +102,11 @@ def test_each_step_is_said_in_one_line(capsys) -> None:
     assert [line["step"] for line in lines] == ["database", "link"]
     assert "up to date" in lines[0]["text"]
     assert all(line["took_s"] >= 0 for line in lines)
+
+
+def test_a_compressed_copy_older_than_its_file_goes(tmp_path) -> None:
+    for name, at_s in (("new.js", 20), ("new.js.gz", 10), ("old.js", 10), ("old.js.gz", 20), ("alone.gz", 5)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at_s, at_s))
+    assert prepare.drop_stale_copies(tmp_path) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.gz", "new.js", "old.js", "old.js.gz"]
