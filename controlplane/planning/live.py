@@ -45,6 +45,20 @@ def read() -> Load | None:
 
     None too while the gateway is young: what little runs then does not mean that little is asked for.
     """
+    said = _said()
+    if said is None or said["up_s"] < SETTLED_S:
+        return None
+    return Load({(row["model"], row["region"]): row for row in said["endpoints"]}, said["running"])
+
+
+def running() -> Mapping[str, int]:
+    """Requests by instance that the gateway has given it and not yet answered whole; empty if it has not said lately."""
+    said = _said()
+    return said["running"] if said else {}
+
+
+def _said() -> dict[str, Any] | None:
+    """What the gateway published in the last seconds."""
     try:
         with _redis() as client:
             text = client.get(VIEWS_KEY)
@@ -54,9 +68,7 @@ def read() -> Load | None:
     if text is None:
         return None
     said = orjson.loads(text)
-    if time.time() - said["ts"] > FRESH_S or said["up_s"] < SETTLED_S:
-        return None
-    return Load({(row["model"], row["region"]): row for row in said["endpoints"]}, said["running"])
+    return said if time.time() - said["ts"] <= FRESH_S else None
 
 
 def say_alive(models: Iterable[str], for_s: float) -> None:

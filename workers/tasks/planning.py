@@ -18,7 +18,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.planning import comparison, executor, services
+from controlplane.fleet.models import Instance
+from controlplane.planning import comparison, executor, live, services
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from workers.vllm.client import VllmClient, VllmError
 
@@ -72,8 +73,16 @@ def run_strategies() -> int:
 def finish_drains() -> int:
     """Stop instances that scaling has drained and on which nothing runs any more; returns how many."""
     rows = executor.drained()
-    running = asyncio.run(_running([row.url for row in rows])) if rows else {}
-    return sum(executor.finish_drain(row, running.get(row.url), ACTOR) for row in rows)
+    if not rows:
+        return 0
+    running = asyncio.run(_running([row.url for row in rows]))
+    on_the_way = live.running()  # what vLLM has finished, a slow caller may still have to read
+
+    def left(row: Instance) -> int | None:
+        said = running.get(row.url)
+        return None if said is None else max(said, on_the_way.get(row.name, 0))
+
+    return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 
 
 @shared_task
