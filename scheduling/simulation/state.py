@@ -131,25 +131,25 @@ SEQUENCE = record(
         ("request", np.int32),
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
-        ("expected_tokens", np.int32),  # prompt and output as the dispatcher reserved them
-        ("expected_prompt", np.int32),  # of those, its prompt
+        ("expected_prompt", np.int32),  # of `expected_tokens`, its prompt
+        ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
         ("produced_tokens", np.int32),  # true while it does not decode
         ("computed_tokens", np.int32),  # true while it does not decode
-        ("next_joining", np.int32),
         ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
         ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
         ("previous", np.int32),  # in the list that it is in, of running or of waiting
         ("next", np.int32),
+        ("next_joining", np.int32),
         ("decoding", np.uint8),
         ("streaming", np.uint8),  # its first token has come out
         ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
-        ("instance", np.int32),
         # A cache line to here; what follows decides between sequences, or is for those that share prefixes.
+        ("instance", np.int32),
+        ("published", np.int32),  # its leading blocks that have records in the prefix cache
         ("admission", np.int64),  # order of admission on its instance
         ("priority", np.int64),
         ("number", np.int64),  # order of dispatch
         ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
-        ("published", np.int32),  # its leading blocks that have records in the prefix cache
     ]
 )
 """One request on an instance."""
