@@ -47,6 +47,7 @@ class PageQuery(Schema):
 class ForecastQuery(PageQuery):
     model: str = ""
     region: str = ""
+    slo_class: str = Field("", description="One class; empty: all classes together.")
     quantity: Quantity | None = None
 
 
@@ -64,9 +65,13 @@ class MoveQuery(PageQuery):
 
 @router.get("/forecasts", response=Page[ForecastOut])
 def list_forecasts(request: HttpRequest, query: Query[ForecastQuery]):
-    """Forecasts of demand, newest first."""
+    """Forecasts of demand, newest first: of all SLO classes together, or of the one that `slo_class` names.
+
+    They are never mixed, so that sums over a list count no token twice.
+    """
     exact = {"model": query.model, "region": query.region, "quantity": query.quantity}
-    return _page(request, Forecast.objects.filter(**{name: value for name, value in exact.items() if value}), query)
+    rows = Forecast.objects.filter(slo_class=query.slo_class)
+    return _page(request, rows.filter(**{name: value for name, value in exact.items() if value}), query)
 
 
 @router.get("/backtests", response=Page[BacktestOut])

@@ -28,6 +28,7 @@ class Asked:
     region: str
     quantity: str
     hours: int
+    slo_class: str = ""  # all classes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Seen:
 
 
 def see(asked: Asked, now: datetime) -> Seen:
-    newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity)
+    newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
     since = now - timedelta(hours=asked.hours)
     expected = selectors.track(newest, since) if newest else []
@@ -49,8 +50,9 @@ def see(asked: Asked, now: datetime) -> Seen:
     actual = _until_now(starts, window_s, now, asked)
     by_start = {window.start: window for window in expected}
     judged = selectors.accuracy(expected, dict(zip(starts, actual, strict=True)))
-    plan = selectors.current_plans().get(asked.model)
-    capability = _of_model(asked.model, selectors.capabilities(asked.quantity, now))
+    whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
+    plan = selectors.current_plans().get(asked.model) if whole else None
+    capability = _of_model(asked.model, selectors.capabilities(asked.quantity, now)) if whole else {}
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
     outlook = Outlook(
@@ -62,6 +64,7 @@ def see(asked: Asked, now: datetime) -> Seen:
         capacity=_capacity(asked, starts[shown], window_s, now, capability),
         planned=_planned(plan, asked.region, capability, now),
         unit=asked.quantity,
+        slo_class=asked.slo_class,
     )
     return Seen(outlook, newest, judged)
 
@@ -70,7 +73,7 @@ def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: 
     """Demand of the windows that are over; None for the others, whose requests are still being counted."""
     end = demand.last_complete(now, window_s)
     over = [start for start in starts if start < end]
-    known = selectors.demand(asked.model, asked.region, asked.quantity, over, window_s)
+    known = selectors.demand(asked.model, asked.region, asked.quantity, over, window_s, asked.slo_class)
     return known + [None] * (len(starts) - len(over))
 
 
@@ -117,8 +120,15 @@ def _planned(plan: ScalingPlan | None, region: str, capability: dict[str, float]
 # All series
 
 
+def class_row(asked: Asked, seen: Seen, now: datetime) -> dict[str, Any]:
+    """Demand now and what is expected of the class that *asked* names, as in a row of `series_rows`."""
+    of_class = selectors.demand_now(asked.quantity, now, asked.slo_class)
+    demand_now = None if of_class is None else of_class.get((asked.model, asked.region), 0.0)
+    return {"demand": demand_now, **_expected(seen.forecast, now)}
+
+
 def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[dict[str, Any]]:
-    """One row a series: demand now, what is expected, and how much of the capacity that takes."""
+    """One row a series, all classes together: demand now, what is expected, and how much of the capacity that takes."""
     now_by_series = selectors.demand_now(quantity, now)
     forecasts = selectors.latest_forecasts(quantity, now - timedelta(days=1))
     places = selectors.instances_by_place()
@@ -132,8 +142,8 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
         }
         capacity = _able(ready, _of_model(model, capabilities)) or None
         row = forecasts.get((model, region))
-        ahead = _ahead(row, now) if row else []
-        peak = max(ahead, key=lambda window: window.mean, default=None)
+        expected = _expected(row, now)
+        peak = expected["peak"]
         rows.append(
             {
                 "model": model,
@@ -141,17 +151,26 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
                 "region_title": regions.get(region, region),
                 "ready": sum(ready.values()),
                 "demand": None if now_by_series is None else now_by_series.get((model, region), 0.0),
-                "next": ahead[0].mean if ahead else None,
-                "peak": peak.mean if peak else None,
-                "peak_at": peak.start if peak else None,
+                **expected,
                 "capacity": capacity,
-                "use": peak.mean / capacity if peak and capacity else None,
+                "use": peak / capacity if peak is not None and capacity else None,
                 "forecaster": title_of(row.forecaster) if row else "",
                 "made_at": row.made_at if row else None,
                 "note": row.note if row else "",
             }
         )
     return rows
+
+
+def _expected(forecast: Forecast | None, now: datetime) -> dict[str, Any]:
+    """The next window, and the highest of those to come with its begin; None without any."""
+    ahead = _ahead(forecast, now) if forecast else []
+    peak = max(ahead, key=lambda window: window.mean, default=None)
+    return {
+        "next": ahead[0].mean if ahead else None,
+        "peak": peak.mean if peak else None,
+        "peak_at": peak.start if peak else None,
+    }
 
 
 def _ahead(forecast: Forecast, now: datetime) -> list[Window]:

@@ -26,7 +26,7 @@ class Outlook:
     """One series over time: what came, what was and is expected, and what the instances can do, in tokens a second.
 
     *starts*, *actual*, *expected* and *capacity* have one element a window; *planned* is what an open plan would change
-    the capacity to from *now* on, None without one.
+    the capacity to from *now* on, None without one. A single class has no capacity of its own.
     """
 
     starts: Sequence[datetime]
@@ -37,6 +37,7 @@ class Outlook:
     capacity: Series
     planned: float | None
     unit: str  # "prompt" or "output"
+    slo_class: str = ""  # all classes together
 
     def since_known(self) -> "Outlook":
         """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
@@ -128,8 +129,8 @@ def forecast(outlook: Outlook, empty: str) -> Chart:
     drawn = as_json(traces, layout(height=LARGE_HEIGHT, shapes=[now], **axes)) if legend else None
     return Chart(
         key="forecast",
-        title="Demand, forecast and capacity",
-        caption=f"{outlook.unit.capitalize()} tokens per second, in windows of {_length(outlook.window_s)}",
+        title="Demand and forecast" if outlook.slo_class else "Demand, forecast and capacity",
+        caption=f"{_what(outlook)} per second, in windows of {_length(outlook.window_s)}",
         sentence=_outlook_sentence(outlook),
         header=(
             "Window from",
@@ -158,6 +159,11 @@ def _numbers(window: Window | None) -> list[float | None]:
     return [window.mean, window.lower_80, window.upper_80, window.lower_95, window.upper_95]
 
 
+def _what(outlook: Outlook) -> str:
+    tokens = f"{outlook.unit.capitalize()} tokens"
+    return f"{tokens} of the class {outlook.slo_class}" if outlook.slo_class else tokens
+
+
 def _length(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
 
@@ -176,7 +182,8 @@ def _outlook_sentence(outlook: Outlook) -> str:
         )
     if outlook.capacity_now:
         parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
-    return f"Demand: {'; '.join(parts)}." if parts else "Demand: nothing is known yet."
+    of = f"Demand of the class {outlook.slo_class}" if outlook.slo_class else "Demand"
+    return f"{of}: {'; '.join(parts)}." if parts else f"{of}: nothing is known yet."
 
 
 # Backtests

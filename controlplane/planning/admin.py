@@ -11,7 +11,7 @@ from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import has_role
 from controlplane.accounts.models import Role
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
-from controlplane.fleet.models import Model, Region
+from controlplane.fleet.models import Model, Region, SloClass
 from controlplane.gateway.admin import name_filter
 from controlplane.planning import services
 from controlplane.planning.models import (
@@ -24,12 +24,13 @@ from controlplane.planning.models import (
 )
 
 BY_MODEL, BY_REGION = name_filter("model", Model.objects.all), name_filter("region", Region.objects.all)
+BY_CLASS = name_filter("slo_class", SloClass.objects.all)
 
 
 @admin.register(Forecast)
 class ForecastAdmin(ReadOnlyAdmin):
-    list_display = ["made_at", "model", "region", "quantity", "forecaster", "window_s", "start_at", "note"]
-    list_filter = ["made_at", "quantity", "forecaster", BY_MODEL, BY_REGION]
+    list_display = ["made_at", "model", "region", "slo_class", "quantity", "forecaster", "window_s", "start_at", "note"]
+    list_filter = ["made_at", BY_CLASS, "quantity", "forecaster", BY_MODEL, BY_REGION]
 
 
 @admin.register(Backtest)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
-from django.db.models import Q, Sum
+from django.db.models import CharField, Sum
+from django.db.models.functions import Cast
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, SloClass, SloKind
@@ -19,21 +20,31 @@ COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
 
 Endpoint = tuple[str, str]
 """(model, region), by name."""
+Key = tuple[Endpoint, Quantity, str]
+"""Of one series: endpoint, quantity, and SLO class by name; "" is all classes together."""
+Totals = tuple[list[int], list[int]]
+"""Prompt and output tokens by window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Tokens a second by endpoint and quantity in whole windows, oldest first; NaN in windows in which nobody counted."""
+    """Tokens a second of series in whole windows, oldest first; NaN in windows in which nobody counted."""
 
     start: datetime
     window_s: int
-    tokens_per_s: dict[tuple[Endpoint, Quantity], NDArray[np.float64]]
+    tokens_per_s: dict[Key, NDArray[np.float64]]
+    """Of every endpoint all classes together, and each class of which anything was counted."""
     known: int
     """Windows in which something was counted."""
 
-    def of(self, endpoint: Endpoint, quantity: Quantity) -> NDArray[np.float64]:
+    def of(self, endpoint: Endpoint, quantity: Quantity, slo_class: str = "") -> NDArray[np.float64]:
         """The series of *endpoint*; one without any request is measured zeros (and the gaps of all)."""
-        return self.tokens_per_s[endpoint, quantity]
+        found = self.tokens_per_s.get((endpoint, quantity, slo_class))
+        return found if found is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
+
+    def by_class(self) -> list[Key]:
+        """Every series of a single class that has any token."""
+        return [key for key, series in self.tokens_per_s.items() if key[2] and np.nansum(series) > 0]
 
 
 def endpoints() -> list[Endpoint]:
@@ -52,8 +63,8 @@ def last_complete(now: datetime, window_s: int) -> datetime:
     return window_start(now - LAG, window_s)
 
 
-def read(since: datetime, until: datetime, window_s: int, slo_class: str = "") -> Demand:
-    """Demand of every endpoint in the whole windows from *since* to *until*; *slo_class* narrows, empty is all classes.
+def read(since: datetime, until: datetime, window_s: int) -> Demand:
+    """Demand of every endpoint in the whole windows from *since* to *until*, of all SLO classes together and of each.
 
     A window in which no minute has a row of any series is a gap: nothing tells a quiet minute from one in which the
     gateway did not run. A minute with rows of other series alone is a measured zero. *window_s* is a multiple of 60.
@@ -62,20 +73,41 @@ def read(since: datetime, until: datetime, window_s: int, slo_class: str = "") -
         raise ValueError(f"a window is whole minutes, not {window_s} s")
     start = window_start(since, window_s)
     count = max(0, int((until - start).total_seconds() // window_s))
-    keys = [(endpoint, quantity) for endpoint in endpoints() for quantity in Quantity]
-    totals = {key: np.zeros(count) for key in keys}
-    minutes: list[set[datetime]] = [set() for _ in range(count)]
-    for minute, model, region, *tokens in _rows(start, start + timedelta(seconds=count * window_s), slo_class):
-        at = int((minute - start).total_seconds() // window_s)
-        minutes[at].add(minute)
-        for quantity, value in zip(Quantity, tokens, strict=True):
-            total = totals.get(((model, region), quantity))
-            if total is not None:
-                total[at] += value or 0
-    known_s = np.array([MINUTE_S * len(found) for found in minutes], np.float64)
+    width = window_s // MINUTE_S
+    counted = np.zeros(count * width, bool)
+    all_classes = {endpoint: _nothing(count) for endpoint in endpoints()}
+    totals: dict[tuple[Endpoint, str], Totals] = {}
+    indexes: dict[str, int] = {}
+    adds: dict[tuple[str, str, str], list[Totals]] = {}
+    for minute, model, region, slo_class, prompt, output in _rows(start, start + timedelta(seconds=count * window_s)):
+        index = indexes.get(minute)
+        if index is None:
+            index = indexes[minute] = int((_moment(minute) - start).total_seconds()) // MINUTE_S
+            counted[index] = True
+        key = model, region, slo_class
+        if key not in adds:
+            endpoint = model, region
+            adds[key] = []
+            if endpoint in all_classes:
+                totals[endpoint, slo_class] = _nothing(count)
+                adds[key] = [totals[endpoint, slo_class], all_classes[endpoint]]
+        at = index // width
+        for prompts, outputs in adds[key]:
+            prompts[at] += prompt
+            outputs[at] += output
+    totals |= {(endpoint, ""): total for endpoint, total in all_classes.items()}
+    known_s = MINUTE_S * counted.reshape(count, width).sum(axis=1, dtype=np.float64)
     known_s[known_s == 0] = np.nan
-    known = int(np.isfinite(known_s).sum())
-    return Demand(start, window_s, {key: total / known_s for key, total in totals.items()}, known)
+    series = {
+        (endpoint, quantity, slo_class): np.array(tokens, np.float64) / known_s
+        for (endpoint, slo_class), total in totals.items()
+        for quantity, tokens in zip(Quantity, total, strict=True)
+    }
+    return Demand(start, window_s, series, int(np.isfinite(known_s).sum()))
+
+
+def _nothing(count: int) -> Totals:
+    return [0] * count, [0] * count
 
 
 def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float]:
@@ -92,10 +124,16 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
     return {(model, region): (prompt + output) / counted_s for model, region, prompt, output in sums}
 
 
-def _rows(since: datetime, until: datetime, slo_class: str) -> Iterator[tuple]:
-    """(minute, model, region, prompt tokens, output tokens) of all series; tokens are None where only others are."""
+def _rows(since: datetime, until: datetime) -> Iterator[tuple]:
+    """(minute as text, model, region, SLO class, prompt tokens, output tokens): the ledger has one row of each."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by()
-    narrow = Q(slo_class=slo_class) if slo_class else Q()
-    sums = {f"sum_{quantity}": Sum(COLUMNS[quantity], filter=narrow) for quantity in Quantity}
-    grouped = rows.values_list("minute", "model", "region").annotate(**sums)
-    yield from grouped.iterator(chunk_size=5_000)
+    columns = (COLUMNS[quantity] for quantity in Quantity)
+    # Half a million rows have some ten thousand minutes: a datetime for each row would be half the cost.
+    texts = rows.annotate(text=Cast("minute", CharField()))
+    yield from texts.values_list("text", "model", "region", "slo_class", *columns).iterator(chunk_size=5_000)
+
+
+def _moment(text: str) -> datetime:
+    """The time that a database wrote as *text*: SQLite does without the time zone, which is UTC."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -1,12 +1,14 @@
 """Forecasts of every endpoint's demand, made from the ledger's minute rows and kept as rows.
 
 What a forecaster has learned is kept in the state folder, one file a series, so that it is fitted rarely and otherwise
-only told what is new. Losing those files costs a fit.
+only told what is new. Losing those files costs a fit. Plans are made from the series of all SLO classes together; those of
+single classes are for who looks.
 """
 
 import hashlib
 import json
 import logging
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,30 +32,64 @@ LEAST_WINDOWS = 2
 """With fewer there is nothing to forecast from; plans go by the last minutes."""
 GROWN = 1.5
 """A forecaster that was fitted on few windows is fitted anew when there are so many times as many."""
+CLASSES_SHARE = 0.1
+"""How much of the time between forecasts those of single classes may take: plans do without them, and come after them."""
 
 
 def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
 
-    A forecaster that cannot be made, loaded or asked costs its series alone: the others are made, and it is logged.
+    Series are of all SLO classes together, whose rows are stored first, and of each class with demand. A forecaster that
+    cannot be made, loaded or asked costs its series alone: the others are made, and it is logged.
     """
     window_s = settings.FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
     known = demand.read(until - timedelta(days=settings.FORECAST_HISTORY_DAYS), until, window_s)
     if known.known < LEAST_WINDOWS:
         return []
-    rows = []
+    every = {}
     for endpoint in demand.endpoints():
         for quantity in Quantity:
-            try:
-                predicted = _Learner(endpoint, quantity, known).predict(settings.FORECAST_WINDOWS)
-            except ImproperlyConfigured:
-                raise
-            except Exception:
-                logger.exception("planning: no forecast of %s tokens of %s in %s", quantity, *endpoint)
-                continue
-            rows.append(_row(endpoint, quantity, predicted, now))
-    return Forecast.objects.bulk_create(rows)
+            if predicted := _predicted((endpoint, quantity, ""), known):
+                every[endpoint, quantity] = predicted
+    rows = Forecast.objects.bulk_create([_row((*key, ""), predicted, now) for key, predicted in every.items()])
+    return rows + Forecast.objects.bulk_create(_of_classes(known, every, now))
+
+
+def _of_classes(
+    known: demand.Demand, every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
+) -> list[Forecast]:
+    """Forecasts of single classes, until their time is over: those left come first the next time.
+
+    A class that alone makes up the demand of an endpoint has the forecast of *every* class together.
+    """
+    until_s = time.monotonic() + CLASSES_SHARE * settings.FORECAST_EVERY_S
+    rows, keys = [], []
+    for key in known.by_class():
+        endpoint, quantity, _ = key
+        if not np.array_equal(known.of(*key), known.of(endpoint, quantity), equal_nan=True):
+            keys.append(key)
+        elif predicted := every.get((endpoint, quantity)):
+            rows.append(_row(key, predicted, now))
+    keys.sort(key=lambda key: _kept_s(_file(key, known.window_s)))
+    for place, key in enumerate(keys):
+        if time.monotonic() > until_s:
+            logger.info("planning: %d series of single classes wait for the next forecasts", len(keys) - place)
+            break
+        if predicted := _predicted(key, known):
+            rows.append(_row(key, predicted, now))
+    return rows
+
+
+def _predicted(key: demand.Key, known: demand.Demand) -> "Predicted | None":
+    """The next windows of one series; None if its forecaster failed."""
+    try:
+        return _Learner(key, known).predict(settings.FORECAST_WINDOWS)
+    except ImproperlyConfigured:
+        raise
+    except Exception:
+        logger.exception("planning: no forecast of %s", _name(key))
+        return None
 
 
 def forecaster_name() -> str:
@@ -77,18 +113,12 @@ class _Fitted:
 class _Learner:
     """The forecaster of one series, with its file."""
 
-    def __init__(self, endpoint: demand.Endpoint, quantity: Quantity, known: demand.Demand) -> None:
+    def __init__(self, key: demand.Key, known: demand.Demand) -> None:
         from forecasting.workload import Series
 
         self.name = forecaster_name()
-        self.series = Series(
-            known.start.timestamp(),
-            float(known.window_s),
-            known.of(endpoint, quantity),
-            f"{' '.join(endpoint)} {quantity}",
-        )
-        key = hashlib.sha256(f"{self.series.name} {known.window_s}".encode()).hexdigest()[:20]
-        self.file = Path(settings.STATE_DIR) / "forecasters" / self.name / f"{key}.npz"
+        self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
+        self.file = _file(key, known.window_s)
         self.note = self.file.with_suffix(".json")
 
     def predict(self, horizon: int) -> "Predicted":
@@ -135,8 +165,26 @@ class _Learner:
         return int(np.count_nonzero(self.series.known))
 
 
-def _row(endpoint: demand.Endpoint, quantity: Quantity, predicted: "Predicted", now: datetime) -> Forecast:
-    model, region = endpoint
+def _name(key: demand.Key) -> str:
+    (model, region), quantity, slo_class = key
+    return " ".join(filter(None, (model, region, quantity, slo_class)))
+
+
+def _file(key: demand.Key, window_s: int) -> Path:
+    digest = hashlib.sha256(f"{_name(key)} {window_s}".encode()).hexdigest()[:20]
+    return Path(settings.STATE_DIR) / "forecasters" / forecaster_name() / f"{digest}.npz"
+
+
+def _kept_s(file: Path) -> float:
+    """When *file* was written last, in seconds since 1970; 0 if it never was."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:
+    (model, region), quantity, slo_class = key
     bands = {
         name: plain(np.round(getattr(predicted, name), 3))
         for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
@@ -145,6 +193,7 @@ def _row(endpoint: demand.Endpoint, quantity: Quantity, predicted: "Predicted", 
         made_at=now,
         model=model,
         region=region,
+        slo_class=slo_class,
         quantity=quantity,
         forecaster=predicted.forecaster,
         window_s=int(predicted.window_s),
@@ -155,6 +204,6 @@ def _row(endpoint: demand.Endpoint, quantity: Quantity, predicted: "Predicted", 
 
 
 def newest(now: datetime, within: timedelta) -> dict[tuple[str, str, str], Forecast]:
-    """The newest forecast of each (model, region, quantity) that was made *within* that time."""
+    """The newest forecast of each (model, region, quantity), all classes together, that was made *within* that time."""
     rows = Forecast.objects.filter(slo_class="", made_at__gt=now - within, made_at__lte=now).order_by("pk")
     return {(row.model, row.region, row.quantity): row for row in rows}

@@ -37,10 +37,13 @@ class Forecast(models.Model):
 
     class Meta:
         ordering = ["-id"]
-        indexes = [models.Index(fields=["model", "region", "quantity", "-made_at"], name="forecast_series")]
+        indexes = [
+            models.Index(fields=["model", "region", "quantity", "slo_class", "-made_at"], name="forecast_series")
+        ]
 
     def __str__(self) -> str:
-        return f"{self.forecaster}: {self.quantity} tokens of {self.model} in {self.region}, {self.made_at:%F %H:%M}"
+        what = " ".join(filter(None, (self.slo_class, self.quantity)))
+        return f"{self.forecaster}: {what} tokens of {self.model} in {self.region}, {self.made_at:%F %H:%M}"
 
 
 class Backtest(models.Model):

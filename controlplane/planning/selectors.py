@@ -42,15 +42,18 @@ def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
     return [first + timedelta(seconds=number * window_s) for number in range(count)]
 
 
-def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int) -> Series:
+def demand(
+    model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int, slo_class: str = ""
+) -> Series:
     """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
 
-    None is a gap, as in `demand.read`, which reads every series where this reads one.
+    None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
+    classes.
     """
     if not starts:
         return []
     end = starts[-1] + timedelta(seconds=window_s)
-    of_series = Q(model=model, region=region)
+    of_series = Q(model=model, region=region) & _of(slo_class)
     rows = (
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()
@@ -66,21 +69,32 @@ def demand(model: str, region: str, quantity: str, starts: Sequence[datetime], w
     return [total / (MINUTE_S * known) if known else None for total, known in zip(tokens, minutes, strict=True)]
 
 
-def demand_now(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], float] | None:
+def _of(slo_class: str) -> Q:
+    return Q(slo_class=slo_class) if slo_class else Q()
+
+
+def demand_now(
+    quantity: str, now: datetime, slo_class: str = "", minutes: int = 10
+) -> dict[tuple[str, str], float] | None:
     """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
 
-    A series without requests is left out.
+    A series without requests is left out. *slo_class* narrows, empty is all classes.
     """
     until = window_start(now - LAG, MINUTE_S)
     rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
-    sums = rows.values_list("model", "region").annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
+    of_class = rows.filter(_of(slo_class))
+    sums = of_class.values_list("model", "region").annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
     return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
 
 
-def minutes_of(model: str, region: str) -> tuple[int, datetime | None]:
+def minutes_of(
+    model: str, region: str, slo_class: str = "", since: datetime | None = None
+) -> tuple[int, datetime | None]:
     """How many minutes a series has rows for, and the first of them."""
-    rows = MinuteRow.objects.filter(model=model, region=region).order_by()
+    rows = MinuteRow.objects.filter(_of(slo_class), model=model, region=region).order_by()
+    if since is not None:
+        rows = rows.filter(minute__gte=since)
     return rows.values("minute").distinct().count(), rows.aggregate(first=Min("minute"))["first"]
 
 
@@ -141,13 +155,13 @@ def windows_of(forecast: Forecast) -> list[Window]:
     ]
 
 
-def forecasts_of(model: str, region: str, quantity: str) -> QuerySet[Forecast]:
-    """Forecasts of one series, all SLO classes together, newest first."""
-    return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class="")
+def forecasts_of(model: str, region: str, quantity: str, slo_class: str = "") -> QuerySet[Forecast]:
+    """Forecasts of one series, newest first; without a class, of all classes together."""
+    return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class=slo_class)
 
 
-def latest_forecast(model: str, region: str, quantity: str) -> Forecast | None:
-    return forecasts_of(model, region, quantity).order_by("-pk").first()
+def latest_forecast(model: str, region: str, quantity: str, slo_class: str = "") -> Forecast | None:
+    return forecasts_of(model, region, quantity, slo_class).order_by("-made_at", "-pk").first()
 
 
 def newest_forecast() -> Forecast | None:
@@ -162,7 +176,7 @@ def track(newest: Forecast, since: datetime) -> list[Window]:
     another length than *newest* are left out.
     """
     rows = (
-        forecasts_of(newest.model, newest.region, newest.quantity)
+        forecasts_of(newest.model, newest.region, newest.quantity, newest.slo_class)
         .filter(made_at__gte=since - FORECASTS_READ_BEFORE, window_s=newest.window_s, pk__lte=newest.pk)
         .order_by("pk")
     )
@@ -201,7 +215,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
-    """The newest forecast of each (model, region) that was made after *since*."""
+    """The newest forecast of each (model, region), all SLO classes together, that was made after *since*."""
     newest = (
         Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
         .order_by()

@@ -87,6 +87,21 @@ def test_lists_narrow_and_have_pages(rows, sign_in, plan):
     assert (second["items"][0]["strategy"], second["next_cursor"]) == ("lt_ua", None)
 
 
+def test_forecasts_are_of_all_classes_together_unless_one_is_named(rows, sign_in):
+    (every,) = Forecast.objects.all()
+    Forecast.objects.create(
+        model=every.model, region=every.region, slo_class="flexible", quantity="prompt", forecaster="ets",
+        window_s=60, start_at=every.start_at, mean=[0.5],
+    )  # fmt: skip
+    caller = sign_in("viewer")
+    for query in ({}, {"slo_class": ""}, {"model": every.model}):
+        assert [item["slo_class"] for item in caller.get("forecasts", **query).json()["items"]] == [""]
+    (item,) = caller.get("forecasts", slo_class="flexible").json()["items"]
+    assert (item["slo_class"], item["mean"]) == ("flexible", [0.5])
+    assert caller.get("forecasts", slo_class="flexible", quantity="output").json()["items"] == []
+    assert caller.get("forecasts", slo_class="nobody").json()["items"] == []
+
+
 def test_a_plan_alone_has_its_inputs(sign_in, plan):
     caller = sign_in("viewer")
     assert "inputs" not in caller.get("scaling/plans").json()["items"][0]

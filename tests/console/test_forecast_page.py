@@ -1,5 +1,6 @@
 """The forecast page: what demand was and is expected to be, capacity beside it, backtests, and what is said before any."""
 
+import copy
 import csv
 import io
 import json
@@ -13,6 +14,7 @@ from controlplane.console import outlooks, planning_charts
 from controlplane.console.outlooks import Asked
 from controlplane.console.previews import preview
 from controlplane.events.services import record
+from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import selectors
 from controlplane.planning.models import Forecast, Quantity
@@ -43,9 +45,11 @@ def table(answer) -> list[list[str]]:
     return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
 
 
-def minute(at: datetime, output: int, region: str = "us-east", model: str = "llama-3.1-8b") -> None:
+def minute(
+    at: datetime, output: int, region: str = "us-east", model: str = "llama-3.1-8b", slo_class: str = "interactive"
+) -> None:
     MinuteRow.objects.create(
-        minute=at, model=model, region=region, slo_class="interactive", prompt_tokens=3 * output, output_tokens=output
+        minute=at, model=model, region=region, slo_class=slo_class, prompt_tokens=3 * output, output_tokens=output
     )
 
 
@@ -61,6 +65,9 @@ def test_demand_tells_a_quiet_minute_from_one_nobody_counted(db):
     assert selectors.demand(*SERIES, "output", starts, 120) == [15.0, None, 0.0, None]
     assert selectors.demand(*SERIES, "prompt", starts, 120) == [45.0, None, 0.0, None]
     assert selectors.demand(*SERIES, "output", [], 120) == []
+    minute(begin, 60, slo_class="flexible")
+    assert selectors.demand(*SERIES, "output", starts, 120, "flexible") == [0.5, None, 0.0, None]
+    assert selectors.demand_now("output", begin + timedelta(minutes=3), "flexible") == {SERIES: 0.5}
 
 
 def test_the_grid_holds_the_windows_that_meet_a_range():
@@ -204,6 +211,99 @@ def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_in
     assert '<option value="output" selected>' in html
     assert '<option value="prompt" selected>' in page(reader, quantity="prompt")
     assert "in windows of 10 min" in page(reader, hours="72")
+
+
+# One SLO class
+
+
+@pytest.fixture
+def flexible(make_instance):
+    """Two classes with demand and forecasts, and a third with neither; the flexible one has a tenth."""
+    make_instance()
+    for name in ("flexible", "idle"):
+        SloClass.objects.create(name=name, title=name.title(), kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+    planning_rows.furnish(NOW)
+    rows = list(MinuteRow.objects.all())
+    for row in rows:
+        row.pk, row.slo_class = None, "flexible"
+        row.prompt_tokens, row.output_tokens = row.prompt_tokens // 9, row.output_tokens // 9
+    MinuteRow.objects.bulk_create(rows)
+    made = list(Forecast.objects.all())
+    for row in copy.deepcopy(made):
+        row.slo_class = "flexible"
+        for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
+            setattr(row, name, [value / 9 for value in getattr(row, name)])
+        made.append(row)
+    Forecast.objects.all().delete()
+    for row in made:
+        row.pk = None
+    Forecast.objects.bulk_create(sorted(made, key=lambda row: row.made_at))
+
+
+def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
+    whole, one = page(reader), page(reader, **{"class": "flexible"})
+    assert '<option value="">All classes</option><option>flexible</option>' in whole
+    assert "<option selected>flexible</option>" in one
+    assert "<option selected>flexible</option>" not in page(reader, **{"class": "mistyped"})
+    assert "Output tokens of the class flexible per second" in one
+    assert "capacity is shown with" in one
+    assert '<span class="label">Capacity</span>' in whole
+    assert '<span class="label">Capacity</span>' not in one
+    assert "all classes together; a row opens its chart" in one
+    figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
+    assert [trace["name"] for trace in figure["data"]] == ["95 %", "95 %", "80 %", "80 %", "forecast", "actual"]
+
+
+def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
+    whole, one = (outlooks.see(Asked(*SERIES, "output", 6, name), NOW) for name in ("", "flexible"))
+    assert (whole.forecast.slo_class, one.forecast.slo_class) == ("", "flexible")
+    pairs = zip(one.outlook.actual, one.outlook.expected, strict=True)
+    at = next(place for place, (actual, expected) in enumerate(pairs) if actual and expected)
+    assert one.outlook.actual[at] == pytest.approx(whole.outlook.actual[at] / 10, rel=1e-2)
+    assert one.outlook.expected[at].mean == pytest.approx(whole.outlook.expected[at].mean / 9)
+    assert one.accuracy.windows == whole.accuracy.windows > 0
+    assert one.accuracy.mean_ape < 0.1
+    assert set(one.outlook.capacity) == {None}
+    assert one.outlook.planned is None
+    tiles = outlooks.class_row(Asked(*SERIES, "output", 6, "flexible"), one, NOW)
+    row = next(row for row in outlooks.series_rows("output", {}, NOW) if (row["model"], row["region"]) == SERIES)
+    assert tiles["demand"] == pytest.approx(row["demand"] / 10, rel=1e-2)
+    assert tiles["peak"] == pytest.approx(row["peak"] / 9)
+    assert tiles["peak_at"] == row["peak_at"]
+
+
+def test_the_file_and_the_redrawn_chart_are_of_the_class_too(reader, flexible):
+    query = {"table": "forecast", "class": "flexible"}
+    rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
+    outlook = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
+    assert [row[2] for row in rows[1:]] == ["" if seen is None else str(seen.mean) for seen in outlook.expected]
+    assert {row[-1] for row in rows[1:]} == {""}  # capacity
+    answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast", "class": "flexible"})
+    assert answer.json()["charts"]["forecast"]["sentence"].startswith("Demand of the class flexible: ")
+    series = {"table": "series", "format": "csv"}
+    assert table(reader.get(reverse("console:forecast"), series | {"class": "flexible"})) == table(
+        reader.get(reverse("console:forecast"), series)
+    )
+
+
+def test_a_class_without_demand_says_so(reader, flexible):
+    html = page(reader, **{"class": "idle"})
+    assert "No request of the class idle for llama-3.1-8b in US East in the last 14 days" in html
+    assert "Nothing is known of this series yet." not in html  # others were counted: its demand is a measured zero
+    minute(NOW - timedelta(days=15), 600, slo_class="idle")
+    assert "No request of the class idle" in page(reader, **{"class": "idle"})
+    minute(NOW - timedelta(minutes=2), 600, slo_class="idle")
+    assert "It has 1 minute of demand so far" in page(reader, **{"class": "idle"})
+
+
+def test_forecasts_of_a_class_that_ended_are_not_called_overdue(reader, flexible):
+    Forecast.objects.filter(slo_class="flexible", made_at__gt=NOW - timedelta(hours=3)).delete()
+    assert "overdue" not in page(reader, **{"class": "flexible"})
+    Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
+    assert "overdue" in page(reader, **{"class": "flexible"})
+
+
+# Before there is anything
 
 
 def test_nothing_deployed(reader):

@@ -1,6 +1,8 @@
 """Forecasts and plans from rows: what is read, what is solved, what is written, and what becomes of it."""
 
+import hashlib
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,8 +58,38 @@ class TestDemand:
         make_minutes(2)
         make_minutes(2, prompt=6_000, slo_class="flexible")
         since = NOW - timedelta(minutes=2)
-        assert demand.read(since, NOW, 60).of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
-        assert demand.read(since, NOW, 60, "flexible").of(PLACE, Quantity.PROMPT).tolist() == [100.0] * 2
+        found = demand.read(since, NOW, 60)
+        assert found.of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
+        assert found.of(PLACE, Quantity.PROMPT, "interactive").tolist() == [1000.0] * 2
+        assert found.of(PLACE, Quantity.PROMPT, "flexible").tolist() == [100.0] * 2
+        assert found.of(PLACE, Quantity.PROMPT, "nobody").tolist() == [0.0] * 2
+
+    def test_a_class_has_the_gaps_of_all_and_a_zero_where_others_have_rows(self, make_minutes):
+        make_minutes(3)
+        make_minutes(1, prompt=6_000, output=0, slo_class="flexible")
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
+        found = demand.read(NOW - timedelta(minutes=3), NOW, 60)
+        np.testing.assert_equal(found.of(PLACE, Quantity.PROMPT, "flexible"), [0.0, np.nan, 100.0])
+        np.testing.assert_equal(found.of(PLACE, Quantity.PROMPT, "nobody"), [0.0, np.nan, 0.0])
+        assert found.known == 2
+
+    def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
+        for name in ("interactive", "flexible", "idle"):
+            make_minutes(2, slo_class=name)
+        with django_assert_num_queries(2):  # the deployments, and the rows
+            found = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert {slo_class for _, _, slo_class in found.by_class()} == {"interactive", "flexible", "idle"}
+
+    def test_a_series_of_a_class_without_a_token_is_not_listed(self, make_minutes):
+        make_minutes(2)
+        make_minutes(2, output=0, slo_class="flexible")
+        make_minutes(2, slo_class="flexible", model="not deployed")
+        found = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert sorted(found.by_class(), key=str) == [
+            (PLACE, Quantity.OUTPUT, "interactive"),
+            (PLACE, Quantity.PROMPT, "flexible"),
+            (PLACE, Quantity.PROMPT, "interactive"),
+        ]
 
     def test_a_minute_in_which_nobody_counted_is_a_gap_and_one_with_others_alone_a_zero(self, make_minutes):
         make_minutes(3)
@@ -93,7 +125,7 @@ class TestForecasts:
         make_minutes(40)
         rows = services.make_forecasts(NOW)
         assert {(row.model, row.region, row.quantity) for row in rows} == {(*PLACE, "prompt"), (*PLACE, "output")}
-        row = Forecast.objects.get(quantity="prompt")
+        row = Forecast.objects.get(quantity="prompt", slo_class="")
         assert row.start_at == NOW.replace(second=0)
         assert (row.window_s, len(row.mean), row.made_at) == (60, 5, NOW)
         assert row.mean == [1000.0] * 5
@@ -108,8 +140,7 @@ class TestForecasts:
         make_minutes(40)
         services.make_forecasts(NOW)
         fitted = []
-        naive = type(forecasts._Learner(PLACE, Quantity.PROMPT, demand.read(NOW, NOW, 60)))
-        monkeypatch.setattr(naive, "_keep", lambda self, forecaster, how: fitted.append(how.windows))
+        monkeypatch.setattr(forecasts._Learner, "_keep", lambda self, forecaster, how: fitted.append(how.windows))
         later = NOW + timedelta(minutes=3)
         make_minutes(3, prompt=120_000, until=later)
         rows = services.make_forecasts(later)
@@ -121,7 +152,7 @@ class TestForecasts:
         services.make_forecasts(NOW)
         for file in (settings.STATE_DIR / "forecasters").rglob("*.npz"):
             file.write_bytes(b"not what it was")
-        assert len(services.make_forecasts(NOW)) == 2
+        assert len(services.make_forecasts(NOW)) == 4
 
     def test_one_series_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
         make_minutes(40)
@@ -133,8 +164,68 @@ class TestForecasts:
             return real(self, horizon)
 
         monkeypatch.setattr(forecasts._Learner, "predict", predict)
-        assert [row.quantity for row in services.make_forecasts(NOW)] == ["output"]
+        assert [row.quantity for row in services.make_forecasts(NOW)] == ["output"] * 2  # of all classes, and of one
         assert "no convergence" in caplog.text
+
+    def test_each_class_with_demand_has_rows_of_its_own(self, make_minutes, settings):
+        make_minutes(40)
+        make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
+        MinuteRow.objects.create(
+            minute=NOW - timedelta(days=settings.FORECAST_HISTORY_DAYS + 1), model=PLACE[0], region=PLACE[1],
+            slo_class="of old", prompt_tokens=9,
+        )  # fmt: skip
+        services.make_forecasts(NOW)
+        rows = {(row.slo_class, row.quantity): row for row in Forecast.objects.all()}
+        assert {key: row.mean[0] for key, row in rows.items()} == {
+            ("", "prompt"): 1100.0,
+            ("", "output"): 200.0,
+            ("interactive", "prompt"): 1000.0,
+            ("interactive", "output"): 200.0,
+            ("flexible", "prompt"): 100.0,
+        }
+        assert {row.start_at for row in rows.values()} == {NOW.replace(second=0)}
+        # Interactive output is all there is of it: it goes without a file of its own.
+        assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
+
+    def test_classes_have_files_of_their_own_and_those_of_all_keep_their_names(self, settings):
+        names = {
+            forecasts._file((PLACE, quantity, slo_class), 60).name
+            for quantity in Quantity
+            for slo_class in ("", "interactive", "flexible")
+        }
+        assert len(names) == 6
+        was = hashlib.sha256(b"llama-3.1-8b us-east prompt 60").hexdigest()[:20]
+        assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60).name == f"{was}.npz"
+
+    def test_a_class_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
+        make_minutes(40)
+        make_minutes(40, slo_class="flexible")
+        real = forecasts._Learner.predict
+
+        def predict(self, horizon):
+            if "flexible" in self.series.name:
+                raise ArithmeticError("no convergence")
+            return real(self, horizon)
+
+        monkeypatch.setattr(forecasts._Learner, "predict", predict)
+        assert sorted(row.slo_class for row in services.make_forecasts(NOW)) == ["", "", "interactive", "interactive"]
+        assert "no forecast of llama-3.1-8b us-east prompt flexible" in caplog.text
+
+    def test_when_their_time_is_over_the_classes_left_come_first_the_next_time(
+        self, make_minutes, settings, monkeypatch
+    ):
+        for slo_class in ("interactive", "flexible"):
+            make_minutes(40, slo_class=slo_class)
+        clock = iter(range(1000))
+        monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock) * 2.4))
+        settings.FORECAST_EVERY_S = 60.0  # a tenth of them is time for two series
+        first = services.make_forecasts(NOW)
+        assert [row.slo_class for row in first[:2]] == ["", ""]
+        make_minutes(1, until=NOW + timedelta(minutes=1))
+        second = services.make_forecasts(NOW + timedelta(minutes=1))
+        made = [{(row.slo_class, row.quantity) for row in rows if row.slo_class} for rows in (first, second)]
+        assert [len(some) for some in made] == [2, 2]
+        assert not made[0] & made[1]
 
     def test_an_unknown_forecaster_is_said(self, make_minutes, settings):
         from django.core.exceptions import ImproperlyConfigured
@@ -163,6 +254,16 @@ class TestExpected:
     def test_windows_of_another_length_are_not_mixed_in(self, settings):
         settings.FORECAST_WINDOW_S = 600
         assert plans.ahead(self.make(NOW, [1, 2]), NOW, 2) is None
+
+    def test_forecasts_of_single_classes_are_not_planned_for(self, make_minutes):
+        make_minutes(40)
+        make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
+        services.make_forecasts(NOW)
+        assert plans.expect(NOW).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        Forecast.objects.exclude(slo_class="").update(mean=[9e9] * 5)
+        assert plans.expect(NOW).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        Forecast.objects.filter(slo_class="").delete()
+        assert "no forecast yet" in plans.expect(NOW).notes[PLACE]
 
     def test_before_the_first_forecast_the_last_minutes_stand_in(self, make_minutes):
         make_minutes(3)

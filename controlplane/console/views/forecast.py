@@ -18,6 +18,7 @@ from controlplane.console.hub import hub
 from controlplane.console.outlooks import DEFAULT_RANGE_H, RANGES_H, Asked, Seen
 from controlplane.console.views.live import json_response, live_context
 from controlplane.exports import csv_response
+from controlplane.fleet.models import SloClass
 from controlplane.planning import demand
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
@@ -54,7 +55,11 @@ BACKTEST_CSV = (
 )
 
 
-def asked_of(request: HttpRequest, endpoints: list[tuple[str, str]]) -> Asked | None:
+def class_names() -> list[str]:
+    return list(SloClass.objects.values_list("name", flat=True))
+
+
+def asked_of(request: HttpRequest, endpoints: list[tuple[str, str]], classes: list[str]) -> Asked | None:
     """The series that the query string asks for, else the first there is; None without any deployment."""
     if not endpoints:
         return None
@@ -67,6 +72,7 @@ def asked_of(request: HttpRequest, endpoints: list[tuple[str, str]]) -> Asked | 
         region=choice(query, "region", regions, regions[0]),
         quantity=choice(query, "quantity", Quantity.values, Quantity.OUTPUT.value),
         hours=hours if hours in RANGES_H else DEFAULT_RANGE_H,
+        slo_class=choice(query, "class", classes),
     )
 
 
@@ -93,7 +99,9 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
 
 def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
     """Why a series has no forecast yet, and how long until the first: a full window, then the forecasters' next turn."""
-    minutes, first = planning.minutes_of(asked.model, asked.region)
+    days = settings.FORECAST_HISTORY_DAYS
+    since = now - timedelta(days=days) if asked.slo_class else None  # a class without demand since then has no forecast
+    minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
     window_s, every_s = settings.FORECAST_WINDOW_S, settings.FORECAST_EVERY_S
     due = now
     if first is not None:
@@ -101,7 +109,19 @@ def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
     if newest := planning.newest_forecast():
         due = max(due, newest.made_at + timedelta(seconds=every_s))
     first_in_s = max(0.0, (due - now).total_seconds())
-    return {"minutes": minutes, "window_s": window_s, "every_s": every_s, "first_in_s": first_in_s}
+    return {
+        "minutes": minutes,
+        "window_s": window_s,
+        "every_s": every_s,
+        "first_in_s": first_in_s,
+        "history_days": days,
+    }
+
+
+def is_stale(seen: Seen, now: datetime) -> bool:
+    """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others have their turn."""
+    newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
+    return newest is not None and now - newest.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
 
 
 def use_level(use: float | None) -> str:
@@ -117,13 +137,16 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     endpoints = demand.endpoints()
     regions = dict(selectors.region_names())
-    asked = asked_of(request, endpoints)
+    classes = class_names()
+    asked = asked_of(request, endpoints, classes)
     seen = outlooks.see(asked, now) if asked else None
     found = planning.backtests()
     backtest, series = chosen_backtest(request, found)
     charts = {chart.key: chart for chart in charts_of(asked, seen, backtest, series)}
     rows = outlooks.series_rows(asked.quantity, regions, now) if asked else []
     row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
+    if asked and seen and asked.slo_class:
+        row = outlooks.class_row(asked, seen, now)
     board = outlooks.leader_board(backtest, series) if backtest else []
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), charts, rows, board)
@@ -136,6 +159,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "regions": [(name, regions.get(name, name)) for model, name in endpoints if asked and model == asked.model],
         "region_title": regions.get(asked.region, asked.region) if asked else "",
         "quantities": Quantity.choices,
+        "classes": classes,
         "ranges": RANGES_H,
         "rows": rows,
         "backtests": found,
@@ -145,11 +169,9 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "board": board,
         "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
         "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
-        "stale": bool(
-            seen and seen.forecast and now - seen.forecast.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
-        ),
+        "stale": seen is not None and is_stale(seen, now),
         "row": row,
-        "use_level": use_level(row["use"]) if row else "",
+        "use_level": use_level(row.get("use")) if row else "",
         "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,
     }
     return render(request, "console/forecast.html", context)
@@ -190,7 +212,7 @@ def _board_line(row: dict[str, Any]) -> list[Any]:
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/forecast-charts?charts=forecast,horizon&model=…`: the figures of the page, redrawn."""
     now = timezone.now()
-    asked = asked_of(request, demand.endpoints())
+    asked = asked_of(request, demand.endpoints(), class_names())
     backtest, series = chosen_backtest(request, planning.backtests())
     key = ("forecast", asked, backtest.pk if backtest else 0, series, int(now.timestamp()) // 30)
     drawn = dashboards.once(
