@@ -169,11 +169,11 @@ class TestAdvice:
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
-    def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, monkeypatch):
-        monkeypatch.setattr(comparison.settings, "PLAN_EVERY_S", 900.0)
+    def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, settings, monkeypatch):
+        settings.PLAN_EVERY_S = 900.0
         ramp = 1000.0, 1000.0, 1000.0, 90_000.0
         monkeypatch.setattr(advisor, "_expected", lambda endpoint, at: (np.zeros(4), np.array(ramp)))
-        monkeypatch.setattr(comparison.settings, "FORECAST_WINDOW_S", 600)
+        settings.FORECAST_WINDOW_S = 600
         first, second, third = (advisor.advise(at, [self.view()])[0] for at in (300.0, 1100.0, 1200.0))
         assert (first.target_instances, first.made_at_s, first.soon_instances) == (3, 300.0, 1)
         assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
