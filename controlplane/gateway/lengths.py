@@ -37,6 +37,8 @@ FORCED: Final = "forced"
 FLUSH_S: Final = 5.0
 REFRESH_S: Final = 2.0
 AGAIN_S: Final = 60.0
+IN_LINE_AGAIN_S: Final = 120.0
+"""A model that was too slow to answer in line is measured again after this: the machine may have had much else to do."""
 """After a version could not be taken up, until it is tried again."""
 SHADOWED: Final = 32
 """Requests that a shadow predicts in each `FLUSH_S`."""
@@ -100,6 +102,7 @@ class LengthService:
         self._timed = 0
         self._drawn: Counter[str] = Counter()  # requests of each model that could have been samples, this time
         self._not_before_s: dict[InUse, float] = {}
+        self._in_line_again_s = math.inf
         self._tasks: list[asyncio.Task[None]] = []
 
     # Life
@@ -146,6 +149,8 @@ class LengthService:
         slow = isinstance(self.predictor, InLine) and self.predictor.too_slow
         if active != self.active or self.predictor is None or slow:
             await self._take_up(active, apart=slow)
+        elif time.monotonic() >= self._in_line_again_s:
+            await self._back_in_line()
         if shadow != self.shadow:
             await self._take_up_shadow(shadow)
 
@@ -169,15 +174,34 @@ class LengthService:
             await before.stop()
 
     async def _predictor(self, version: InUse, apart: bool) -> InLine | Apart:
-        if not apart:
-            model = await asyncio.to_thread(load, version.kind, version.file)
-            if hasattr(model, "predict_one") and await asyncio.to_thread(
-                fast_enough, model, settings.LENGTH_INLINE_US / 1e6
-            ):
-                return InLine(model, self.budget_s)
+        if not apart and (found := await self._in_line(version)):
+            return found
+        if apart:
+            self._in_line_again_s = time.monotonic() + IN_LINE_AGAIN_S
         predictor = Apart(self.budget_s, arguments=(version.kind, version.file))
         predictor.start()
         return predictor
+
+    async def _in_line(self, version: InUse) -> InLine | None:
+        """*version* on the event loop, if it is fast enough for that; when to measure again, if it might be one day."""
+        self._in_line_again_s = math.inf
+        model = await asyncio.to_thread(load, version.kind, version.file)
+        if not hasattr(model, "predict_one") or settings.LENGTH_INLINE_US <= 0:
+            return None
+        if await asyncio.to_thread(fast_enough, model, settings.LENGTH_INLINE_US / 1e6):
+            return InLine(model, self.budget_s)
+        self._in_line_again_s = time.monotonic() + IN_LINE_AGAIN_S
+        return None
+
+    async def _back_in_line(self) -> None:
+        """Let the active version answer in line again, if the machine has become fast enough."""
+        found, before = await self._in_line(self.active), self.predictor
+        if found is None or before is None:
+            return
+        self.predictor = found
+        logger.info("lengths: %s answers in line again", self.active.name)
+        self.restarts += before.restarts
+        await before.stop()
 
     async def _take_up_shadow(self, version: InUse | None) -> None:
         if version is not None and time.monotonic() < self._not_before_s.get(version, 0.0):

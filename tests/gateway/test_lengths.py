@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 
@@ -203,14 +204,24 @@ def asked(text):
     return parse(orjson.dumps(body), chat=True, max_depth=32), "acme", OutputQuery("m", "acme", "interactive"), 5
 
 
-async def test_a_model_that_is_too_slow_in_line_is_moved_apart(house, monkeypatch):
+async def test_a_model_that_is_too_slow_in_line_is_moved_apart_and_comes_back(house, monkeypatch):
     lengths = house.gateway.lengths
+    monkeypatch.setattr("controlplane.gateway.lengths.fast_enough", lambda model, limit_s: fast)
+    fast = False
     lengths.budget_s = 0.001
     before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)
     for number in range(10):
         await lengths.predict(*asked(f"question {number}"))
     await until(lambda: isinstance(lengths.predictor, Apart), 60)
     await say(house, "served meanwhile")
+    lengths._in_line_again_s = 0.0
+    await until(lambda: time.monotonic() < lengths._in_line_again_s < math.inf, 60)  # measured again, as slow as before
+    assert isinstance(lengths.predictor, Apart)
+    fast = True
+    lengths._in_line_again_s = 0.0
+    await until(lambda: isinstance(lengths.predictor, InLine), 60)
+    assert lengths._in_line_again_s == math.inf
+    await say(house, "served in line again")
     if before is not None:
         await before.stop()
 
