@@ -68,14 +68,29 @@ def _field(expected: Sequence[Window | None], name: str) -> Series:
     return [None if window is None else getattr(window, name) for window in expected]
 
 
+def _runs(series: Series) -> list[slice]:
+    """Where *series* is known without a gap, from left to right."""
+    runs, begin = [], None
+    for at, value in enumerate([*series, None]):
+        if value is not None and begin is None:
+            begin = at
+        elif value is None and begin is not None:
+            runs.append(slice(begin, at))
+            begin = None
+    return runs
+
+
 def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[go.Scatter]:
-    """Two invisible lines with the ground between them filled."""
+    """Two invisible lines with the ground between them filled, for each run: ground would be filled askew over a gap."""
     edge = Line(f"{share} %", "var(--s1)")
     lower, upper = (_field(outlook.expected, f"{side}_{share}") for side in ("lower", "upper"))
-    return [
-        scatter(times, upper, edge, 0, hoverinfo="skip"),
-        scatter(times, lower, edge, 0, hoverinfo="skip", fill="tonexty", fillcolor="var(--s1-soft)"),
-    ]
+    traces = []
+    for run in _runs(upper):
+        traces += [
+            scatter(times[run], upper[run], edge, 0, hoverinfo="skip"),
+            scatter(times[run], lower[run], edge, 0, hoverinfo="skip", fill="tonexty", fillcolor="var(--s1-soft)"),
+        ]
+    return traces
 
 
 def forecast(outlook: Outlook, empty: str) -> Chart:

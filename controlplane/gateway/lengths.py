@@ -37,9 +37,9 @@ FORCED: Final = "forced"
 FLUSH_S: Final = 5.0
 REFRESH_S: Final = 2.0
 AGAIN_S: Final = 60.0
+"""After a version could not be taken up, until it is tried again."""
 IN_LINE_AGAIN_S: Final = 120.0
 """A model that was too slow to answer in line is measured again after this: the machine may have had much else to do."""
-"""After a version could not be taken up, until it is tried again."""
 SHADOWED: Final = 32
 """Requests that a shadow predicts in each `FLUSH_S`."""
 TIMES: Final = 4096

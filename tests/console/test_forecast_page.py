@@ -442,3 +442,15 @@ def test_the_chart_begins_where_anything_is_known(db):
     assert young.since_known().actual == [7.0, None]
     empty = planning_charts.Outlook(actual=[None] * 5, capacity=[0.0] * 5, **series)
     assert empty.since_known() == empty
+
+
+def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
+    starts = [NOW + timedelta(minutes=at) for at in range(6)]
+    expected = [
+        None if at in (0, 3) else selectors.Window(start, 5.0, 4.0, 6.0, 3.0, 7.0, 1) for at, start in enumerate(starts)
+    ]
+    nothing = [None] * 6
+    outlook = planning_charts.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
+    bands = planning_charts._band(starts, outlook, 80)
+    assert [list(trace.y) for trace in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
+    assert [trace.fill for trace in bands] == [None, "tonexty", None, "tonexty"]
