@@ -1,8 +1,11 @@
 """Admin of the inventory. States of instances are not edited: actions ask the services, which keep the rules."""
 
+from typing import Any
+
 from django.contrib import admin
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
@@ -10,7 +13,7 @@ from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import has_role
 from controlplane.accounts.models import Role
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
-from controlplane.fleet import services
+from controlplane.fleet import places, services
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -241,8 +244,20 @@ def operator_action(action: Action, question: str) -> object:
     return run
 
 
+class InstanceForm(ModelForm):
+    """Looks for free GPUs as everybody does: under the locks that saving holds until it is done."""
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        deployment = cleaned.get("deployment") or getattr(self.instance, "deployment", None)
+        if deployment is not None:
+            places.lock(Deployment.objects.filter(pk=deployment.pk))
+        return cleaned
+
+
 @admin.register(Instance)
 class InstanceAdmin(InventoryAdmin):
+    form = InstanceForm
     list_display = ["name", "state_mark", "model_name", "region", "hardware", "node", "launcher", "state_changed_at"]
     list_filter = ["state", "deployment__region", "deployment__model", "deployment__gpu_type", "launcher"]
     list_select_related = ["deployment__model", "deployment__region", "deployment__gpu_type", "node"]

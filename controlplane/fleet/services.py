@@ -21,6 +21,7 @@ from controlplane.accounts.models import User
 from controlplane.events.audit import record_change, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record
+from controlplane.fleet import places
 from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import Action, ActionError, InstanceState, check_action, check_move
 
@@ -96,6 +97,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     Returns the command, or None for a server started elsewhere, which is simply looked for again. Asking twice gives
     the same command. Raises ActionError when the state does not allow it, or the inventory has no place for it any more.
     """
+    places.lock(Deployment.objects.filter(instances=instance.pk))
     row = _lock(instance, Action.START)
     before = row.state
     if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:

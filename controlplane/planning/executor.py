@@ -1,8 +1,9 @@
 """Moving instances for scaling: the nearest way to one more, the least loaded to go, and never past a bound.
 
-Every move is one transaction that locks the endpoint's deployments, counts again and acts, so that planner, strategies
-and floor cannot step on each other, and repeating one that was cut off does no harm. A move writes a `ScalingMove` and
-an event with what it was decided from; the instance's own moves and commands are written by `fleet.services`.
+Every move is one transaction that locks the endpoint's deployments and their nodes, counts again and acts, so that planner,
+strategies, floor and operators cannot step on each other, and repeating one that was cut off does no harm. A move writes
+a `ScalingMove` and an event with what it was decided from; the instance's own moves and commands are written by
+`fleet.services`.
 """
 
 import logging
@@ -20,8 +21,9 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
+from controlplane.fleet import places
 from controlplane.fleet import services as fleet
-from controlplane.fleet.models import CommandVerb, Deployment, Instance, InstanceCommand, Launcher, Node
+from controlplane.fleet.models import CommandVerb, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
@@ -81,6 +83,13 @@ def present(model: str, region: str, gpu_type: str = "") -> int:
     return (rows.filter(deployment__gpu_type__name=gpu_type) if gpu_type else rows).count()
 
 
+def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
+    """The active deployments of *model*, or of an endpoint, or of one GPU type there, locked by `places.lock`."""
+    rows = Deployment.objects.filter(model__name=model, active=True, model__active=True, region__active=True)
+    exact = {"region__name": region, "gpu_type__name": gpu_type}
+    return places.lock(rows.filter(**{name: value for name, value in exact.items() if value}))
+
+
 @transaction.atomic
 def add(model: str, region: str, why: Why, gpu_type: str = "") -> ScalingMove:
     """One instance more at an endpoint, on *gpu_type* or (empty) where it is there soonest, then cheapest.
@@ -90,7 +99,7 @@ def add(model: str, region: str, why: Why, gpu_type: str = "") -> ScalingMove:
     """
     obstacles: list[str] = []
     open_to_more = []
-    for deployment in _locked(model, region, gpu_type):
+    for deployment in lock(model, region, gpu_type):
         count = present_count(deployment)
         if count < deployment.max_instances:
             open_to_more.append(deployment)
@@ -121,7 +130,7 @@ def remove(
     """
     obstacles: list[str] = []
     load = load or {}
-    deployments = _locked(model, region, gpu_type)
+    deployments = lock(model, region, gpu_type)
     deployments.sort(key=lambda row: -row.tensor_parallel * _usd(row))
     for deployment in deployments:
         count = present_count(deployment)
@@ -219,8 +228,8 @@ class _Way:
                 fleet.wake(row, why.actor, reason)
                 return row, "woken"
             case _:
-                if row.node is not None and not _fits(row, _nodes(self.deployment)):
-                    row.node = _place(self.deployment)
+                if not places.keeps(row):
+                    row.node = places.pick(self.deployment)
                     row.save(update_fields=["node", "changed_at"])
                 was = row.get_state_display().lower()
                 fleet.start(row, why.actor, reason)
@@ -257,7 +266,7 @@ def _rank(row: Instance) -> int | None:
 
 
 def _new_instance(deployment: Deployment) -> Instance:
-    """A saved row beside its siblings. Raises Refused when there is no sibling to copy, or no node with free GPUs."""
+    """A saved row beside its siblings. Raises Refused without a sibling to copy, NoRoom without free GPUs."""
     siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
     here = siblings.filter(deployment=deployment)
     launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
@@ -267,7 +276,7 @@ def _new_instance(deployment: Deployment) -> Instance:
         name=_free_name(deployment),
         deployment=deployment,
         launcher=launchers.most_common(1)[0][0],
-        node=_place(deployment),
+        node=places.pick(deployment),
     )
     row.full_clean()
     row.save()
@@ -285,47 +294,12 @@ def _free_name(deployment: Deployment) -> str:
     return f"{base}-{number}"
 
 
-def _place(deployment: Deployment) -> Node | None:
-    """The fullest node that still has the GPUs, to keep room in one piece; None where no hardware is kept.
-
-    Raises Refused when no node has room.
-    """
-    free = [(node.free_gpus(), node.pk, node) for node in _nodes(deployment)]
-    if not free:
-        return None
-    fitting = [found for found in free if found[0] >= deployment.tensor_parallel]
-    if not fitting:
-        largest = max(count for count, _, _ in free)
-        raise Refused(f"no node has {deployment.tensor_parallel} free GPUs, {largest} at most")
-    return min(fitting)[2]
-
-
-def _fits(row: Instance, nodes: Sequence[Node]) -> bool:
-    """Whether *row* could start where it was: its node is among *nodes* and has the GPUs."""
-    return row.node in nodes and row.node.free_gpus(without=row) >= row.deployment.tensor_parallel
-
-
-def _nodes(deployment: Deployment) -> list[Node]:
-    """Where *deployment* could run; locked until the transaction ends, for other deployments count their GPUs too."""
-    nodes = Node.objects.select_for_update().filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True)
-    return list(nodes.order_by("pk"))
-
-
 def _drained_by_scaling(row: Instance) -> bool:
     """Whether the last word about *row* is a move of ours to take it away."""
     last = ScalingMove.objects.filter(instance=row.name).aggregate(last=Max("pk"))["last"]
     move = ScalingMove.objects.filter(pk=last).first()
     # The move's row is written just after the instance's own; an operator's drain since then is later than both.
     return move is not None and move.delta < 0 and move.at >= row.state_changed_at - timedelta(seconds=1)
-
-
-def _locked(model: str, region: str, gpu_type: str) -> list[Deployment]:
-    """The active deployments of an endpoint, locked until the transaction ends."""
-    rows = Deployment.objects.select_for_update(of=("self",)).select_related("model", "region", "gpu_type")
-    rows = rows.filter(model__name=model, region__name=region, active=True, model__active=True, region__active=True)
-    if gpu_type:
-        rows = rows.filter(gpu_type__name=gpu_type)
-    return list(rows.order_by("pk"))
 
 
 def _usd(deployment: Deployment) -> float:

@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 
-from controlplane.fleet.models import Deployment, Instance, Model, Node, PerformanceProfile
-from controlplane.fleet.states import PRESENT, InstanceState
+from controlplane.fleet import services as fleet
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Model, Node, PerformanceProfile
+from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning import executor
 from controlplane.planning.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
@@ -31,10 +35,24 @@ def add(place: tuple[str, str]) -> str:
         return f"refused: {refusal}"
 
 
-def at_once(*places: tuple[str, str]) -> list[str]:
-    """`add` at all *places*, each in a thread and with a connection of its own."""
-    with ThreadPoolExecutor(len(places)) as pool:
-        return list(pool.map(in_a_thread(add), places))
+def start(instance: Instance) -> str:
+    """Its name once an operator has started *instance*, or why it was not."""
+    try:
+        fleet.start(Instance.objects.get(pk=instance.pk), "an operator", "by hand")
+    except ActionError as refusal:
+        return f"refused: {refusal}"
+    return instance.name
+
+
+def all_at_once(*calls: Callable[[], object]) -> list[object]:
+    """What *calls* return, each in a thread and with a connection of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(in_a_thread(call)) for call in calls]]
+
+
+def at_once(*places: tuple[str, str]) -> list[object]:
+    """`add` at all *places*."""
+    return all_at_once(*(partial(add, place) for place in places))
 
 
 def meeting(count: Callable[..., int]) -> Callable[..., int]:
@@ -91,3 +109,50 @@ def test_two_models_do_not_get_the_same_gpus(state, make_instance, deployment, o
     assert any("no node has 2 free GPUs, 0 at most" in answer for answer in answers)
     assert Instance.objects.filter(state__in=PRESENT).count() == 1
     assert Node.objects.get().free_gpus() == 0
+
+
+def test_an_operator_and_a_strategy_do_not_get_the_same_gpus(make_instance, deployment, other, node, monkeypatch):
+    Node.objects.update(gpu_count=2)
+    by_hand = make_instance(state=S.STOPPED, node=node)
+    make_instance(state=S.STOPPED, deployment=other, node=node)
+    monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
+    answers = all_at_once(partial(start, by_hand), partial(add, OTHER))
+    assert sorted(answer.startswith("refused") for answer in answers) == [False, True]
+    assert Instance.objects.filter(state__in=PRESENT).count() == 1
+    assert Node.objects.get().free_gpus() == 0
+
+
+def test_nor_do_two_operators(make_instance, deployment, node, monkeypatch):
+    Node.objects.update(gpu_count=2)
+    stopped = [make_instance(state=S.STOPPED, node=node) for _ in range(2)]
+    monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
+    answers = all_at_once(*(partial(start, row) for row in stopped))
+    assert sorted(answer.startswith("refused") for answer in answers) == [False, True]
+    assert any("node-1 has 2 GPUs, 0 of them free" in answer for answer in answers)
+    assert Node.objects.get().free_gpus() == 0
+
+
+def test_an_operator_and_a_strategy_start_the_same_instance_once(make_instance, deployment, node, monkeypatch):
+    """Each wants the node and the instance: taken in two orders they would wait for each other."""
+    Node.objects.update(gpu_count=2)
+    stopped = make_instance(state=S.STOPPED, node=node)
+    monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
+    assert stopped.name in all_at_once(partial(start, stopped), partial(add, PLACE))
+    assert list(Instance.objects.values_list("name", "state")) == [(stopped.name, S.PROVISIONING)]
+    assert InstanceCommand.objects.count() == 1
+
+
+def test_two_admins_do_not_register_instances_for_the_same_gpus(deployment, node, fleet_admin, monkeypatch):
+    """The second is told by the form: the row would be there before its start is refused."""
+    Node.objects.update(gpu_count=2)
+    monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
+
+    def register(name: str) -> str:
+        client = Client()
+        client.force_login(fleet_admin)
+        values = {"name": name, "deployment": deployment.pk, "node": node.pk, "launcher": Launcher.EMULATED}
+        return client.post(reverse("admin:fleet_instance_add"), values, follow=True).content.decode()
+
+    pages = all_at_once(partial(register, "one"), partial(register, "two"))
+    assert sorted("has 2 GPUs, 0 of them free" in page for page in pages) == [False, True]
+    assert Instance.objects.count() == 1

@@ -1,0 +1,58 @@
+"""Where instances may run: deployments and nodes are locked, then their GPUs counted. Whoever starts one comes through here.
+
+What a node has free is counted from the instances on it, so a count is worth something only while nobody else may add one.
+Locks are taken in one order by everybody: deployments, nodes, at last (in `services`) instances, and in the order of their
+keys within each. Who moves several instances in one transaction locks all the places of their model before the first
+move: two that lock as they go along would wait for each other for ever.
+"""
+
+from django.db.models import Q, QuerySet
+
+from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.states import ActionError
+
+
+class NoRoom(ActionError):
+    """No node has the GPUs; the text says what there is."""
+
+
+def lock(deployments: QuerySet[Deployment]) -> list[Deployment]:
+    """*deployments*, and every node that one of them could use, locked until the transaction ends.
+
+    Keys never change, so rows that refer to a locked one may still be written by others (`FOR NO KEY UPDATE`).
+    """
+    rows = deployments.select_for_update(of=("self",), no_key=True).select_related("model", "region", "gpu_type")
+    found = list(rows.order_by("pk"))
+    of_them = Q(pk__in=())
+    for region, gpu_type in {(row.region_id, row.gpu_type_id) for row in found}:
+        of_them |= Q(region=region, gpu_type=gpu_type)
+    nodes = Node.objects.select_for_update(no_key=True).filter(of_them).order_by("pk")
+    list(nodes.values_list("pk", flat=True))
+    return found
+
+
+def pick(deployment: Deployment) -> Node | None:
+    """The fullest node that still has the GPUs, to keep room in one piece; None where no hardware is kept.
+
+    *deployment* is locked. Raises NoRoom when no node has the GPUs.
+    """
+    free = [(node.free_gpus(), node.pk, node) for node in _nodes(deployment)]
+    if not free:
+        return None
+    fitting = [found for found in free if found[0] >= deployment.tensor_parallel]
+    if not fitting:
+        largest = max(count for count, _, _ in free)
+        raise NoRoom(f"no node has {deployment.tensor_parallel} free GPUs, {largest} at most")
+    return min(fitting)[2]
+
+
+def keeps(instance: Instance) -> bool:
+    """Whether *instance*, whose deployment is locked, could start where it was: no node is asked for, or it has the GPUs."""
+    node, deployment = instance.node, instance.deployment
+    if node is None:
+        return True
+    return node in _nodes(deployment) and node.free_gpus(without=instance) >= deployment.tensor_parallel
+
+
+def _nodes(deployment: Deployment) -> QuerySet[Node]:
+    return Node.objects.filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True).order_by("pk")
