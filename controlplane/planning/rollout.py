@@ -37,9 +37,12 @@ def apply_plan(plan: ScalingPlan, now: datetime, load: live.Load | None = None) 
 
     Targets are numbers of instances, not differences: what others moved since the plan was made is not moved again.
     """
-    row = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model").get(pk=plan.pk)
+    # Its key stays free: whoever writes a move for this plan refers to it, with places locked that are wanted here.
+    rows = ScalingPlan.objects.select_for_update(of=("self",), no_key=True).select_related("model")
+    row = rows.get(pk=plan.pk)
     if row.status != PlanStatus.APPROVED:
         return []
+    executor.lock(row.model.name)
     late = row.valid_until <= now
     made: list[ScalingMove] = []
     first = row.applied_at is None

@@ -68,7 +68,10 @@ def _tick(key: int, load: live.Load, now: datetime) -> tuple[str, list[ScalingMo
     plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
     advised = [advice(plan, view.region, now) if plan else None for view in views]
     made = []
-    for wanted in strategy.decide(now_s, views, advised):
+    decided = list(strategy.decide(now_s, views, advised))
+    if decided:
+        executor.lock(model)
+    for wanted in decided:
         view = views[wanted.endpoint]
         made += _carry_out(policy, plan, view, advised[wanted.endpoint], wanted.delta, wanted.reason, load)
     memory = {name: value for name, value in strategy.memory.items() if math.isfinite(value)}

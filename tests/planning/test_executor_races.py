@@ -4,21 +4,33 @@ SQLite lets only one write anyway; `tests/test_postgres.py` runs this where noth
 """
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.fleet import services as fleet
-from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Model, Node, PerformanceProfile
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Model,
+    Node,
+    PerformanceProfile,
+)
 from controlplane.fleet.states import PRESENT, ActionError, InstanceState
-from controlplane.planning import executor
+from controlplane.planning import executor, rollout
 from controlplane.planning.floor import in_a_thread
-from controlplane.planning.models import MoveSource, ScalingMove
+from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 S = InstanceState
@@ -156,3 +168,106 @@ def test_two_admins_do_not_register_instances_for_the_same_gpus(deployment, node
     pages = all_at_once(partial(register, "one"), partial(register, "two"))
     assert sorted("has 2 GPUs, 0 of them free" in page for page in pages) == [False, True]
     assert Instance.objects.count() == 1
+
+
+H100 = "h100-80gb"
+
+
+@pytest.fixture
+def second_type(deployment, profile, node):
+    """The same endpoint on a second GPU type, with a node of its own; instances that stopped, to be started again."""
+    gpu_type = GpuType.objects.create(name=H100, title="H100", memory_bytes=80 * 2**30, on_demand_usd_per_hour="3.40")
+    measured = PerformanceProfile.objects.get(pk=profile.pk)
+    measured.pk, measured.gpu_type = None, gpu_type
+    measured.save()
+    Node.objects.create(name="node-2", region=node.region, gpu_type=gpu_type, gpu_count=8)
+    row = Deployment.objects.get(pk=deployment.pk)
+    row.pk, row.gpu_type = None, gpu_type
+    row.save()
+    return row
+
+
+def approved(model: Model, *gpu_types: str) -> ScalingPlan:
+    """A plan that an operator approved: one instance more of each of *gpu_types*, in that order."""
+    targets = [{"region": PLACE[1], "gpu_type": name, "present": 0, "target": 1, "reason": ""} for name in gpu_types]
+    until = timezone.now() + timedelta(hours=1)
+    return ScalingPlan.objects.create(
+        model=model, strategy="lt_i", status=PlanStatus.APPROVED, valid_until=until, targets=targets
+    )
+
+
+def apply(plan: ScalingPlan) -> int:
+    return len(rollout.apply_plan(plan, timezone.now()))
+
+
+def test_a_plan_over_two_gpu_types_and_the_floor_do_not_block_each_other(
+    make_instance, deployment, second_type, language_model, monkeypatch
+):
+    """The plan moves the second deployment first; the floor, which would take either, looks at the first one first."""
+    make_instance(state=S.STOPPED), make_instance(state=S.STOPPED, deployment=second_type)
+    plan = approved(language_model, H100, "a100-80gb")
+    moved, moved_one = executor._moved, threading.Event()
+
+    def move(*args: object) -> ScalingMove:
+        made = moved(*args)
+        if not moved_one.is_set():
+            moved_one.set()
+            time.sleep(MEET_S)  # the floor takes what it can in this time
+        return made
+
+    def floor() -> str:
+        moved_one.wait(9)
+        return add(PLACE)
+
+    monkeypatch.setattr(executor, "_moved", move)
+    count, added = all_at_once(partial(apply, plan), floor)
+    assert count == 2
+    assert not added.startswith("refused")
+    assert Instance.objects.filter(state=S.PROVISIONING).count() == 3
+
+
+def test_nor_do_two_plans_for_the_same_nodes(
+    make_instance, deployment, second_type, other, language_model, profile, monkeypatch
+):
+    """Of two models that share both GPU types: one begins with the one, one with the other."""
+    model = other.model
+    measured = PerformanceProfile.objects.get(gpu_type__name=H100)
+    measured.pk, measured.model = None, model
+    measured.save()
+    row = Deployment.objects.get(pk=second_type.pk)
+    row.pk, row.model = None, model
+    row.save()
+    for each in Deployment.objects.all():
+        make_instance(state=S.STOPPED, deployment=each)
+    plans = approved(language_model, "a100-80gb", H100), approved(model, H100, "a100-80gb")
+    monkeypatch.setattr(executor, "_moved", meeting(executor._moved))
+    assert all_at_once(*(partial(apply, plan) for plan in plans)) == [2, 2]
+    assert Instance.objects.filter(state=S.PROVISIONING).count() == 4
+
+
+def test_a_strategy_that_follows_a_plan_and_the_plan_do_not_block_each_other(
+    make_instance, deployment, language_model, monkeypatch
+):
+    """The strategy's move refers to the plan, whose row is being carried out and waits for the same places."""
+    make_instance(state=S.STOPPED), make_instance(state=S.STOPPED)
+    plan = approved(language_model, "a100-80gb")
+    moved, begun = executor._moved, threading.Event()
+
+    def move(*args: object) -> ScalingMove:
+        made = moved(*args)
+        begun.set()
+        time.sleep(MEET_S)  # the plan locks its row and waits for the places
+        return made
+
+    def follow() -> str:
+        why = executor.Why(MoveSource.STRATEGY, "lt_ua", "a test asks for it", plan=plan)
+        return executor.add(*PLACE, why).instance
+
+    def carry_out() -> int:
+        begun.wait(9)
+        return apply(plan)
+
+    monkeypatch.setattr(executor, "_moved", move)
+    _, count = all_at_once(follow, carry_out)
+    assert count == 0  # the strategy has added what the plan asks for
+    assert ScalingMove.objects.get().plan == plan

@@ -8,7 +8,7 @@ from django.utils import timezone
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.floor import as_inputs
-from controlplane.planning import live, selectors, services, strategist
+from controlplane.planning import executor, live, selectors, services, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from scheduling.scaling import EndpointView
 
@@ -100,6 +100,21 @@ class TestMoves:
         (move,) = run()
         assert (move.delta, move.instance) == (-1, idle.name)
         assert move.reason == "Use is 10 %, below 30 %: 2 → 1 instances."
+
+    def test_all_places_of_the_model_are_locked_before_the_first_move(
+        self, automatic, load, make_instance, monkeypatch
+    ):
+        """Regions taken one after another would meet those of a plan, which has another order."""
+        make_instance()
+        automatic("reactive")
+        locked, lock = [], executor.lock
+        monkeypatch.setattr(executor, "lock", lambda *asked: locked.append(asked) or lock(*asked))
+        load()
+        assert run() == []
+        assert locked == []
+        load(use=0.93, waiting=4)
+        assert len(run(after_s=60)) == 1
+        assert locked[0] == (PLACE[0],)
 
     def test_a_move_of_several_is_several_moves(self, automatic, load, make_instance, language_model):
         make_instance()
