@@ -15,9 +15,8 @@ from scheduling.compiled import compiled_part, index
 from scheduling.regions import fullness
 from scheduling.routing import has_room
 from scheduling.scaling.reactive import reactive_wish
-from scheduling.simulation.progress import observe
 from scheduling.simulation.state import NONE
-from scheduling.simulation.totals import grown_at_most, grown_tokens, observe_memory, tell, tell_growth
+from scheduling.simulation.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.world import World
 
 
@@ -51,9 +50,7 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
                 # Not, if it were at the end of its segment.
                 grown = int(grown_tokens(engines, instance, now_s)) + 1
                 if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
-                    observe(fleet, engines, instance, now_s, instance < source)
-                    tell(fleet, engines, instance)
-                    tell_growth(fleet, engines, instance)
+                    report(fleet, engines, instance, now_s, source)
                     if not has_room(fleet, instance, prompt_tokens, output_tokens):
                         continue
         least = most = float(fleet.remaining_tokens[instance])
@@ -72,9 +69,7 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
     for at in range(first, last):
         if least_tokens[index(at)] <= fewest:
             instance = index(engines.open[index(at)])
-            observe(fleet, engines, instance, now_s, instance < source)
-            tell(fleet, engines, instance)
-            tell_growth(fleet, engines, instance)
+            report(fleet, engines, instance, now_s, source)
             if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
                 found, fewest_tokens = instance, fleet.remaining_tokens[instance]
     return found

@@ -67,6 +67,14 @@ def tell_growth(fleet: FleetArrays, engines: EngineArrays, instance: int) -> Non
 
 
 @compiled_part
+def report(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, source: int) -> None:
+    """Count every token of *instance* that has come out, as *source* sees this moment, and tell the sums of its endpoint."""
+    observe(fleet, engines, instance, now_s, instance < source)
+    tell(fleet, engines, instance)
+    tell_growth(fleet, engines, instance)
+
+
+@compiled_part
 def grown_at_most(engines: EngineArrays, endpoint: int, now_s: float) -> int:
     """KV tokens that *endpoint* may have grown by at the most, and the sums do not know of."""
     total = engines.totals[endpoint]
@@ -80,9 +88,7 @@ def observe_endpoint(
     """Count every token that has come out at *endpoint* up to this moment."""
     for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
         instance = index(endpoints.members[at])
-        observe(fleet, engines, instance, now_s, instance < source)
-        tell(fleet, engines, instance)
-        tell_growth(fleet, engines, instance)
+        report(fleet, engines, instance, now_s, source)
 
 
 @compiled_part
@@ -103,6 +109,4 @@ def observe_memory(
     for at in range(first, first + index(engines.totals[endpoint].open)):
         instance = index(engines.open[index(at)])
         if engines.exceeding[instance] != 0:
-            observe(fleet, engines, instance, now_s, instance < source)
-            tell(fleet, engines, instance)
-            tell_growth(fleet, engines, instance)
+            report(fleet, engines, instance, now_s, source)
