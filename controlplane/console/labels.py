@@ -13,7 +13,8 @@ SIDES = {
     "top left": (-1, -4, -13),
     "bottom left": (-1, -4, 13),
 }
-DRAWN_PX = (460.0, 200.0)  # about the size of the plot's ground on a desktop
+GROUNDS_PX = ((460.0, 200.0), (272.0, 200.0))
+"""About the size of the plot's ground on a desktop and on a phone: a name stands on one side in both."""
 LETTER_PX, LINE_PX, POINT_PX = 6.3, 14.0, 12.0
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -23,21 +24,28 @@ def label_sides(
     points: Sequence[tuple[str, str, float, float]], across: Sequence[float], up: Sequence[float]
 ) -> dict[str, str]:
     """For each (key, text, x, y): the side of its point on which the text covers least of other points and texts."""
-    places = {
-        key: (
-            (x - across[0]) / (across[1] - across[0]) * DRAWN_PX[0],
-            (up[1] - y) / (up[1] - up[0]) * DRAWN_PX[1],
-        )
-        for key, _, x, y in points
-    }
     half = POINT_PX / 2
-    taken: list[Box] = [(x - half, y - half, x + half, y + half) for x, y in places.values()]
+    grounds = []
+    for width, height in GROUNDS_PX:
+        places = {
+            key: ((x - across[0]) / (across[1] - across[0]) * width, (up[1] - y) / (up[1] - up[0]) * height)
+            for key, _, x, y in points
+        }
+        taken: list[Box] = [(x - half, y - half, x + half, y + half) for x, y in places.values()]
+        grounds.append((places, taken))
     sides = {}
     for key, text, _, _ in sorted(points, key=lambda point: (point[2], point[3])):
-        boxes = {side: box(places[key], side, len(text) * LETTER_PX) for side in SIDES}
-        best = min(boxes, key=lambda side: sum(overlap(boxes[side], other) for other in taken))
-        sides[key] = best
-        taken.append(boxes[best])
+        covered = {
+            side: sum(
+                overlap(box(places[key], side, len(text) * LETTER_PX), other)
+                for places, taken in grounds
+                for other in taken
+            )
+            for side in SIDES
+        }
+        sides[key] = min(covered, key=covered.__getitem__)
+        for places, taken in grounds:
+            taken.append(box(places[key], sides[key], len(text) * LETTER_PX))
     return sides
 
 

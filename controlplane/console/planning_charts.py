@@ -14,6 +14,7 @@ from controlplane.console.labels import label_sides
 from controlplane.planning.selectors import Series, Window
 
 LARGE_HEIGHT, MEDIUM_HEIGHT = 320, 248
+SMALL = 10.0  # tokens a second
 FORECASTERS_SHOWN = len(STYLES)
 TIME_TICKS = [
     {"dtickrange": [None, 43_199_999], "value": "%H:%M"},
@@ -101,13 +102,18 @@ def forecast(outlook: Outlook, empty: str) -> Chart:
     middles = [start + half for start in starts]
     known = any(value is not None for value in outlook.actual)
     mean = _field(outlook.expected, "mean")
+    if known and not any(outlook.actual) and not any(outlook.capacity) and not any(value is not None for value in mean):
+        known, empty = False, f"No request{_of_class(outlook)} was counted in the time shown."
     legend: list[Line] = []
     traces: list[Any] = []
+    # Below that, units of measure would say thousandths of a token: "800m".
+    small = max(filter(None, (*outlook.actual, *mean, *outlook.capacity, outlook.planned)), default=0.0) < SMALL
+    digits = ".3~g" if small else ".3s"
     if any(value is not None for value in mean):
         # A line of the legend for each band: the inner ground lies over the outer one and is darker.
         traces += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
         expected = Line("forecast, with 80 and 95 % bands", "var(--s1)", "dash")
-        hover = "%{y:.3s}, 80 %: %{customdata[0]:.3s} to %{customdata[1]:.3s}"
+        hover = f"%{{y:{digits}}}, 80 %: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
         bounds = list(zip(_field(outlook.expected, "lower_80"), _field(outlook.expected, "upper_80"), strict=True))
         shown = scatter(middles, mean, expected, 2, customdata=bounds, hovertemplate=hover)
         traces.append(shown.update(name="forecast"))
@@ -139,7 +145,7 @@ def forecast(outlook: Outlook, empty: str) -> Chart:
     }
     axes = {
         "xaxis": {"tickformatstops": TIME_TICKS, "hoverformat": "%d %b %H:%M", "nticks": 8},
-        "yaxis": {"tickformat": "~s", "hoverformat": ".3s", "nticks": 7},
+        "yaxis": {"tickformat": "~g" if small else "~s", "hoverformat": digits, "nticks": 7},
     }
     drawn = as_json(traces, layout(height=LARGE_HEIGHT, shapes=[now], **axes)) if legend else None
     return Chart(
@@ -175,8 +181,11 @@ def _numbers(window: Window | None) -> list[float | None]:
 
 
 def _what(outlook: Outlook) -> str:
-    tokens = f"{outlook.unit.capitalize()} tokens"
-    return f"{tokens} of the class {outlook.slo_class}" if outlook.slo_class else tokens
+    return f"{outlook.unit.capitalize()} tokens{_of_class(outlook)}"
+
+
+def _of_class(outlook: Outlook) -> str:
+    return f" of the class {outlook.slo_class}" if outlook.slo_class else ""
 
 
 def _length(seconds: int) -> str:
@@ -197,7 +206,7 @@ def _outlook_sentence(outlook: Outlook) -> str:
         )
     if outlook.capacity_now:
         parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
-    of = f"Demand of the class {outlook.slo_class}" if outlook.slo_class else "Demand"
+    of = f"Demand{_of_class(outlook)}"
     return f"{of}: {'; '.join(parts)}." if parts else f"{of}: nothing is known yet."
 
 

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -294,6 +295,22 @@ def test_a_class_without_demand_says_so(reader, flexible):
     assert "No request of the class idle" in page(reader, **{"class": "idle"})
     minute(NOW - timedelta(minutes=2), 600, slo_class="idle")
     assert "It has 1 minute of demand so far" in page(reader, **{"class": "idle"})
+
+
+def test_a_class_without_demand_shows_no_axis_of_thousandths_of_a_token_and_no_empty_numbers(reader, flexible):
+    html = page(reader, **{"class": "idle"})
+    assert "No request of the class idle was counted in the time shown." in html
+    assert html.count("data-plot>") == 2  # of the backtest
+    assert "Mean error</span>" not in html
+    assert "Mean error</span>" in page(reader, **{"class": "flexible"})
+
+
+@pytest.mark.parametrize(("level", "ticks"), [(0.0, "~g"), (0.4, "~g"), (400.0, "~s")])
+def test_a_small_demand_is_written_without_a_unit_of_measure(reader, flexible, level, ticks):
+    seen = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
+    windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
+    drawn = planning_charts.forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "").figure
+    assert drawn["layout"]["yaxis"]["tickformat"] == ticks
 
 
 def test_forecasts_of_a_class_that_ended_are_not_called_overdue(reader, flexible):

@@ -387,15 +387,18 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
         page(reader, "moves")
 
 
-def test_names_of_points_keep_out_of_each_others_way():
-    points = [(str(at), "Twelve chars", 6 + at * 1.5, 0.9 + at * 0.004) for at in range(4)]
-    sides = labels.label_sides(points, (0, 20), (0.8, 1.0))
+@pytest.mark.parametrize(("width", "height"), labels.GROUNDS_PX, ids=["desktop", "phone"])
+def test_names_of_points_keep_out_of_each_others_way(width, height):
+    points = [(name, name, hours / 100, met) for name, hours, met in planning_rows.STRATEGIES]
+    across, up = (0.4, 1.06), (0.961, 1.008)
+    sides = labels.label_sides(points, across, up)
     assert len(set(sides.values())) > 1
-    boxes = [
-        labels.box((x / 20 * 460, (1 - y) / 0.2 * 200), sides[key], len(text) * labels.LETTER_PX)
-        for key, text, x, y in points
-    ]
-    assert not any(labels.overlap(one, other) for one in boxes for other in boxes if one is not other)
+    boxes = []
+    for key, text, x, y in points:
+        place = (x - across[0]) / (across[1] - across[0]) * width, (up[1] - y) / (up[1] - up[0]) * height
+        boxes.append(labels.box(place, sides[key], len(text) * labels.LETTER_PX))
+    touched = sum(labels.overlap(one, other) for at, one in enumerate(boxes) for other in boxes[:at])
+    assert touched < 0.25 * labels.LETTER_PX * labels.LINE_PX  # less than a quarter of a letter
     assert labels.label_sides([], (0, 1), (0, 1)) == {}
 
 
