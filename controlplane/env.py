@@ -90,6 +90,12 @@ ENV: dict[str, Variable] = {
     "PILOTHOUSE_FORECAST_REFIT_S": Variable(
         "float", 86_400.0, "Seconds after which a forecaster is fitted anew; between, it takes in what is new."
     ),
+    "PILOTHOUSE_FORECAST_KEEP_HOURS": Variable(
+        "float",
+        12.0,
+        "Hours for which forecasts are kept as they were made; then those of a series within an hour become one row, with"
+        " what was said last of each window.",
+    ),
     "PILOTHOUSE_PLAN_EVERY_S": Variable("float", 3600.0, "Seconds between scaling plans."),
     "PILOTHOUSE_PLAN_DEMAND": Variable(
         "str", "mean", "What of a forecast plans are made for: `mean`, `upper_80` or `upper_95`."

@@ -20,6 +20,7 @@ SUITES = [
     "tests/lengths",
     "tests/planning/test_executor.py",
     "tests/planning/test_executor_races.py",
+    "tests/planning/test_folding.py",
 ]
 
 

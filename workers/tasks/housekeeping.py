@@ -3,9 +3,11 @@
 import time
 from datetime import timedelta
 from importlib import import_module
+from typing import Any
 
 from celery import shared_task
 from django.conf import settings
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import SignInLink
@@ -25,12 +27,16 @@ def prune_ledger() -> int:
     One run deletes at most `BATCH_ROWS` x `MOST_BATCHES`; the next goes on from there.
     """
     oldest_kept = timezone.now() - timedelta(days=settings.LEDGER_KEEP_DAYS)
-    old = LedgerRow.objects.filter(arrived_at__lt=oldest_kept).order_by("arrived_at")
+    return delete_in_batches(LedgerRow.objects.filter(arrived_at__lt=oldest_kept).order_by("arrived_at"))
+
+
+def delete_in_batches(rows: QuerySet[Any]) -> int:
+    """Delete *rows* in their order, at most `BATCH_ROWS` x `MOST_BATCHES` of them. Returns how many."""
     deleted = 0
     for _ in range(MOST_BATCHES):
-        batch = list(old.values_list("pk", flat=True)[:BATCH_ROWS])
+        batch = list(rows.values_list("pk", flat=True)[:BATCH_ROWS])
         if batch:
-            deleted += LedgerRow.objects.filter(pk__in=batch).delete()[0]
+            deleted += rows.model._default_manager.filter(pk__in=batch).delete()[0]
         if len(batch) < BATCH_ROWS:
             break
         time.sleep(PAUSE_S)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import time
 from collections.abc import Callable, Iterator, Sized
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,8 +20,9 @@ from django.utils import timezone
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet.models import Instance
-from controlplane.planning import comparison, executor, live, services
+from controlplane.planning import comparison, executor, folding, live, services
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
+from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
 
 logger = logging.getLogger(__name__)
@@ -87,12 +89,25 @@ def finish_drains() -> int:
 
 @shared_task
 def prune_planning() -> int:
-    """Delete forecasts, and plans that were never carried out, after `PILOTHOUSE_PLANNING_KEEP_DAYS`."""
-    oldest = timezone.now() - timedelta(days=settings.PLANNING_KEEP_DAYS)
-    gone, _ = Forecast.objects.filter(made_at__lt=oldest).delete()
+    """Delete forecasts, and plans that were never carried out, after `PILOTHOUSE_PLANNING_KEEP_DAYS`; returns how many.
+
+    Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. What one run leaves is the next one's.
+    """
+    now = timezone.now()
+    oldest = now - timedelta(days=settings.PLANNING_KEEP_DAYS)
+    gone = delete_in_batches(Forecast.objects.filter(made_at__lt=oldest).order_by("made_at"))
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
-    plans, _ = ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).delete()
-    return gone + plans
+    gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
+    hours = 0
+    for hour in folding.due(now):
+        fewer = folding.fold(hour)
+        gone += fewer
+        hours += fewer > 0
+        if hours == MOST_BATCHES:
+            break
+        if fewer:
+            time.sleep(PAUSE_S)
+    return gone
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:

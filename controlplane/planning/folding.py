@@ -1,0 +1,99 @@
+"""Forecasts that have had their time are folded: those of one series that were made within an hour become one row.
+
+At a forecast a minute, ten windows ahead, each window is foretold ten times. While it is to come, all that was said of it
+matters: plans are made from the newest forecast, and comparisons replay which one was the newest when. Of a window that is
+long over, only what was said last before it is looked at again: the Forecast page draws that and judges it. A folded row
+keeps just that, under the key and the time of the last of its forecasts, so that the page shows the same before and after.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Count
+from django.db.models.functions import TruncHour
+
+from controlplane.planning.models import Forecast
+from controlplane.planning.selectors import forecasts_of, latest_forecast, windows_of
+
+HOUR = timedelta(hours=1)
+SERIES = ("model", "region", "quantity", "slo_class")
+BANDS = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """A series and the begin of an hour in which several forecasts of it were made."""
+
+    series: tuple[str, str, str, str]
+    begin: datetime
+
+
+def whole_for() -> timedelta:
+    """How long a forecast stays as it was made: no shorter than a comparison of strategies looks back."""
+    spare_s = 2 * max(settings.FORECAST_EVERY_S, settings.FORECAST_WINDOW_S)
+    compared = timedelta(hours=settings.COMPARE_HOURS, seconds=spare_s)
+    return max(timedelta(hours=settings.FORECAST_KEEP_HOURS), compared)
+
+
+def due(now: datetime) -> list[Hour]:
+    """Hours that are to be folded, oldest first. Those that cannot be, for they have gaps, are among them every time."""
+    until = (now - whole_for()).replace(minute=0, second=0, microsecond=0)
+    several = (
+        Forecast.objects.filter(made_at__lt=until)
+        .order_by()
+        .annotate(hour=TruncHour("made_at"))
+        .values(*SERIES, "hour")
+        .annotate(forecasts=Count("pk"))
+        .filter(forecasts__gt=1)
+        .order_by("hour")
+    )
+    return [
+        Hour((model, region, quantity, of), hour)
+        for model, region, quantity, of, hour in several.values_list(*SERIES, "hour")
+    ]
+
+
+@transaction.atomic
+def fold(hour: Hour) -> int:
+    """Fold the forecasts of *hour*; how many rows there are fewer. The newest of a series stays as it was made."""
+    newest = latest_forecast(*hour.series)
+    rows = forecasts_of(*hour.series).filter(made_at__gte=hour.begin, made_at__lt=hour.begin + HOUR).order_by("pk")
+    return sum(_put_together(run) for run in _runs([row for row in rows if row != newest]))
+
+
+def _runs(rows: Sequence[Forecast]) -> Iterator[list[Forecast]]:
+    """*rows* one after another by one forecaster, whose windows follow each other without a gap."""
+    run: list[Forecast] = []
+    for row in rows:
+        if run and not _follows(row, run[-1]):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
+
+
+def _follows(row: Forecast, last: Forecast) -> bool:
+    if (row.forecaster, row.window_s) != (last.forecaster, last.window_s):
+        return False
+    ends = last.start_at + timedelta(seconds=last.window_s * len(windows_of(last)))
+    return bool(windows_of(row)) and last.start_at <= row.start_at <= ends
+
+
+def _put_together(run: Sequence[Forecast]) -> int:
+    """Write what *run* said last of each window into its last row, and delete the others."""
+    *others, row = run
+    if not others:
+        return 0
+    said = {window.start: window for each in run for window in windows_of(each)}
+    windows = [said[start] for start in sorted(said)]
+    row.start_at = windows[0].start
+    for name in BANDS:
+        setattr(row, name, [getattr(window, name) for window in windows])
+    row.note = f"{len(run)} forecasts in one: what was said last of each window. {row.note}".strip()[:255]
+    row.save(update_fields=["start_at", "note", *BANDS])
+    gone, _ = Forecast.objects.filter(pk__in=[each.pk for each in others]).delete()
+    return gone
