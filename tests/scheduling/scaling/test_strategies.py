@@ -199,16 +199,55 @@ def test_preserve_one_overloaded_one_up(overloaded, coming, target, delta):
     assert only("preserve", one, advice(target))[0] == delta
 
 
-def test_preserve_eases_once_a_window_when_all_maps_are_low():
+LOW = {"ready": 10, "peak_kv_sum": 1.5, "peak_kv_most": 0.29}
+
+
+def eased(strategy, begin_s, advised, **changes):
+    """What *strategy* does at 60 s of ticks from *begin_s* on, the last with *changes* to a low view."""
+    deltas = []
+    for now_s in (begin_s + 5.0 * tick for tick in range(13)):
+        at_end = changes if now_s == begin_s + 60 else {}
+        deltas += [each.delta for each in strategy.decide(now_s, [view(**(LOW | at_end))], [advised])]
+    return deltas
+
+
+def test_preserve_eases_once_a_window_when_all_maps_have_been_low():
     strategy = make_strategy("preserve")
-    low = view(ready=10, peak_kv_sum=1.5, peak_kv_most=0.29)
-    assert [each.delta for each in strategy.decide(0.0, [low], [advice(10)])] == [-5]
-    assert strategy.decide(5.0, [low], [advice(10)]) == []
-    assert [each.delta for each in strategy.decide(600.0, [low], [advice(10, made=600.0)])] == [-5]
-    for changes in ({"peak_kv_most": 0.3}, {"waiting": 1}, {"coming": 1}):
-        other = view(**({"ready": 10, "peak_kv_sum": 1.5, "peak_kv_most": 0.29} | changes))
-        assert only("preserve", other, advice(other.instances))[0] == 0
-    assert only("preserve", view(ready=10, kv_use=0.15, peak_kv_sum=nan), advice(10))[0] == -5
+    assert strategy.decide(0.0, [view(ready=2)], [advice(2)]) == []
+    assert eased(strategy, 5.0, advice(2)) == [-5]
+    assert eased(strategy, 70.0, advice(2)) == []
+    assert strategy.decide(600.0, [view(**LOW | {"ready": 4})], [advice(4, made=600.0)]) == []
+    assert eased(strategy, 605.0, advice(4, made=600.0)) == [-5]
+
+
+@pytest.mark.parametrize("changes", [{"peak_kv_most": 0.3}, {"waiting": 1}, {"coming": 1}])
+def test_preserve_begins_to_count_anew_when_a_map_is_high_or_something_waits_or_comes(changes):
+    strategy = make_strategy("preserve")
+    assert strategy.decide(0.0, [view(ready=2)], [advice(2)]) == []
+    assert eased(strategy, 5.0, advice(2), **changes) == []
+    assert eased(strategy, 70.0, advice(2)) == [-5]
+
+
+def test_preserve_keeps_what_the_highest_peaks_of_the_time_ask_for():
+    strategy = make_strategy("preserve")
+    assert strategy.decide(0.0, [view(ready=2)], [advice(2)]) == []
+    assert strategy.decide(5.0, [view(**LOW | {"peak_kv_sum": 2.35})], [advice(2)]) == []
+    assert eased(strategy, 10.0, advice(2)) == [-2]
+
+
+def test_preserve_does_not_ease_below_the_plan():
+    # Where computing runs short, memory is all but empty until just before: five of six would go.
+    for target, delta in ((6, []), (4, [-2]), (2, [-4])):
+        strategy = make_strategy("preserve", {"ease_after_s": 0})
+        assert strategy.decide(0.0, [view(ready=target)], [advice(target)]) == []
+        low = view(ready=6, peak_kv_sum=0.2, peak_kv_most=0.08)
+        assert [each.delta for each in strategy.decide(5.0, [low], [advice(target)])] == delta
+
+
+def test_preserve_eases_without_maps_and_without_a_plan():
+    assert eased(make_strategy("preserve"), 0.0, None) == [-5]
+    strategy = make_strategy("preserve", {"ease_after_s": 0})
+    assert [each.delta for each in strategy.decide(0.0, [view(ready=10, kv_use=0.15, peak_kv_sum=nan)], [None])] == [-5]
 
 
 def test_preserve_needs_no_plan_for_its_second_tier():
@@ -249,6 +288,7 @@ def test_a_strategy_is_made_by_name_and_takes_numbers(name):
         ("lt_ua", {"gap_out": 0.1}, "gap_in"),
         ("lt_ua", {"gap_last_s": -1}, "gap_last_s"),
         ("preserve", {"ease_below": 1.5}, "ease_below"),
+        ("preserve", {"ease_after_s": 600}, "ease_after_s"),
         ("pilothouse", {"aim": 0.95}, "aim"),
         ("pilothouse", {"hold_s": 0}, "hold_s"),
         ("pilothouse", {"confirm_above": 1}, "confirm_above"),
@@ -297,7 +337,8 @@ def test_ours_lets_go_what_neither_plan_nor_load_wants():
     assert pilothouse([view(ready=8, use=0.2)], [advice(6, soon_instances=3)]) == {0: -2}
     assert pilothouse([view(ready=2, use=0.6)], [advice(6, soon_instances=3)]) == {0: 1}
     assert pilothouse([view(ready=8, use=0.6)], [advice(3)]) == {0: -1}  # 4.8 of 7 at most three quarters
-    assert pilothouse([view(ready=8, use=0.2, since_change_s=299.0)], [advice(3)]) == {}
+    assert pilothouse([view(ready=8, use=0.2, since_change_s=119.0)], [advice(3)]) == {}
+    assert pilothouse([view(ready=8, use=0.2, since_change_s=120.0)], [advice(3)]) == {0: -5}
     assert pilothouse([view(ready=7, coming=1, use=0.2)], [advice(3)]) == {}
     full_elsewhere = [view(ready=8, use=0.2), view(region="west", ready=4, use=0.95)]
     assert pilothouse(full_elsewhere, [advice(3), advice(4)]) == {0: -4}
