@@ -74,6 +74,39 @@ def endpoint_loads(
 
 
 @compiled
+def memory_held(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    mean: NDArray[np.float64],
+    most: NDArray[np.float64],
+) -> None:
+    """Write the KV use of what accepts work, by endpoint: over all its instances, and that of the fullest.
+
+    As vLLM reports it: blocks that are taken, whatever is reserved or waits. What scales by it is PreServe's reactive
+    baseline (5.3). The engines must have been brought up to the moment (`loop.control`).
+    """
+    for endpoint in range(mean.size):
+        mean[endpoint], most[endpoint] = 0.0, 0.0
+        held_tokens, all_tokens = 0, 0
+        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            instance = int(endpoints.members[at])
+            if fleet.accepting[instance] == 0:
+                continue
+            engine: Any = engines.instances[instance]
+            capacity = int(engine.kv_blocks * engine.block_size_tokens)
+            held = capacity - int(engine.free_blocks * engine.block_size_tokens)
+            if engine.phase == SEGMENT:  # whose blocks are taken when it ends
+                held += int(engine.decoding * engine.counted)
+            held = min(held, capacity)
+            most[endpoint] = max(most[endpoint], held / capacity)
+            held_tokens += held
+            all_tokens += capacity
+        if all_tokens > 0:
+            mean[endpoint] = held_tokens / all_tokens
+
+
+@compiled
 def _draw(
     engines: EngineArrays,
     instance: int,
@@ -146,6 +179,7 @@ def endpoint_outlook(
     """For every endpoint: instances potentially overloaded, and the sum and the highest of their peaks, as KV use.
 
     *queued_tokens* by endpoint are held for it and count as if its ready instances had them already, in equal parts.
+    Capacity is what the engines have, whatever their dispatcher counts on.
     """
     for endpoint in range(overloaded.size):
         overloaded[endpoint], peak_sum[endpoint], peak_most[endpoint] = 0, 0.0, 0.0
@@ -155,9 +189,10 @@ def endpoint_outlook(
             accepting += fleet.accepting[endpoints.members[at]]
         for at in range(first, last):
             instance = int(endpoints.members[at])
-            capacity = fleet.kv_capacity_tokens[instance]
-            if fleet.accepting[instance] == 0 or capacity == 0:
+            if fleet.accepting[instance] == 0:
                 continue
+            engine: Any = engines.instances[instance]
+            capacity = int(engine.kv_blocks * engine.block_size_tokens)
             project_engine(engines, instance, True, ending, ending_tokens, tokens)
             queued = queued_tokens[endpoint] / accepting
             above, peak = 0, 0.0

@@ -12,7 +12,7 @@ from scheduling.lookahead import add, allocate, finish, project, token
 from scheduling.profile import Profile
 from scheduling.regions import pressure
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy, reactive_trigger
-from scheduling.simulation.ahead import project_engine
+from scheduling.simulation.ahead import memory_held, project_engine
 from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
 from scheduling.simulation.engine import EngineConfig, EngineRequest
 from scheduling.simulation.requests import make_requests
@@ -97,6 +97,52 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
     expected = np.zeros(100, np.int64)
     project(ahead, 0, expected)
     assert found.tolist() == expected.tolist()
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.floats(0.3, 20))
+def test_memory_held_is_that_of_the_tokens_in_it(seed, at_s):
+    random = np.random.default_rng(seed)
+    count = 40
+    engine = replace(ENGINE, max_num_seqs=count, kv_blocks=400)
+    spec = InstanceSpec("m", "r", engine, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40)
+    requests = make_requests(
+        np.cumsum(random.exponential(0.3, count)), random.integers(1, 300, count), random.integers(1, 150, count)
+    )
+    simulation = Simulation(Cluster([spec, spec, replace(spec, state=State.SPOT)]), requests)
+    simulation.advance(at_s)
+    world = simulation.world
+    mean, most = np.zeros(1), np.zeros(1)
+    memory_held(world.fleet, world.endpoints, world.engines, mean, most)
+    held, within = [], []
+    for instance in range(2):
+        tokens, lines = np.zeros(1, np.int64), np.zeros((2, 2), np.int64)
+        project_engine(world.engines, instance, False, lines[0], lines[1], tokens)
+        held.append(int(tokens[0]))
+        # Blocks that are not full, and a prompt whose prefill is under way.
+        running = int(world.engines.instances[instance]["running"])
+        within.append(engine.block_size_tokens * running + engine.max_num_batched_tokens)
+    room = engine.kv_capacity_tokens
+    assert max(held) / room - 0.01 <= most[0] <= min(1, (max(map(sum, zip(held, within, strict=True)))) / room)
+    assert sum(held) / room / 2 - 0.01 <= mean[0] <= most[0]
+
+
+def test_what_queues_at_an_instance_counts_for_its_map_but_holds_no_memory():
+    engine = replace(ENGINE, max_num_seqs=64, kv_blocks=40)
+    room = engine.kv_capacity_tokens
+    spec = InstanceSpec("m", "r", engine, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40)
+    prompt = room // 2 + engine.block_size_tokens  # two do not fit
+    requests = make_requests(np.zeros(3), prompt, 100)
+    simulation = Simulation(Cluster([spec]), requests)
+    control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
+    simulation.advance(1.0)
+    (one,) = control.views(simulation)
+    assert (one.waiting, one.overloaded_instances) == (0, 1)
+    assert one.peak_kv_most > 1.5
+    mean, most = np.zeros(1), np.zeros(1)
+    memory_held(simulation.fleet, simulation.endpoints, simulation.world.engines, mean, most)
+    assert mean[0] == most[0]
+    assert 0.5 < most[0] < 0.95
 
 
 # The compiled trigger and the strategy are one heuristic
