@@ -66,18 +66,23 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
 
 def test_preserve_is_measured_and_shown():
     answer = json.loads(run("preserve-scaling", *SMALL, "--json"))
-    rows = {(row["service"], row["strategy"]): row for row in answer["rows"]}
-    assert {name for _, name in rows} == set(preserve.STRATEGIES)
-    assert {service for service, _ in rows} == set(preserve.SERVICES)
-    for service in preserve.SERVICES:
-        static = rows[service, "static"]
-        assert static["instance_hours"] == pytest.approx(8 * 24 * 0.03, rel=0.05)
-        assert static["scale_outs"] == 0
-        for name in preserve.STRATEGIES:
-            assert rows[service, name]["instance_hours"] <= static["instance_hours"] + 0.01
-            assert rows[service, name]["peak_normalised_s"] >= rows[service, name]["peak_window_normalised_s"] * 0.99
-        saved = rows[service, "preserve"]["instance_hours"] / static["instance_hours"] - 1
-        assert answer["found"]["instance_hours_against_static"][service] == pytest.approx(saved, abs=1e-3)
+    rows = {(row["depth"], row["service"], row["strategy"]): row for row in answer["rows"]}
+    of_depth = {"deep": set(preserve.STRATEGIES), "shallow": set(preserve.STRATEGIES) - {"hybrid_mean"}}
+    assert set(rows) == {(at, each, name) for at in of_depth for each in preserve.SERVICES for name in of_depth[at]}
+    for depth, names in of_depth.items():
+        for service in preserve.SERVICES:
+            static = rows[depth, service, "static"]
+            assert static["instance_hours"] == pytest.approx(8 * 24 * 0.03, rel=0.05)
+            assert static["scale_outs"] == 0
+            for name in names:
+                row = rows[depth, service, name]
+                assert row["instance_hours"] <= static["instance_hours"] + 0.01
+                assert row["peak_minute_normalised_s"] >= row["peak_normalised_s"] * 0.99
+            saved = rows[depth, service, "preserve"]["instance_hours"] / static["instance_hours"] - 1
+            found = answer["found"]["instance_hours_against_static"]
+            assert found[f"{service}, {depth}"] == pytest.approx(saved, abs=1e-3)
+        assert found[f"both, {depth}"] < 0
+    assert not any("shallow" in key for key in answer["found"]["peak_normalised_against_hybrid_mean"])
     assert answer["reported"] == preserve.PAPER
     text = run("preserve-scaling", *SMALL, "--strategies", "static,preserve")
     assert "the paper: -44.5 %" in text

@@ -1,21 +1,29 @@
-"""PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances."""
+"""PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances.
+
+In the paper a request is given to an instance at once, and queues there; the reactive baselines look at KV memory. That is
+`deep`, with PreServe's router (4.3.3). Pilothouse holds the queue and gives work only where there is room: `shallow`, with
+the strategies as they run live. Figure 8 shows means over five minutes of arrivals, so a peak is the highest of those.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from controlplane.planning.reproductions.advisors import ByCapability
+from controlplane.planning.reproductions.by_memory import HybridByMemory, ReactiveByMemory, run_by_memory
 from controlplane.planning.reproductions.capability import measured_capability
 from controlplane.planning.reproductions.foreseen import Floats, Foreseen, Told, foresee, windows
 from controlplane.planning.reproductions.measured import rounded
 from controlplane.planning.reproductions.scenes import DAY_S, INTERACTIVE, Scene, preserve
 from scheduling.planning.capacity import Capability
-from scheduling.scaling import make_strategy
+from scheduling.scaling import ByEndpoint, make_strategy
+from scheduling.simulation.cluster import Cluster
 from scheduling.simulation.generator import random_bursts
 from scheduling.simulation.measures import latency_s
+from scheduling.simulation.requests import Requests
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.strategies import Bounds, run_strategy
 from scheduling.simulation.workload import Workload
@@ -23,7 +31,10 @@ from scheduling.simulation.world import State
 
 WINDOW_S: Final = 600.0
 SERVICES: Final = ("code-like", "chat-like")
-STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "preserve")
+STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve")
+"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together; in the house there is only the one that is live."""
+DEPTHS: Final = ("deep", "shallow")
+PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
 """Of normalised latency: end-to-end seconds by output token."""
 ALLOWED: Final = 0.02
@@ -34,7 +45,13 @@ SURGE_S: Final = 900.0
 SURGE_FACTOR: Final = 1.7
 """Surges that no history foretells, as the paper's code service has them."""
 
-PAPER: Final = {"peak_normalised_against_hybrid": -0.786, "instance_hours_against_static": -0.4447}
+PAPER: Final = {
+    "peak_normalised_against_hybrid": -0.786,
+    "peak_normalised_against_hybrid_mean": -0.786,
+    "instance_hours_against_static": -0.4447,
+}
+"""The peaks are the mean of both services': 0.92 s and 0.197 s."""
+MEASURES: Final = {"peak_normalised": "peak_normalised_s", "instance_hours": "instance_hours"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +59,13 @@ class Row:
     """A strategy's line of one service."""
 
     service: str
+    depth: str
     strategy: str
     instance_hours: float
     peak_normalised_s: float
-    """The highest mean of normalised latency over a minute, by arrival."""
-    peak_window_normalised_s: float
-    """The same over ten minutes."""
+    """The highest mean of normalised latency over five minutes, by arrival."""
+    peak_minute_normalised_s: float
+    """The same over a minute."""
     normalised_mean_s: float
     slo_met: float
     ttft_p95_s: float
@@ -101,42 +119,65 @@ def prepare(service: str, scale: float, days: float, seed: int, forecaster: str,
 
 
 def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:
-    """Simulate the service under each of *names*; `static` keeps all instances. No floor: it would blur what is compared."""
+    """Simulate the service under each of *names* at both depths; `static` keeps all instances.
+
+    No floor: it would blur what is compared.
+    """
     scene, rows = setting.scene, []
-    for name in names:
-        began_s = time.monotonic()
-        moved = replace(scene, ready=scene.instances) if name == "static" else scene
-        cluster = moved.cluster()
-        requests = moved.requests(cluster, setting.workload, setting.seed)
-        until_s = setting.days * DAY_S
+    for depth in DEPTHS:
+        for name in names:
+            if depth == "shallow" and name == "hybrid_mean":
+                continue
+            began_s = time.monotonic()
+            cluster = _cluster(replace(scene, ready=scene.instances) if name == "static" else scene, depth)
+            requests = scene.requests(cluster, setting.workload, setting.seed)
 
-        def progress(done: int, total: int, name: str = name) -> None:
-            told(f"{setting.service}: simulating {name}", done, total)
+            def progress(done: int, total: int, about: str = f"{name}, {depth}") -> None:
+                told(f"{setting.service}: simulating {about}", done, total)
 
-        if name == "static":
-            result = Simulation(cluster, requests, seed=setting.seed).run(
-                tick_s=3600.0, until_s=until_s, progress=progress
-            )
-        else:
-            strategy = make_strategy(name)
-            result = run_strategy(
-                cluster,
-                requests,
-                strategy,
-                bounds=Bounds(scene.min_instances, scene.max_instances),
-                floor=None,
-                advisor=ByCapability(setting.prompt, setting.output, setting.capability)
-                if strategy.uses_advice
-                else None,
-                seed=setting.seed,
-                until_s=until_s,
-                progress=progress,
-            ).result
-        rows.append(_row(setting, name, result, time.monotonic() - began_s))
+            result = _simulate(setting, name, depth, cluster, requests, progress)
+            rows.append(_row(setting, name, depth, result, time.monotonic() - began_s))
     return rows
 
 
-def _row(setting: Setting, name: str, result: Result, wall_s: float) -> Row:
+def _cluster(scene: Scene, depth: str) -> Cluster:
+    cluster = scene.cluster()
+    if depth == "shallow":
+        return cluster
+    instances = [replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40) for spec in cluster.instances]
+    return replace(cluster, instances=instances, routing="preserve")
+
+
+def _simulate(
+    setting: Setting, name: str, depth: str, cluster: Cluster, requests: Requests, progress: Callable[[int, int], None]
+) -> Result:
+    until_s = setting.days * DAY_S
+    if name == "static":
+        simulation = Simulation(cluster, requests, seed=setting.seed)
+        return simulation.run(tick_s=3600.0, until_s=until_s, progress=progress)
+    strategy = _strategy(name, depth)
+    bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
+    advisor = ByCapability(setting.prompt, setting.output, setting.capability) if strategy.uses_advice else None
+    if isinstance(strategy, ReactiveByMemory | HybridByMemory):
+        return run_by_memory(
+            cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,
+            seed=setting.seed, until_s=until_s, progress=progress,
+        )  # fmt: skip
+    return run_strategy(
+        cluster, requests, strategy, bounds=bounds, floor=None, advisor=advisor, seed=setting.seed, until_s=until_s,
+        progress=progress,
+    ).result  # fmt: skip
+
+
+def _strategy(name: str, depth: str) -> ByEndpoint:
+    if depth == "deep" and name == "reactive":
+        return ReactiveByMemory()
+    if depth == "deep" and name in ("hybrid", "hybrid_mean"):
+        return HybridByMemory()
+    return make_strategy(name)
+
+
+def _row(setting: Setting, name: str, depth: str, result: Result, wall_s: float) -> Row:
     normalised_s = latency_s(result, "normalised")
     arrival_s = result.requests.arrival_s
     hours = result.state_s.sum(axis=0) / 3600
@@ -144,10 +185,11 @@ def _row(setting: Setting, name: str, result: Result, wall_s: float) -> Row:
     ttft_s = latency_s(result, "ttft")
     return Row(
         service=setting.service,
+        depth=depth,
         strategy=name,
         instance_hours=float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
-        peak_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], 60.0),
-        peak_window_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], WINDOW_S),
+        peak_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], PEAK_S),
+        peak_minute_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], 60.0),
         normalised_mean_s=float(normalised_s[known].mean()) if known.any() else float("nan"),
         slo_met=float(np.count_nonzero(normalised_s <= SLO_S)) / max(1, normalised_s.size),
         ttft_p95_s=float(np.nanpercentile(ttft_s, 95)) if known.any() else float("nan"),
@@ -169,16 +211,22 @@ def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
 
 
 def found(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """What stands beside `PAPER`, by service, as far as the strategies that it takes were run."""
-    by = {(row.service, row.strategy): row for row in rows}
+    """What stands beside `PAPER`, by depth and service, as far as the strategies that it takes were run.
+
+    "both" is of the sum over the services: the paper gives means of both.
+    """
+    by = {(row.depth, row.service, row.strategy): row for row in rows}
+    services = list(dict.fromkeys(row.service for row in rows))
     result: dict[str, dict[str, float]] = {}
-    for name, base, value in (
-        ("peak_normalised_against_hybrid", "hybrid", "peak_normalised_s"),
-        ("instance_hours_against_static", "static", "instance_hours"),
-    ):
-        result[name] = {
-            service: round(getattr(by[service, "preserve"], value) / getattr(by[service, base], value) - 1, 4)
-            for service in dict.fromkeys(row.service for row in rows)
-            if (service, "preserve") in by and (service, base) in by
-        }
+    for name in PAPER:
+        value, base = name.split("_against_")
+        result[name] = {}
+        for depth in DEPTHS:
+            for label, summed in [*((each, [each]) for each in services), ("both", services)]:
+                if all((depth, each, strategy) in by for each in summed for strategy in ("preserve", base)):
+                    ours, theirs = (
+                        sum(getattr(by[depth, each, strategy], MEASURES[value]) for each in summed)
+                        for strategy in ("preserve", base)
+                    )
+                    result[name][f"{label}, {depth}"] = round(ours / theirs - 1, 4)
     return result

@@ -222,12 +222,12 @@ def _show_sageserve(console: Console, result: dict[str, Any]) -> None:
 
 def _show_preserve(console: Console, result: dict[str, Any]) -> None:
     table = Table(title=f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}")
-    for head in ("Service", "Strategy"):
+    for head in ("Service", "Queues", "Strategy"):
         table.add_column(head)
     for head in (
         "instance-hours",
+        "peak 5 min",
         "peak minute",
-        "peak 10 min",
         "mean",
         f"within {preserve.SLO_S} s",
         "TTFT p95",
@@ -235,9 +235,10 @@ def _show_preserve(console: Console, result: dict[str, Any]) -> None:
     ):
         table.add_column(head, justify="right")
     for row in result["rows"]:
-        latencies = (row[name] for name in ("peak_normalised_s", "peak_window_normalised_s", "normalised_mean_s"))
+        latencies = (row[name] for name in ("peak_normalised_s", "peak_minute_normalised_s", "normalised_mean_s"))
         table.add_row(
             row["service"],
+            row["depth"],
             row["strategy"],
             f"{row['instance_hours']:,.1f}",
             *(_seconds(value) for value in latencies),
