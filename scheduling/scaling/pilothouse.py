@@ -2,8 +2,8 @@
 
 From SageServe it takes the plan over regions, from PreServe the short window and the answer in proportion. Its own:
 the plan looks little further than an instance takes to come, so nothing is held for the peak of an hour. An instance goes
-when no plan for the next 50 minutes wants it, even at the upper end of the forecast's band, so that it is not back within
-them. And load is read over all regions of a model, smoothed over a minute: the router sends what one region cannot take
+when no plan for the next 50 minutes wants it, even towards the upper end of the forecast's band, so that it is not soon
+back. And load is read over all regions of a model, smoothed over a minute: the router sends what one region cannot take
 to another, so a burst in one region is no shortage.
 """
 
@@ -30,7 +30,7 @@ class Pilothouse(ByEndpoint):
     confirm_above: float = 0.5
     """Use, at the endpoint or over all regions, below which a plan's wish for more is not believed yet."""
     smooth_s: float = 60.0
-    hold_s: float = 300.0
+    hold_s: float = 120.0
     """Least time between a change and letting instances go."""
     _pools: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
     """By model: instances' worth of smoothed load, and instances, over all regions."""

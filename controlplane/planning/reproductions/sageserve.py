@@ -23,7 +23,12 @@ OWN_EVERY: Final = 2
 """Windows from one of our own plans to the next."""
 OWN_LOOK: Final = 5
 """Windows that our own forecasts look ahead."""
-STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse")
+OWN_UPPER: Final = 0.5
+"""What our own plans add for: so far from the mean to the upper end of the 80 % band. A late instance costs answers."""
+OWN_LATER_UPPER: Final = 0.7
+"""The same for what they keep, over all of that time: above `OWN_UPPER`, or instances would come and go."""
+STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse", "foreknown")
+"""`foreknown` is no strategy but what the others can be held against: LT-I every window, by the demand that will come."""
 HISTORY_WEEKS: Final = 2
 BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
@@ -47,6 +52,7 @@ class Setting:
     workload: Workload
     paper_forecasts: Foreseen
     own_forecasts: Foreseen
+    foreknown: Foreseen
     other_work: Windows
     capability_tokens_per_s: Floats
 
@@ -82,7 +88,9 @@ def prepare(
     hourly = foresee(forecaster, hour_peaks(history.total), hour_peaks(actual.total), HOUR_S, 1, 1, paper)
     closer = foresee(own_forecaster, history.total, actual.total, WINDOW_S, OWN_EVERY, OWN_LOOK, own)
     other = windows(workload, streams, [OTHER], WINDOW_S, days * DAY_S)
-    return Setting(scene, days, seed, workload, hourly, closer, other, np.array(capability))
+    known = actual.total.T[:, :, None]
+    foreknown = Foreseen("foreknown", 1, WINDOW_S, known, known, 0.0)
+    return Setting(scene, days, seed, workload, hourly, closer, foreknown, other, np.array(capability))
 
 
 def hour_peaks(tokens_per_s: Floats) -> Floats:
@@ -110,6 +118,8 @@ def advisor(setting: Setting, strategy: str) -> ByProgramme:
         capacity=scene.instances * len(scene.models),
         usd_per_hour=scene.usd_per_hour,
     )
+    if strategy == "foreknown":
+        return replace(theirs, foreseen=setting.foreknown, every_s=WINDOW_S, look_s=WINDOW_S)
     if strategy != "pilothouse":
         return theirs
     return replace(
@@ -118,7 +128,8 @@ def advisor(setting: Setting, strategy: str) -> ByProgramme:
         every_s=OWN_EVERY * WINDOW_S,
         look_s=(OWN_EVERY + 1) * WINDOW_S,
         later_s=OWN_LOOK * WINDOW_S,
-        later_upper=1.0,
+        upper=OWN_UPPER,
+        later_upper=OWN_LATER_UPPER,
     )
 
 
@@ -136,7 +147,7 @@ def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None 
         made = run_strategy(
             cluster,
             requests,
-            make_strategy(name),
+            make_strategy("lt_i" if name == "foreknown" else name),
             bounds=Bounds(scene.min_instances, scene.max_instances),
             floor=floor,
             advisor=None if name in ("reactive", "siloed") else advisor(setting, name),
@@ -145,7 +156,8 @@ def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None 
             until_s=setting.days * DAY_S,
             progress=lambda done, total, name=name: told(f"simulating {name}", done, total),
         )
-        rows.append(measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s))
+        row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
+        rows.append(replace(row, strategy=name))
     return rows
 
 
