@@ -4,7 +4,8 @@ One opinion is best on calm nights, another when bursts come and go, a third at 
 which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every opinion has
 a loss (absolute percentage error, exponentially forgotten), the forecast is the mean of their logarithms with weights
 exp(-loss), and horizons between are interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and
-Lugosi, "Prediction, Learning, and Games", 2006); the opinions are in `experts` and `regression`.
+Lugosi, "Prediction, Learning, and Games", 2006); the opinions are in `experts`, `regression` and `forest`. The forest starts
+with as much weight as all others together: these say much the same in many ways, and would outvote it by number.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from forecasting.workload.calibrated import Calibrated
-from forecasting.workload.experts import NAMES, Index, Trail, opinions
+from forecasting.workload.experts import NAMES as SIMPLE
+from forecasting.workload.experts import Index, Trail, opinions
+from forecasting.workload.forest import NAME as FOREST
+from forecasting.workload.forest import Forest
 from forecasting.workload.points import PointModel, Values
 from forecasting.workload.regression import NAMES as REGRESSIONS
 from forecasting.workload.regression import Regression
@@ -21,9 +25,12 @@ from forecasting.workload.series import DAY_S
 
 LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
-REGRESSED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
+LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
+NAMES: Final = (*SIMPLE, *REGRESSIONS, FOREST)
+FOREST_SHARE: Final = 0.5  # of the weight that opinions have before any loss; the others have equal parts of the rest
 MEMORY: Final = 0.97  # of losses, by window
 EAGERNESS: Final = 0.4  # how fast weight leaves an opinion that is worse than the best, at a horizon of one window
+FIRST_WEIGHTS: Final = np.array([(1 - FOREST_SHARE) / (len(NAMES) - 1)] * (len(NAMES) - 1) + [FOREST_SHARE])
 LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
 
@@ -31,19 +38,22 @@ LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one wi
 class BlendModel(PointModel):
     def __init__(self) -> None:
         self.trail: Trail | None = None
-        self.regression = Regression(REGRESSED)
-        self.losses: Values = np.zeros((len(NAMES) + len(REGRESSIONS), len(GRID)))
+        self.regression, self.forest = Regression(LEARNED), Forest(LEARNED)
+        self.losses: Values = np.zeros((len(NAMES), len(GRID)))
 
     @classmethod
     def least(cls, season: int) -> int:
         return LEAST_WINDOWS
+
+    def prepare(self) -> None:
+        import sklearn.ensemble  # noqa: F401
 
     def fit(self, values: Values, season: int) -> None:
         """Losses come from forecasts of the last windows by coefficients that had not seen them; then all is learned."""
         self.trail = Trail(values, season, DAY_S / season)
         count = len(values)
         judged = min(LOSS_WINDOWS, count // 3)
-        self.regression.fit(self.trail, count - judged)
+        self._learn(count - judged)
         targets = np.arange(count - judged, count)
         losses = self._loss(targets)  # (opinions, grid, targets)
         known = self.trail.known[targets]
@@ -51,7 +61,13 @@ class BlendModel(PointModel):
             np.cumsum(known[::-1])[::-1] - known
         )  # windows that were known after each: a gap makes nothing forgotten
         self.losses = (losses * MEMORY**since).sum(axis=-1)
-        self.regression.fit(self.trail, count)
+        self._learn(count)
+
+    def _learn(self, end: int) -> None:
+        """What learns does so from windows before index *end*."""
+        assert self.trail is not None
+        self.regression.fit(self.trail, end)
+        self.forest.fit(self.trail, end)
 
     def append(self, value: float) -> None:
         assert self.trail is not None
@@ -85,7 +101,7 @@ class BlendModel(PointModel):
         best = np.maximum(self.losses.min(axis=0), 1e-9)
         # Errors h windows ahead overlap: as many of them tell less, so they move the weights less.
         eagerness = EAGERNESS / (1 - MEMORY) / np.sqrt(GRID)
-        weights = np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
+        weights = FIRST_WEIGHTS[:, None] * np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
 
     def _mean(self, said: Values, weights: Values, horizon: int) -> Values:
@@ -100,14 +116,14 @@ class BlendModel(PointModel):
     def tried(self) -> Sequence[str]:
         """The opinions that count most at the next window."""
         weights = self.weights()[:, 0]
-        names = (*NAMES, *REGRESSIONS)
-        return [f"{names[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
+        return [f"{NAMES[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
 
     def _said(self, origins: Index, horizons: Index) -> Values:
         assert self.trail is not None
         return np.concatenate([
             opinions(self.trail, origins, horizons),
             self.regression.predict(self.trail, origins, horizons),
+            self.forest.predict(self.trail, origins, horizons)[None],
         ])  # fmt: skip
 
     def _loss(self, targets: Index) -> Values:
@@ -130,12 +146,13 @@ class BlendModel(PointModel):
         return {
             "trail": self.trail.state() if self.trail else None,
             "regression": self.regression.state(),
+            "forest": self.forest.state(),
             "losses": self.losses.copy(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
-        self.regression = Regression.load(state["regression"])
+        self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.losses = np.array(state["losses"])
 
 

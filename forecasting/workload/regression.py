@@ -41,9 +41,7 @@ class Regression:
                 weights[row] = np.nan
                 if len(origins) >= LEAST_ROWS and horizon + trail.widths[1] <= trail.season:
                     moved = trail.z[origins + horizon] - trail.z[origins]
-                    weights[row] = _least_absolute(
-                        _columns(trail, origins, np.full(len(origins), horizon), days), moved
-                    )
+                    weights[row] = _least_absolute(columns(trail, origins, np.full(len(origins), horizon), days), moved)
         self._interpolate()
 
     def _interpolate(self) -> None:
@@ -60,7 +58,7 @@ class Regression:
         out = np.full((len(NAMES), *origin.shape), np.nan)
         last = self.horizons[-1]
         for days, between in enumerate(self.between):
-            moved = (_columns(trail, origin, horizon, days) * between[np.minimum(horizon, last)]).sum(axis=-1)
+            moved = (columns(trail, origin, horizon, days) * between[np.minimum(horizon, last)]).sum(axis=-1)
             usable = (horizon <= last) & (origin >= max(*LAGS, days * trail.season))
             out[days] = np.where(usable, trail.z[origin] + moved, np.nan)
         return out
@@ -80,7 +78,7 @@ def _width(days: int) -> int:
     return 1 + len(LAGS) + len(LEVEL_DAYS) + (0 if days == 0 else 1 + 2 * days)
 
 
-def _columns(trail: Trail, origin: Index, horizon: Index, days: int) -> Values:
+def columns(trail: Trail, origin: Index, horizon: Index, days: int) -> Values:
     """1, the last moves, the distance to the levels, how the same hours of each day before went: (..., columns)."""
     now = trail.z[origin]
     columns = [np.ones(origin.shape), *(trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS)]

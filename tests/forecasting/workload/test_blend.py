@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from forecasting.workload.blend import GRID, BlendModel, between_grid
 from forecasting.workload.experts import NAMES, Trail, days_before, opinions
+from forecasting.workload.forest import LEAST_ROWS, Forest, _table
 from forecasting.workload.points import PointModel, SeasonalNaive
 from forecasting.workload.regression import Regression
 from tests.forecasting.workload.demand import daily
@@ -31,7 +32,7 @@ def test_a_trail_that_grew_is_the_trail_of_everything():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(30, 200))
 def test_nothing_after_the_origin_is_looked_at(seed, origin):
-    """Other values after the origin change no opinion and no regression's forecast made at it."""
+    """Other values after the origin change no opinion, and no forecast of a regression or the forest made at it."""
     values = daily(10, WINDOW_S, gaps=0.05, seed=seed).tokens_per_s
     other = values.copy()
     after = other[origin + 1 :]
@@ -40,11 +41,13 @@ def test_nothing_after_the_origin_is_looked_at(seed, origin):
     horizons = np.arange(1, 60)
     origins = np.full(len(horizons), origin)
     assert np.allclose(opinions(one, origins, horizons), opinions(two, origins, horizons), equal_nan=True)
-    first, second = Regression((1, 2, 6)), Regression((1, 2, 6))
-    first.fit(one, origin + 1)
-    second.fit(two, origin + 1)
     horizons, origins = horizons[:6], origins[:6]
-    assert np.allclose(first.predict(one, origins, horizons), second.predict(two, origins, horizons), equal_nan=True)
+    for kind in (Regression, Forest):
+        first, second = kind((1, 2, 6)), kind((1, 2, 6))
+        first.fit(one, origin + 1)
+        second.fit(two, origin + 1)
+        said = first.predict(one, origins, horizons)
+        assert np.allclose(said, second.predict(two, origins, horizons), equal_nan=True), kind
 
 
 def test_days_before_are_the_days_before():
@@ -120,6 +123,56 @@ def test_weights_add_up_and_leave_what_is_wrong():
     best, worst = np.argmin(model.losses[:, 4]), np.argmax(model.losses[:, 4])
     assert weights[best, 4] == weights[:, 4].max()
     assert weights[worst, 4] < 1e-3 < weights[best, 4]
+
+
+def test_a_forest_is_walked_as_its_library_walks_it(monkeypatch):
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    grown = []
+    fit = ExtraTreesRegressor.fit
+    monkeypatch.setattr(ExtraTreesRegressor, "fit", lambda self, *a, **k: grown.append(fit(self, *a, **k)) or grown[-1])
+    monkeypatch.setattr("forecasting.workload.forest.ROWS_AT_ONCE", 50)
+    trail = Trail(daily(9, WINDOW_S, noise=0.2, gaps=0.05, seed=7).tokens_per_s, SEASON, WINDOW_S)
+    forest = Forest((1, 3, 12))
+    forest.fit(trail, len(trail))
+    origins, horizons = np.arange(SEASON, len(trail))[:, None], np.arange(1, 13)
+    origin, horizon = np.broadcast_arrays(origins, horizons)
+    expected = grown[0].predict(_table(trail, origin.ravel(), horizon.ravel())).reshape(origin.shape)
+    assert np.ptp(expected) > 0.1
+    assert np.allclose(forest.predict(trail, origins, horizons), trail.z[origins] + expected, atol=1e-5)
+
+
+def test_a_forest_without_enough_windows_or_beyond_its_horizons_is_silent():
+    trail = Trail(daily(9, WINDOW_S, seed=8).tokens_per_s, SEASON, WINDOW_S)
+    forest = Forest((1, 2))
+    origins = np.array([SEASON - 1, len(trail) - 1])
+    assert np.isnan(forest.predict(trail, origins, np.array([1, 1]))).all()
+    forest.fit(trail, len(trail))
+    assert np.isnan(forest.predict(trail, origins, np.array([1, 3]))).all()  # a day must lie behind; 3 was not learned
+    assert not np.isnan(forest.predict(trail, origins[1:], np.array([2]))).any()
+    forest.fit(trail, SEASON + LEAST_ROWS // 2)  # what it had learned is forgotten, since less is known
+    assert np.isnan(forest.predict(trail, origins[1:], np.array([2]))).all()
+
+
+def test_bursts_that_go_are_learned_by_the_forest():
+    """Bursts on a level that wanders: a big move goes back and a small one stays, which no line through both can say."""
+    rng = np.random.default_rng(9)
+    level = np.zeros(40 * SEASON)
+    for index in range(1, len(level)):
+        level[index] = 0.98 * level[index - 1] + 0.1 * rng.standard_normal()
+    values = 1000.0 * np.exp(level)
+    bursts = np.flatnonzero(rng.random(len(values)) < 0.06)
+    values[bursts] *= rng.uniform(2.0, 3.0, len(bursts))
+    trail = Trail(values, SEASON, WINDOW_S)
+    half = len(values) // 2
+    errors = {}
+    for kind in (Forest, Regression):
+        model = kind((1, 2, 3))
+        model.fit(trail, half)
+        origins = np.arange(half, len(values) - 1)
+        said = model.predict(trail, origins, np.ones(len(origins), np.int64))
+        errors[kind] = np.mean(np.abs(said - trail.z[origins + 1]), axis=-1).min()
+    assert errors[Forest] < errors[Regression]
 
 
 def test_horizons_between_the_grid_are_between():
