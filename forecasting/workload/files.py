@@ -25,7 +25,8 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **{HEADER: np.array(header)}, **arrays)
+            # Not compressed: a forest hardly shrinks, and this is written for every series and window.
+            np.savez(file, allow_pickle=False, **{HEADER: np.array(header)}, **arrays)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from forecasting.workload.experts import Index, Trail
 from forecasting.workload.points import Values
 from forecasting.workload.regression import LAGS, columns
 
-TREES: Final = 60
+TREES: Final = 40
 LEAST_IN_LEAF: Final = 15
 TRIED_SHARE: Final = 0.5  # of the columns, at each split
 HALF_LIFE_DAYS: Final = 3.0  # a window that long ago counts half
@@ -26,11 +26,14 @@ DAYS: Final = 2  # before, whose course is looked at
 ROWS_AT_ONCE: Final = 8192
 NAME: Final = "forest"
 
-ARRAYS: Final = ("begins", "split_by", "thresholds", "lefts", "rights", "values")
+ARRAYS: Final = ("begins", "split_by", "thresholds", "rights", "values")
 
 
 class Forest:
-    """Trees one after the other in flat arrays; a leaf has itself as its children. Without trees it says NaN."""
+    """Trees one after the other in flat arrays. Without trees it says NaN.
+
+    A node's left child is the one after it; its right child is in `rights`, where a leaf has itself.
+    """
 
     def __init__(self, horizons: tuple[int, ...]) -> None:
         self.horizons = horizons
@@ -38,9 +41,8 @@ class Forest:
 
     def _clear(self) -> None:
         self.begins: NDArray[np.int32] = np.empty(0, np.int32)
-        self.split_by: NDArray[np.int16] = np.empty(0, np.int16)
+        self.split_by: NDArray[np.int8] = np.empty(0, np.int8)
         self.thresholds: NDArray[np.float32] = np.empty(0, np.float32)
-        self.lefts: NDArray[np.int32] = np.empty(0, np.int32)
         self.rights: NDArray[np.int32] = np.empty(0, np.int32)
         self.values: NDArray[np.float32] = np.empty(0, np.float32)
 
@@ -70,9 +72,10 @@ class Forest:
         trees = [each.tree_ for each in model.fit(table, moves, sample_weight=weights).estimators_]
         begins = np.cumsum([0, *(tree.node_count for tree in trees)])
         self.begins = begins[:-1].astype(np.int32)
-        self.lefts = _children([tree.children_left for tree in trees], begins)
-        self.rights = _children([tree.children_right for tree in trees], begins)
-        self.split_by = np.maximum(np.concatenate([tree.feature for tree in trees]), 0).astype(np.int16)
+        rights = np.concatenate([tree.children_right for tree in trees])
+        of_tree = np.repeat(self.begins, np.diff(begins))
+        self.rights = np.where(rights < 0, np.arange(len(rights)), rights + of_tree).astype(np.int32)
+        self.split_by = np.maximum(np.concatenate([tree.feature for tree in trees]), 0).astype(np.int8)
         self.thresholds = _rounded_down(np.concatenate([tree.threshold for tree in trees]))
         self.values = np.concatenate([tree.value[:, 0, 0] for tree in trees]).astype(np.float32)
 
@@ -92,11 +95,11 @@ class Forest:
             part = table[begin : begin + ROWS_AT_ONCE]
             node = np.broadcast_to(self.begins, (len(part), len(self.begins)))
             while True:
-                low = np.take_along_axis(part, self.split_by[node].astype(np.intp), axis=1) <= self.thresholds[node]
-                below = np.where(low, self.lefts[node], self.rights[node])
-                if np.array_equal(below, node):
+                right = self.rights[node]
+                if np.array_equal(right, node):
                     break
-                node = below
+                low = np.take_along_axis(part, self.split_by[node].astype(np.intp), axis=1) <= self.thresholds[node]
+                node = np.where(low & (right != node), node + 1, right)
             out[begin : begin + len(part)] = self.values[node].mean(axis=1)
         return out
 
@@ -109,14 +112,6 @@ class Forest:
         for name in ARRAYS:
             setattr(forest, name, np.array(state[name]))
         return forest
-
-
-def _children(of_trees: list[NDArray[np.int64]], begins: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Each node's child counted over all trees; scikit-learn says -1 at a leaf, which becomes its own child."""
-    children = np.concatenate(
-        [np.where(one < 0, -1, one + begin) for one, begin in zip(of_trees, begins[:-1], strict=True)]
-    )
-    return np.where(children < 0, np.arange(len(children)), children).astype(np.int32)
 
 
 def _rounded_down(thresholds: Values) -> NDArray[np.float32]:
