@@ -98,7 +98,10 @@ ENV: dict[str, Variable] = {
     ),
     "PILOTHOUSE_PLAN_EVERY_S": Variable("float", 3600.0, "Seconds between scaling plans."),
     "PILOTHOUSE_PLAN_DEMAND": Variable(
-        "str", "mean", "What of a forecast plans are made for: `mean`, `upper_80` or `upper_95`."
+        "str",
+        "strategy",
+        "What of a forecast plans are made for: `mean`, `upper_80`, `upper_95`, or what the model's `strategy` asks for"
+        " (`pilothouse` for more than the mean, the others for the mean).",
     ),
     "PILOTHOUSE_PLAN_NIW_BUFFER": Variable(
         "float", 0.1, "Share of the last hour's non-interactive load that plans keep room for beside the forecast."

@@ -234,8 +234,8 @@ FLOOR = env.value("PILOTHOUSE_FLOOR")
 FLOOR_PATIENCE_S = env.value("PILOTHOUSE_FLOOR_PATIENCE_S")
 if FORECAST_WINDOW_S < 60 or FORECAST_WINDOW_S % 60:
     raise ImproperlyConfigured(f"PILOTHOUSE_FORECAST_WINDOW_S is whole minutes in seconds, not {FORECAST_WINDOW_S}")
-if PLAN_DEMAND not in {"mean", "upper_80", "upper_95"}:
-    raise ImproperlyConfigured(f"PILOTHOUSE_PLAN_DEMAND is mean, upper_80 or upper_95, not {PLAN_DEMAND!r}")
+if PLAN_DEMAND not in {"strategy", "mean", "upper_80", "upper_95"}:
+    raise ImproperlyConfigured(f"PILOTHOUSE_PLAN_DEMAND is strategy, mean, upper_80 or upper_95, not {PLAN_DEMAND!r}")
 if min(FORECAST_WINDOWS, FORECAST_EVERY_S, PLAN_EVERY_S, STRATEGY_EVERY_S) <= 0:
     raise ImproperlyConfigured(
         "PILOTHOUSE_FORECAST_WINDOWS, _FORECAST_EVERY_S, _PLAN_EVERY_S and _STRATEGY_EVERY_S are above 0"

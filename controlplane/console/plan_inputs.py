@@ -10,11 +10,7 @@ from typing import Any
 from controlplane.console.tiles import spark
 from controlplane.planning.models import ScalingPlan
 
-DEMAND_OF = {
-    "mean": "the mean of the forecast",
-    "upper_80": "the upper end of the forecast's 80 % band",
-    "upper_95": "the upper end of the forecast's 95 % band",
-}
+BANDS = {"upper_80": "80 %", "upper_95": "95 %"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def _places(plan: ScalingPlan, titles: Mapping[str, str]) -> list[dict[str, Any]
 def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = []
     if "demand_of" in given:
-        facts.append(("Demand is", DEMAND_OF.get(given["demand_of"], str(given["demand_of"]))))
+        facts.append(("Demand is", _demand_of(given["demand_of"])))
     if "window_s" in given:
         facts.append(("In windows of", f"{given['window_s'] // 60} min"))
     if "epsilon" in given:
@@ -94,3 +90,15 @@ def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     if given.get("planned_with"):
         facts.append(("Planned with", ", ".join(given["planned_with"])))
     return facts
+
+
+def _demand_of(said: Mapping[str, Any] | str) -> str:
+    """What of the forecast was planned for; older plans have the name of one end alone."""
+    if isinstance(said, str):
+        said = {"band": said, "kept": 0.0 if said == "mean" else 1.0}
+    kept, end = said["kept"], f"upper end of the forecast's {BANDS.get(said['band'], said['band'])} band"
+    soon = said.get("soon", kept)
+    words = {0.0: "the mean of the forecast", 1.0: f"the {end}"}.get(
+        kept, f"{kept:.0%} of the way from the mean to the {end}"
+    )
+    return words if soon == kept else f"{words}; {soon:.0%} for what is added soon"

@@ -177,7 +177,7 @@ class Replay:
         bounds = Bounds(
             min(row.min_instances for row in self.deployments), max(row.max_instances for row in self.deployments)
         )
-        advisor = Advisor(self) if strategy.uses_advice else None
+        advisor = Advisor(self, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S
         run = run_strategy(self.cluster, self.requests, strategy, bounds=bounds, advisor=advisor, until_s=until_s)
@@ -215,14 +215,16 @@ class _Plan(NamedTuple):
     made_at_s: float
     start_s: float
     """Begin of the first window."""
-    of: dict[str, tuple[int, float, list[float]]]
-    """By endpoint: instances, tokens a second that they serve, and the tokens a second of the windows planned for."""
+    of: dict[str, tuple[int, float, list[float], list[float]]]
+    """By endpoint: instances, tokens a second that they serve, those of the windows planned for, and those to add for."""
 
 
 class Advisor:
     """Plans inside a simulation, made as they are live: same problem, same solver, forecasts of that time."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, strategy: str = "") -> None:
+        """*strategy* is who follows the plans."""
+        self._band, self._towards = plans.levels(strategy)
         self.every_s = float(min(settings.PLAN_EVERY_S, settings.FORECAST_WINDOW_S))
         self._plan: _Plan | None = None
         self._replay = replay
@@ -250,8 +252,8 @@ class Advisor:
         plan, window_s = self._plan, float(settings.FORECAST_WINDOW_S)
         advice: list[Advice | None] = []
         for view in views:
-            target, able, windows = plan.of[view.key]
-            soon = soon_of(target, windows, window_s, now_s - plan.start_s)
+            target, able, windows, windows_soon = plan.of[view.key]
+            soon = soon_of(target, windows, window_s, now_s - plan.start_s, windows_soon)
             until_s = plan.made_at_s + settings.PLAN_EVERY_S
             peak = max(windows, default=0.0)
             advice.append(Advice(target, peak, plan.made_at_s, until_s, able / target if target else 0.0, soon))
@@ -259,7 +261,9 @@ class Advisor:
 
     def _solve(self, now_s: float, views: Sequence["EndpointView"]) -> "_Plan":
         at = self._replay.from_at + timedelta(seconds=now_s)
-        expected = {(view.model, view.region): self._expected((view.model, view.region), at) for view in views}
+        endpoints = [(view.model, view.region) for view in views]
+        expected = {endpoint: self._expected(endpoint, at, self._towards.kept) for endpoint in endpoints}
+        soon = {endpoint: sum(self._expected(endpoint, at, self._towards.soon)) for endpoint in endpoints}
         share = self._prompt_share(expected)
         theta = {key: found.at(share.get(key[0], 0.5)) for key, found in self._capability.items()}
         fleet = replace(self._replay.fleet, present=self._present(views), spare=Counter())
@@ -272,12 +276,15 @@ class Advisor:
         for view in views:
             i, j = problem.models.index(view.model), problem.regions.index(view.region)
             able = float((plan.targets[i, j] * problem.capability_tokens_per_s[i]).sum())
-            of[view.key] = int(targets[i, j]), able, totals[view.model, view.region].tolist()
+            endpoint = (view.model, view.region)
+            of[view.key] = int(targets[i, j]), able, totals[endpoint].tolist(), soon[endpoint].tolist()
         into_s = (at - demand.window_start(at, settings.FORECAST_WINDOW_S)).total_seconds()
         return _Plan(now_s, now_s - into_s, of)
 
-    def _expected(self, endpoint: demand.Endpoint, at: datetime) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Prompt and output tokens a second of the windows to come, as known *at* that time."""
+    def _expected(
+        self, endpoint: demand.Endpoint, at: datetime, towards: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Prompt and output tokens a second of the windows to come, as known *at* that time (`plans.ahead`)."""
         start = demand.window_start(at, settings.FORECAST_WINDOW_S)
         found = []
         for quantity in demand.COLUMNS:
@@ -285,7 +292,7 @@ class Advisor:
             number = bisect_right(times, at.timestamp()) - 1
             values = None
             if number >= 0 and at.timestamp() - times[number] <= self._within_s:
-                values = plans.ahead(rows[number], start, settings.FORECAST_WINDOWS)
+                values = plans.ahead(rows[number], start, settings.FORECAST_WINDOWS, self._band, towards)
             if values is None:
                 until = int((at - self._counted.start).total_seconds() // demand.MINUTE_S)
                 last = self._counted.of(endpoint, quantity)[max(0, until - 10) : until]

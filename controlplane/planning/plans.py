@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scheduling.planning.capacity import Capability
     from scheduling.planning.plan import Plan
     from scheduling.planning.problem import Problem
+    from scheduling.scaling import PlansFor
 
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
@@ -44,6 +45,8 @@ class Expected:
     tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
     prompt_tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
     """The part of it that is prompts."""
+    soon_tokens_per_s: dict[demand.Endpoint, NDArray[np.float64]]
+    """The same demand as instances are added for; `scheduling.scaling.PlansFor`."""
     buffer_tokens_per_s: dict[demand.Endpoint, float]
     notes: dict[demand.Endpoint, str]
 
@@ -80,7 +83,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
         fleet = inventory.read(set(policies) - unknown)
     if not fleet.deployments:
         return []
-    expected = expect(now)
+    expected = expect(now, {name: row.strategy for name, row in policies.items()})
     if expected is None:
         logger.info("planning: no plan yet: no demand has been counted")
         return []
@@ -110,10 +113,24 @@ def solve(problem: "Problem") -> "Plan":
     return planner.solve(problem, time_limit_s=settings.PLAN_TIME_LIMIT_S)
 
 
-def expect(now: datetime) -> Expected | None:
+def levels(strategy: str) -> "tuple[str, PlansFor]":
+    """What of forecasts plans are made for that *strategy* follows: a band, and how far up to its upper end."""
+    from scheduling.scaling import PlansFor
+
+    match settings.PLAN_DEMAND:
+        case "strategy":
+            return "upper_80", strategies.plans_for(strategy)
+        case "mean":
+            return "upper_80", PlansFor()
+        case band:
+            return band, PlansFor(1.0, 1.0)
+
+
+def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
     """Demand of the next windows by the newest forecasts; where one is missing or old, what came in the last minutes.
 
-    None when neither is known of any endpoint: nothing is not the same as no demand.
+    *followers* are the strategies that will follow the plans, by model. None when neither is known of any endpoint:
+    nothing is not the same as no demand.
     """
     window_s, count = settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS
     start = demand.window_start(now, window_s)
@@ -123,23 +140,27 @@ def expect(now: datetime) -> Expected | None:
     if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute was not counted from its begin
         return None
     tokens: dict[demand.Endpoint, NDArray[np.float64]] = {}
+    soon: dict[demand.Endpoint, NDArray[np.float64]] = {}
     prompts: dict[demand.Endpoint, NDArray[np.float64]] = {}
     notes: dict[demand.Endpoint, str] = {}
     for endpoint in demand.endpoints():
-        total = np.zeros(count)
+        total, total_soon = np.zeros(count), np.zeros(count)
+        band, towards = levels(followers.get(endpoint[0], ""))
         for quantity in Quantity:
             forecast = newest.get((*endpoint, quantity))
-            values = ahead(forecast, start, count) if forecast else None
-            if values is None:
+            values = ahead(forecast, start, count, band, towards.kept) if forecast else None
+            values_soon = ahead(forecast, start, count, band, towards.soon) if forecast else None
+            if values is None or values_soon is None:
                 series = recent.of(endpoint, quantity)
-                values = np.full(count, float(np.nanmax(series)) if np.any(np.isfinite(series)) else 0.0)
+                values = values_soon = np.full(count, float(np.nanmax(series)) if np.any(np.isfinite(series)) else 0.0)
                 notes[endpoint] = "no forecast yet: the highest minute of the last ten stands in"
             elif forecast is not None and forecast.note:
                 notes.setdefault(endpoint, forecast.note)
             total += values
+            total_soon += values_soon
             if quantity == Quantity.PROMPT:
                 prompts[endpoint] = values
-        tokens[endpoint] = total
+        tokens[endpoint], soon[endpoint] = total, total_soon
     share = settings.PLAN_NIW_BUFFER
     buffer = {}
     if share:
@@ -147,15 +168,20 @@ def expect(now: datetime) -> Expected | None:
 
         spare = demand.non_interactive(now)
         buffer = {endpoint: float(niw_buffer(rate, 1.0, share)) for endpoint, rate in spare.items()}
-    return Expected(start, window_s, tokens, prompts, buffer, notes)
+    return Expected(start, window_s, tokens, prompts, soon, buffer, notes)
 
 
-def ahead(forecast: Forecast, start: datetime, count: int) -> NDArray[np.float64] | None:
+def ahead(
+    forecast: Forecast, start: datetime, count: int, band: str = "upper_80", towards: float = 0.0
+) -> NDArray[np.float64] | None:
     """What *forecast* says of the *count* windows from *start*; its last one stands for those beyond it.
 
-    None if it says nothing of the time from *start* on, or its windows are of another length.
+    Its mean (*towards* 0), the upper end of *band* (1) or what lies between. None if it says nothing of the time from
+    *start* on, or its windows are of another length.
     """
-    values = np.array(getattr(forecast, settings.PLAN_DEMAND), np.float64)
+    values = np.array(forecast.mean, np.float64)
+    if towards:
+        values += towards * (np.array(getattr(forecast, band), np.float64) - values)
     skipped = round((start - forecast.start_at).total_seconds() / forecast.window_s)
     if forecast.window_s != settings.FORECAST_WINDOW_S or skipped >= len(values):
         return None
@@ -180,7 +206,7 @@ def _store(
     problem = planned.problem
     idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
     inputs = {
-        **_inputs(model, planned, fleet, expected, measured),
+        **_inputs(model, policy.strategy, planned, fleet, expected, measured),
         "shortage": shortage,
         "short_rows": [text for text in plan.infeasible if _about(text, model, planned)],
         "do_nothing_unmet_tokens_per_s": round(float(idle), 1),
@@ -269,18 +295,21 @@ def _targets(
 
 def _inputs(
     model: str,
+    strategy: str,
     planned: inventory.Planned,
     fleet: inventory.Fleet,
     expected: Expected,
     measured: Mapping[capability.Key, "Capability"],
 ) -> dict[str, Any]:
     regions = [region for region in fleet.regions if (model, region) in expected.tokens_per_s]
+    band, towards = levels(strategy)
     return plain(
         {
             "start_at": expected.start,
             "window_s": expected.window_s,
             "demand_tokens_per_s": {region: np.round(expected.tokens_per_s[model, region], 1) for region in regions},
-            "demand_of": settings.PLAN_DEMAND,
+            "soon_tokens_per_s": {region: np.round(expected.soon_tokens_per_s[model, region], 1) for region in regions},
+            "demand_of": {"band": band, **towards._asdict()},
             "buffer_tokens_per_s": {
                 region: round(expected.buffer_tokens_per_s.get((model, region), 0.0), 1) for region in regions
             },

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scheduling.scaling import ByEndpoint
+    from scheduling.scaling import ByEndpoint, PlansFor
 
 
 def names() -> list[str]:
@@ -31,3 +31,10 @@ def follows_plans(name: str) -> bool:
     from scheduling.scaling import STRATEGIES
 
     return name in STRATEGIES and STRATEGIES[name]().uses_advice
+
+
+def plans_for(name: str) -> "PlansFor":
+    """What of a forecast the strategy *name* would have plans made for; the mean where there is none of that name."""
+    from scheduling.scaling import STRATEGIES, PlansFor
+
+    return STRATEGIES[name]().plans_for if name in STRATEGIES else PlansFor()

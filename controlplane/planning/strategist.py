@@ -128,7 +128,8 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     soon = None
     if windows and "start_at" in plan.inputs:
         passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
-        soon = soon_of(target, windows, plan.inputs["window_s"], passed_s)
+        soon_windows = plan.inputs.get("soon_tokens_per_s", {}).get(region, [])
+        soon = soon_of(target, windows, plan.inputs["window_s"], passed_s, soon_windows)
     return Advice(
         target_instances=target,
         forecast_tokens_per_s=float(max(windows, default=0.0)),

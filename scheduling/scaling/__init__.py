@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.scaling.each import ByEndpoint
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, Sources, Strategy, soon_of, sources
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, Sources, Strategy, soon_of, sources
 from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
@@ -59,6 +59,7 @@ __all__ = [
     "LongTermImmediate",
     "Move",
     "Pilothouse",
+    "PlansFor",
     "PreServe",
     "Proactive",
     "Reactive",

@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, move, percent, use_words, valid
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, move, percent, use_words, valid
 
 Wish = tuple[int, str]
 """By how many instances, and why."""
@@ -18,6 +19,7 @@ class ByEndpoint(ABC):
     advice is there: a planner that is down costs foresight, not scaling.
     """
 
+    plans_for: ClassVar[PlansFor] = PlansFor()
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
     looks_ahead: bool = field(default=False, init=False)

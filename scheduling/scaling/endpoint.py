@@ -68,6 +68,15 @@ class Advice:
     """What the next `SOON_S` alone ask for, where the planner tells it apart from the rest of its time."""
 
 
+class PlansFor(NamedTuple):
+    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band."""
+
+    soon: float = 0.0
+    """For what is added: the next `SOON_S`."""
+    kept: float = 0.0
+    """For what is kept: all the time of the plan. Not below `soon`, or instances would come and go."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Change the endpoint at place *endpoint* of the views by *delta* instances; *reason* is a sentence for operators."""
@@ -92,12 +101,16 @@ class Strategy(Protocol):
         ...
 
 
-def soon_of(target_instances: int, windows: Sequence[float], window_s: float, passed_s: float) -> int:
+def soon_of(
+    target_instances: int, windows: Sequence[float], window_s: float, passed_s: float, soon: Sequence[float] = ()
+) -> int:
     """Of the instances that the peak of *windows* asks for, how many the peak of the next `SOON_S` does.
 
-    *windows* are rates, each for *window_s*; *passed_s* of the first have passed.
+    *windows* are rates, each for *window_s*; *passed_s* of the first have passed. *soon* are the rates of the same windows
+    that instances are added for, where these are others (`PlansFor`).
     """
     peak = max(windows, default=0.0)
+    windows = soon or windows
     first = min(max(0, int(passed_s // window_s)), max(0, len(windows) - 1))
     last = ceil((passed_s + SOON_S) / window_s)
     if peak <= 0:

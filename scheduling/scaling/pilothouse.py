@@ -10,9 +10,10 @@ to another, so a burst in one region is no shortage.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
+from typing import ClassVar
 
 from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, percent
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, percent
 
 
 @dataclass(kw_only=True)
@@ -22,6 +23,8 @@ class Pilothouse(ByEndpoint):
     Instances are added for what advice asks for soon, and kept for what it asks for at any time.
     """
 
+    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7)
+    """An instance that comes late costs answers, so more than the mean is planned for."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9
     """Smoothed use, at the endpoint and over all regions, above which there are too few, whatever the plan."""

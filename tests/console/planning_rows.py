@@ -206,7 +206,7 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
         "inputs": {
             "start_at": now.isoformat(),
             "window_s": WINDOW_S,
-            "demand_of": "upper_80",
+            "demand_of": {"band": "upper_80", "soon": 0.5, "kept": 0.7},
             "capability_tokens_per_s": {
                 name: {"used": CAPABILITY.get(name, 3_000.0), "source": "measured", "windows": 41, "note": ""}
                 for name in sorted(gpu_types)

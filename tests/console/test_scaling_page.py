@@ -436,3 +436,22 @@ def test_a_comparison_without_a_result_says_why(reader, now):
 )
 def test_a_reason_is_told_without_the_place_that_stands_beside_it(reason, shown):
     assert scaling_tables.without_place(reason, "llama-3.1-8b") == shown
+
+
+@pytest.mark.parametrize(
+    ("demand_of", "words"),
+    [
+        ({"band": "upper_80", "soon": 0.0, "kept": 0.0}, "the mean of the forecast"),
+        ({"band": "upper_95", "soon": 1.0, "kept": 1.0}, "the upper end of the forecast's 95 % band"),
+        ("upper_80", "the upper end of the forecast's 80 % band"),  # as plans of before have it
+        ("mean", "the mean of the forecast"),
+        (
+            {"band": "upper_80", "soon": 0.5, "kept": 0.7},
+            "70% of the way from the mean to the upper end of the forecast's 80 % band; 50% for what is added soon",
+        ),
+    ],
+)
+def test_a_plan_says_in_words_what_of_the_forecast_it_is_for(demand_of, words):
+    assert (
+        dict(plan_inputs.read(ScalingPlan(inputs={"demand_of": demand_of}, targets=[]), {}).facts)["Demand is"] == words
+    )

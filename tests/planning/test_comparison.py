@@ -172,12 +172,31 @@ class TestAdvice:
     def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, settings, monkeypatch):
         settings.PLAN_EVERY_S = 900.0
         ramp = 1000.0, 1000.0, 1000.0, 90_000.0
-        monkeypatch.setattr(advisor, "_expected", lambda endpoint, at: (np.zeros(4), np.array(ramp)))
+        monkeypatch.setattr(advisor, "_expected", lambda endpoint, at, towards: (np.zeros(4), np.array(ramp)))
         settings.FORECAST_WINDOW_S = 600
         first, second, third = (advisor.advise(at, [self.view()])[0] for at in (300.0, 1100.0, 1200.0))
         assert (first.target_instances, first.made_at_s, first.soon_instances) == (3, 300.0, 1)
         assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
         assert third.made_at_s == 1200.0
+
+    def test_our_strategy_is_told_what_its_plans_ask_for_live(self, advisor, settings, monkeypatch):
+        settings.PLAN_DEMAND, settings.FORECAST_WINDOW_S = "strategy", 600
+        rows = {
+            quantity: Forecast(window_s=600, start_at=advisor._replay.from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
+            for quantity in ("prompt", "output")
+        }
+        told = {}
+        for name in ("pilothouse", "lt_ua"):
+            made = comparison.Advisor(advisor._replay, name)
+            monkeypatch.setattr(
+                made,
+                "_forecasts",
+                {(*PLACE, quantity): ([0.0], [row]) for quantity, row in rows.items()},
+            )
+            made._within_s = float("inf")
+            told[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
+        assert (max(told["pilothouse"][2]), max(told["pilothouse"][3])) == (4800.0, 4000.0)
+        assert (max(told["lt_ua"][2]), max(told["lt_ua"][3])) == (2000.0, 2000.0)
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
         calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s

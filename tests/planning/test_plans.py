@@ -246,10 +246,39 @@ class TestExpected:
         assert plans.ahead(forecast, start, 5).tolist() == [3, 4, 5, 5, 5]
         assert plans.ahead(forecast, start + timedelta(minutes=3), 5) is None
 
-    def test_the_upper_end_may_be_planned_for(self, settings):
-        settings.PLAN_DEMAND = "upper_80"
+    def test_the_upper_end_may_be_planned_for_or_what_lies_between(self):
         start = NOW.replace(second=0)
-        assert plans.ahead(self.make(start, [1, 2]), start, 2).tolist() == [2, 4]
+        forecast = self.make(start, [1, 2], upper_95=[5, 10])
+        assert plans.ahead(forecast, start, 2, "upper_80", 1.0).tolist() == [2, 4]
+        assert plans.ahead(forecast, start, 2, "upper_80", 0.5).tolist() == [1.5, 3]
+        assert plans.ahead(forecast, start, 2, "upper_95", 1.0).tolist() == [5, 10]
+
+    @pytest.mark.parametrize(
+        ("of", "strategy", "band", "soon", "kept"),
+        [
+            ("strategy", "lt_ua", "upper_80", 0.0, 0.0),
+            ("strategy", "no such strategy", "upper_80", 0.0, 0.0),
+            ("strategy", "pilothouse", "upper_80", 0.5, 0.7),
+            ("mean", "pilothouse", "upper_80", 0.0, 0.0),
+            ("upper_95", "pilothouse", "upper_95", 1.0, 1.0),
+        ],
+    )
+    def test_what_is_planned_for_is_the_strategys_word_unless_an_operator_says(
+        self, settings, of, strategy, band, soon, kept
+    ):
+        settings.PLAN_DEMAND = of
+        assert plans.levels(strategy) == (band, (soon, kept))
+
+    def test_our_strategy_keeps_for_more_than_it_adds_for(self, make_minutes, settings):
+        settings.PLAN_DEMAND = "strategy"
+        make_minutes(40)
+        services.make_forecasts(NOW)
+        assert Forecast.objects.exclude(upper_80=[]).update(mean=[100.0] * 5, upper_80=[200.0] * 5)
+        ours, other = (plans.expect(NOW, {PLACE[0]: name}) for name in ("pilothouse", "lt_ua"))
+        quantities = 2
+        assert ours.tokens_per_s[PLACE].tolist() == [170.0 * quantities] * 5
+        assert ours.soon_tokens_per_s[PLACE].tolist() == [150.0 * quantities] * 5
+        assert other.tokens_per_s[PLACE].tolist() == other.soon_tokens_per_s[PLACE].tolist() == [100.0 * quantities] * 5
 
     def test_windows_of_another_length_are_not_mixed_in(self, settings):
         settings.FORECAST_WINDOW_S = 600
@@ -259,26 +288,26 @@ class TestExpected:
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
         services.make_forecasts(NOW)
-        assert plans.expect(NOW).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
         Forecast.objects.exclude(slo_class="").update(mean=[9e9] * 5)
-        assert plans.expect(NOW).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
         Forecast.objects.filter(slo_class="").delete()
-        assert "no forecast yet" in plans.expect(NOW).notes[PLACE]
+        assert "no forecast yet" in plans.expect(NOW, {}).notes[PLACE]
 
     def test_before_the_first_forecast_the_last_minutes_stand_in(self, make_minutes):
         make_minutes(3)
-        expected = plans.expect(NOW)
+        expected = plans.expect(NOW, {})
         assert expected.tokens_per_s[PLACE].tolist() == [1200.0] * 5
         assert "no forecast yet" in expected.notes[PLACE]
         assert expected.prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
 
     def test_nothing_known_is_not_no_demand(self, deployment):
-        assert plans.expect(NOW) is None
+        assert plans.expect(NOW, {}) is None
 
     def test_nor_is_a_first_minute_that_was_not_counted_from_its_begin(self, make_minutes):
         make_minutes(1)
         make_minutes(1, until=NOW + timedelta(minutes=1))  # the running one
-        assert plans.expect(NOW) is None
+        assert plans.expect(NOW, {}) is None
 
 
 class TestPlans:

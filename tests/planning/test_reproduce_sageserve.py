@@ -4,6 +4,7 @@ import pytest
 
 from controlplane.planning.reproductions import sageserve, scenes
 from controlplane.planning.reproductions.foreseen import windows
+from scheduling.scaling import Pilothouse
 
 
 @pytest.fixture(autouse=True)
@@ -28,4 +29,4 @@ def test_foreknown_plans_for_the_demand_that_comes_and_is_told_apart():
 
 
 def test_our_own_plans_keep_more_than_they_add_for():
-    assert 0 < sageserve.OWN_UPPER < sageserve.OWN_LATER_UPPER <= 1
+    assert 0 < Pilothouse.plans_for.soon < Pilothouse.plans_for.kept <= 1

@@ -235,6 +235,17 @@ class TestAdvice:
         assert strategist.advice(row, "us-east", row.made_at).soon_instances == 2
         assert strategist.advice(row, "us-east", row.made_at + timedelta(seconds=700)).soon_instances == 4
 
+    def test_what_is_added_for_may_be_less_than_what_is_kept(self, language_model, deployment, automatic):
+        row = plan(language_model, 4, demand=6000.0)
+        row.inputs |= {
+            "start_at": row.made_at.isoformat(),
+            "window_s": 600,
+            "demand_tokens_per_s": {"us-east": [6000.0, 6000.0]},
+            "soon_tokens_per_s": {"us-east": [4000.0, 4400.0]},
+        }
+        advised = strategist.advice(row, "us-east", row.made_at)
+        assert (advised.target_instances, advised.soon_instances) == (4, 3)
+
     @pytest.mark.parametrize("status", sorted(set(PlanStatus) - {PlanStatus.APPLIED, PlanStatus.APPROVED}))
     def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)

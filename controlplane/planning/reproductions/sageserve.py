@@ -12,7 +12,7 @@ from controlplane.planning.reproductions.capability import measured_capability
 from controlplane.planning.reproductions.foreseen import Floats, Foreseen, Told, Windows, foresee, windows
 from controlplane.planning.reproductions.measured import Row, measure_run
 from controlplane.planning.reproductions.scenes import DAY_S, INTERACTIVE, OTHER, Scene
-from scheduling.scaling import FLOOR, Floor, make_strategy
+from scheduling.scaling import FLOOR, Floor, Pilothouse, make_strategy
 from scheduling.simulation.generator import Burst, random_bursts
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload import Workload
@@ -23,10 +23,6 @@ OWN_EVERY: Final = 2
 """Windows from one of our own plans to the next."""
 OWN_LOOK: Final = 5
 """Windows that our own forecasts look ahead."""
-OWN_UPPER: Final = 0.5
-"""What our own plans add for: so far from the mean to the upper end of the 80 % band. A late instance costs answers."""
-OWN_LATER_UPPER: Final = 0.7
-"""The same for what they keep, over all of that time: above `OWN_UPPER`, or instances would come and go."""
 STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse", "foreknown")
 """`foreknown` is no strategy but what the others can be held against: LT-I every window, by the demand that will come."""
 HISTORY_WEEKS: Final = 2
@@ -128,8 +124,8 @@ def advisor(setting: Setting, strategy: str) -> ByProgramme:
         every_s=OWN_EVERY * WINDOW_S,
         look_s=(OWN_EVERY + 1) * WINDOW_S,
         later_s=OWN_LOOK * WINDOW_S,
-        upper=OWN_UPPER,
-        later_upper=OWN_LATER_UPPER,
+        upper=Pilothouse.plans_for.soon,
+        later_upper=Pilothouse.plans_for.kept,
     )
 
 

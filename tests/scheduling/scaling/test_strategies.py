@@ -352,6 +352,8 @@ def test_soon_is_the_share_of_the_peak_that_the_next_twenty_minutes_have():
     assert soon_of(8, hour, 600.0, 3000.0) == 2
     assert soon_of(8, hour, 600.0, 99_000.0) == 2
     assert soon_of(3, [0.0, 0.0], 600.0, 0.0) == soon_of(3, [], 600.0, 0.0) == 3
+    assert soon_of(8, hour, 600.0, 0.0, [rate / 2 for rate in hour]) == 2
+    assert soon_of(8, hour, 600.0, 0.0, [rate * 9 for rate in hour]) == 8  # never more than is kept
 
 
 def test_ours_adds_for_what_comes_soon_and_keeps_what_comes_later():
