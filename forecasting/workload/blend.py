@@ -16,6 +16,7 @@ import numpy as np
 from forecasting.workload.calibrated import Calibrated
 from forecasting.workload.experts import NAMES as SIMPLE
 from forecasting.workload.experts import Index, Trail, opinions
+from forecasting.workload.files import StateError
 from forecasting.workload.forest import NAME as FOREST
 from forecasting.workload.forest import Forest
 from forecasting.workload.points import PointModel, Values
@@ -151,6 +152,8 @@ class BlendModel(PointModel):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        if "forest" not in state:
+            raise StateError("a blend's state of before it had a forest: fit it anew")
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.losses = np.array(state["losses"])

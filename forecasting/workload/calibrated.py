@@ -178,7 +178,8 @@ class Calibrated:
         return forecaster
 
     def save(self, path: Path) -> None:
-        write_state(path, self.state())
+        # Not compressed: trees hardly shrink, and this is written for every series and window.
+        write_state(path, self.state(), compressed=False)
 
 
 def _trimmed(values: NDArray[np.float64], season: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-FORMAT: Final = 2  # 2: the blend has a forest
+FORMAT: Final = 1
 HEADER: Final = "header"
 ARRAY: Final = "@array"  # {"@array": name} stands where an array stood
 
@@ -18,15 +18,15 @@ class StateError(ValueError):
     """A file does not hold a forecaster's state that this version can read; says which file and why."""
 
 
-def write_state(path: Path, state: dict[str, Any]) -> None:
+def write_state(path: Path, state: dict[str, Any], compressed: bool = True) -> None:
     """Write *state* to *path*; whoever reads it meanwhile finds the old file or the new one, never half of one."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     header = json.dumps({"format": FORMAT, "state": _taken_out(state, arrays)})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            # Not compressed: a forest hardly shrinks, and this is written for every series and window.
-            np.savez(file, allow_pickle=False, **{HEADER: np.array(header)}, **arrays)
+            save = np.savez_compressed if compressed else np.savez
+            save(file, allow_pickle=False, **{HEADER: np.array(header)}, **arrays)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

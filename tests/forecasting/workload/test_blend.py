@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from forecasting.workload.blend import GRID, BlendModel, between_grid
 from forecasting.workload.experts import NAMES, Trail, days_before, opinions
+from forecasting.workload.files import StateError
 from forecasting.workload.forest import LEAST_ROWS, Forest, _table
 from forecasting.workload.points import PointModel, SeasonalNaive
 from forecasting.workload.regression import Regression
@@ -173,6 +174,15 @@ def test_bursts_that_go_are_learned_by_the_forest():
         said = model.predict(trail, origins, np.ones(len(origins), np.int64))
         errors[kind] = np.mean(np.abs(said - trail.z[origins + 1]), axis=-1).min()
     assert errors[Forest] < errors[Regression]
+
+
+def test_a_state_of_before_the_forest_is_refused_in_words():
+    model = BlendModel()
+    model.fit(daily(3, WINDOW_S, seed=10).tokens_per_s, SEASON)
+    state = model.state()
+    del state["forest"]
+    with pytest.raises(StateError, match="before it had a forest"):
+        BlendModel().restore(state)
 
 
 def test_horizons_between_the_grid_are_between():
