@@ -81,15 +81,15 @@ def _width(days: int) -> int:
 def columns(trail: Trail, origin: Index, horizon: Index, days: int) -> Values:
     """1, the last moves, the distance to the levels, how the same hours of each day before went: (..., columns)."""
     now = trail.z[origin]
-    columns = [np.ones(origin.shape), *(trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS)]
-    columns += list(trail.levels[:, origin] - now)
+    parts = [np.ones(origin.shape), *(trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS)]
+    parts += list(trail.levels[:, origin] - now)
     for back in range(1, days + 1):
         then = np.maximum(origin - back * trail.season, 0)
-        columns.append(trail.z[np.minimum(then + horizon, origin)] - trail.z[then])
-        columns.append(trail.z[then] - now)
+        parts.append(trail.z[np.minimum(then + horizon, origin)] - trail.z[then])
+        parts.append(trail.z[then] - now)
     if days:
-        columns.append(np.nan_to_num(days_before(trail, origin, horizon, trail.season, days, 1)[0][-1]))
-    return np.stack(columns, axis=-1)
+        parts.append(np.nan_to_num(days_before(trail, origin, horizon, trail.season, days, 1)[0][-1]))
+    return np.stack(parts, axis=-1)
 
 
 def _least_absolute(columns: Values, target: Values) -> Values:
