@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole house on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all test-real e2e bench lint truth vllm clean tools
+.PHONY: help run test test-all test-real e2e bench soak lint truth vllm pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -14,6 +14,9 @@ ARGS ?=
 # PyPI's torch for Linux brings gigabytes of CUDA, which nothing here uses: TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # takes the CPU build. An installed torch, or one that pip finds in its own configuration, is as good.
 TORCH_INDEX ?=
+# The versions that were tested together; `make pins` renews them, PINS= installs the newest that pyproject.toml allows.
+PINS ?= constraints.txt
+CONSTRAINED = $(if $(PINS),-c $(PINS))
 
 help:
 	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
@@ -22,9 +25,11 @@ help:
 	@echo 'make test-real the same without the fast ones'
 	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
+	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
 	@echo 'make lint      ruff, mypy, Django checks'
 	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
 	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
+	@echo 'make pins      renew constraints.txt, the versions that everything is installed with'
 	@echo 'make clean     remove environments and caches (the state in var/ stays)'
 
 run: .venv/ready
@@ -38,6 +43,9 @@ e2e: .venv/ready
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+soak: .venv/ready
+	@$(BIN)/python -m tests.bench soak -- --minutes 60 $(ARGS)
 
 lint: .venv/ready
 	@$(BIN)/ruff check --quiet --output-format concise $(CHECKED)
@@ -73,17 +81,28 @@ tools:
 	echo "Installing:$$missing"; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml $(PINS)
 	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; } || { \
 		rm -rf .venv; echo 'Python has no venv module here. Debian, Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Installing Pilothouse and what it stands on (once; a minute or two)'
 	@$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
-	@{ $(BIN)/python -m pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; } \
-		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q -e '.[dev]'; }
+	@{ $(BIN)/python -m pip install -q $(CONSTRAINED) uv \
+		&& $(BIN)/uv pip install -q --python $(BIN)/python $(CONSTRAINED) -e '.[dev]'; } \
+		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q $(CONSTRAINED) -e '.[dev]'; }
 	@echo 'Compiling the decision kernels for this machine (once for each version)'
 	@$(BIN)/python -c 'from scheduling.dispatch import warm_up; warm_up()'
 	@touch $@
+
+# The newest of everything in an environment of its own; run the tests before the new versions are committed.
+pins:
+	@rm -rf .venv-pins && $(PYTHON) -m venv .venv-pins
+	@.venv-pins/bin/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@.venv-pins/bin/python -m pip install -q uv
+	@.venv-pins/bin/uv pip install -q --python .venv-pins/bin/python -e '.[dev]'
+	@.venv-pins/bin/uv pip freeze --python .venv-pins/bin/python --exclude-editable | sed '/^pip==/d; s/+cpu$$//' > constraints.txt
+	@rm -rf .venv-pins
+	@git --no-pager diff --stat -- constraints.txt
 
 vllm: .venv-vllm/ready
 

@@ -66,9 +66,7 @@ ENV: dict[str, Variable] = {
     "PILOTHOUSE_HEARTBEAT_S": Variable("float", 1.0, "Seconds between metric readings of each instance."),
     "PILOTHOUSE_HEARTBEAT_FAILURES": Variable("int", 3, "Readings missed in a row after which an instance is failed."),
     "PILOTHOUSE_SUMMARY_S": Variable("float", 0.5, "Seconds between published summaries of live load."),
-    "PILOTHOUSE_LEDGER_FLUSH_S": Variable(
-        "float", 0.5, "Seconds between batches of ledger rows: what a crash of the gateway can lose at most."
-    ),
+    "PILOTHOUSE_LEDGER_FLUSH_S": Variable("float", 0.5, "Seconds between batches of ledger rows."),
     "PILOTHOUSE_LEDGER_KEEP_DAYS": Variable("int", 30, "Days for which request rows are kept; minute rows stay."),
     "PILOTHOUSE_MAX_HOLD_S": Variable(
         "float", 600.0, "Seconds for which a request may wait for an instance with room, a cold start included."
@@ -79,7 +77,13 @@ ENV: dict[str, Variable] = {
     "PILOTHOUSE_UPSTREAM_SILENCE_S": Variable(
         "float", 120.0, "Seconds without a byte from an instance after which the request fails."
     ),
+    "PILOTHOUSE_HOST": Variable(
+        "str",
+        "",
+        "Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one.",
+    ),
     "PILOTHOUSE_EMULATOR_PORT": Variable("int", 8100, "Port of the emulated fleet that `manage.py up` starts."),
+    "PILOTHOUSE_DEMO_DAY_S": Variable("float", 480.0, "Seconds of a day of the demo's traffic."),
     "PILOTHOUSE_FORECASTER": Variable(
         "str", "", "Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."
     ),
@@ -135,7 +139,7 @@ ENV: dict[str, Variable] = {
         "float", 5.0, "Milliseconds that a request waits for its predicted length at most."
     ),
     "PILOTHOUSE_LENGTH_INLINE_US": Variable(
-        "float", 500.0, "A length model that answers its hardest prompt within this runs in the gateway, else apart."
+        "float", 1000.0, "A length model that answers its hardest prompt within this runs in the gateway, else apart."
     ),
     "PILOTHOUSE_LENGTH_CACHE_ENTRIES": Variable(
         "int", 10_000, "Prompts a model whose lengths are remembered; 0 is none."

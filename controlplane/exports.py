@@ -1,6 +1,8 @@
 """Tables as CSV: streamed, times in UTC as ISO 8601, units in the headers, and no cell that a spreadsheet would run."""
 
 import csv
+import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +17,7 @@ def cell(value: Any) -> str:
     """*value* as text: times in UTC, None empty, and text that begins like a formula with an apostrophe before it.
 
     Numbers stay numbers, also negative ones: they come from us and are no formulas.
+    Lists and objects are JSON.
     """
     match value:
         case None:
@@ -23,10 +26,36 @@ def cell(value: Any) -> str:
             return "true" if value else "false"
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        case int() | float():
+        case int():
             return str(value)
+        case float():
+            return number(value)
+        case dict() | list():
+            return json.dumps(rounded(value), sort_keys=True) if value else ""
     text = str(value)
     return f"'{text}" if text.startswith(_RUNS) else text
+
+
+def number(value: float) -> str:
+    """*value* with three decimals at most, or below one with four figures: what was measured is no more exact."""
+    if not math.isfinite(value):
+        return ""
+    below_one = -math.floor(math.log10(abs(value))) - 1 if 0 < abs(value) < 1 else -1
+    text = f"{value:.{4 + below_one}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def rounded(value: Any) -> Any:
+    """*value* with every number in it rounded as in a cell."""
+    match value:
+        case float():
+            text = number(value)
+            return float(text) if text else None
+        case dict():
+            return {key: rounded(part) for key, part in value.items()}
+        case list():
+            return [rounded(part) for part in value]
+    return value
 
 
 class _Echo:

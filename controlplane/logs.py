@@ -1,9 +1,37 @@
-"""Structured logs: one JSON object a line. Nothing here ever sees a prompt or a completion."""
+"""Logs: JSON lines, and no tracebacks of services that do not answer. Nothing here ever sees a prompt or an answer."""
 
 import json
 import logging
 from datetime import UTC, datetime
 from typing import ClassVar
+
+import billiard.exceptions
+import django.db
+import kombu.exceptions
+import redis
+
+SERVICE_ERRORS = (
+    OSError,
+    redis.RedisError,
+    kombu.exceptions.OperationalError,
+    django.db.OperationalError,
+    django.db.InterfaceError,
+    billiard.exceptions.WorkerLostError,
+)
+"""A service did not answer, or a process was killed: where in the code that was noticed says nothing, and when one dies
+everything notices it."""
+
+
+class ServiceErrors(logging.Filter):
+    """Leaves the tracebacks of `SERVICE_ERRORS` out; what was raised stays, in the line itself."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, SERVICE_ERRORS):
+            said, text = record.getMessage(), f"{type(error).__name__}: {error}"
+            record.msg, record.args = said if str(error) in said else f"{said} ({text})", ()
+            record.exc_info = record.exc_text = None
+        return True
 
 
 class JsonFormatter(logging.Formatter):

@@ -12,6 +12,8 @@ from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__
 from controlplane.gateway.app import Gateway
+from controlplane.jobs.parts import PartState
+from controlplane.jobs.record import JobState
 
 JSON_TYPE = b"application/json"
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -48,7 +50,7 @@ class Operations:
         checks = {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
-            "database": "ok" if gateway.inventory_error is None else gateway.inventory_error,
+            "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "redis": "ok" if gateway.publisher.connected else "does not answer; serving goes on",
         }
         # Without Redis requests are still served, so it does not take this process out of rotation.
@@ -56,8 +58,13 @@ class Operations:
         return (
             200 if ready else 503,
             JSON_TYPE,
-            orjson.dumps({"status": "ready" if ready else "not ready", "checks": checks}),
+            orjson.dumps({"status": "ready" if ready else "not ready", "checks": checks, "jobs": self.jobs()}),
         )
+
+    def jobs(self) -> dict[str, dict[str, object]]:
+        """How periodic jobs stand; one that is late or fails does not take this process out of rotation."""
+        shown = ("state", "last_success_at", "due_at", "failures_in_a_row")
+        return {job["name"]: {name: job[name] for name in shown} for job in self.gateway.monitor.report()["jobs"]}
 
     def metrics(self, scope) -> tuple[int, bytes, bytes]:
         """The Prometheus page: with the token if one is set, else for loopback clients only."""
@@ -119,6 +126,7 @@ class GatewayCollector:
 
         yield from self._endpoints()
         yield from self._lengths()
+        yield from self._system()
         yield from self._scalars()
 
     def _endpoints(self) -> Iterator[Metric]:
@@ -156,6 +164,31 @@ class GatewayCollector:
         yield CounterMetricFamily("pilothouse_length_restarts", "Restarts of its process.", value=now["restarts"])
         yield GaugeMetricFamily("pilothouse_length_cache_entries", "Prompts remembered.", value=now["cache_entries"])
         yield GaugeMetricFamily("pilothouse_length_drifts", "Drift alarms that are up.", value=len(now["drift"]))
+
+    def _system(self) -> Iterator[Metric]:
+        report = self.gateway.monitor.report()
+        success = GaugeMetricFamily(
+            "pilothouse_job_last_success_timestamp_seconds", "When each job was last done.", labels=["job"]
+        )
+        failures = CounterMetricFamily("pilothouse_job_failures", "Runs of each job that failed.", labels=["job"])
+        stale = GaugeMetricFamily(
+            "pilothouse_job_stale", "1 if a job is late: not done for two periods.", labels=["job"]
+        )
+        failing = GaugeMetricFamily("pilothouse_job_failing", "1 if a job's last runs failed.", labels=["job"])
+        for job in report["jobs"]:
+            key = [job["name"]]
+            if job["last_success_at"] is not None:
+                success.add_metric(key, job["last_success_at"])
+            failures.add_metric(key, job["failures_total"])
+            stale.add_metric(key, job["state"] == JobState.LATE)
+            failing.add_metric(key, job["state"] == JobState.FAILING)
+        up = GaugeMetricFamily("pilothouse_part_up", "0 if a part of the stack is down.", labels=["part"])
+        restarts = CounterMetricFamily("pilothouse_part_restarts", "Starts after the first.", labels=["part"])
+        for part in report["parts"]:
+            up.add_metric([part["name"]], part["state"] != PartState.DOWN)
+            if part["restarts"] is not None:
+                restarts.add_metric([part["name"]], part["restarts"])
+        yield from (success, failures, stale, failing, up, restarts)
 
     def _scalars(self) -> Iterator[Metric]:
         gateway = self.gateway

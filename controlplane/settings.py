@@ -1,5 +1,6 @@
 """Django settings: one module for every environment; what differs comes from `controlplane/env.py`."""
 
+import socket
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
@@ -39,6 +40,7 @@ INSTALLED_APPS = [
     "channels",
     "controlplane.accounts",
     "controlplane.events",
+    "controlplane.jobs",
     "controlplane.fleet",
     "controlplane.lengths",
     "controlplane.gateway",
@@ -165,6 +167,10 @@ CELERY_WORKER_MAX_TASKS_PER_CHILD = 200
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 3
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # as long as it takes
+# Work under way goes on while the broker is away: commands are rows, and what they start must not be cut off in the middle.
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_BEAT_SCHEDULER = "workers.beat:Scheduler"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = "UTC"
 # Static: what runs periodically is part of the release, not a row somebody can lose (docs/adr/0009). `expires`: while no
@@ -177,6 +183,21 @@ CELERY_BEAT_SCHEDULE = {
     },
     "watch-loading": {
         "task": "workers.tasks.fleet.watch_loading",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "end-failed": {
+        "task": "workers.tasks.fleet.end_failed",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "advance-rollouts": {
+        "task": "workers.tasks.rollouts.advance_rollouts",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "observe-instances": {
+        "task": "workers.tasks.observation.observe_instances",
         "schedule": 5.0,
         "options": {"expires": 5.0},
     },
@@ -206,7 +227,9 @@ MAX_HOLD_S = env.value("PILOTHOUSE_MAX_HOLD_S")
 UPSTREAM_CONNECT_S = env.value("PILOTHOUSE_UPSTREAM_CONNECT_S")
 UPSTREAM_SILENCE_S = env.value("PILOTHOUSE_UPSTREAM_SILENCE_S")
 METRICS_TOKEN = env.value("PILOTHOUSE_METRICS_TOKEN")
+HOST = env.value("PILOTHOUSE_HOST") or socket.gethostname()
 EMULATOR_PORT = env.value("PILOTHOUSE_EMULATOR_PORT")
+DEMO_DAY_S = env.value("PILOTHOUSE_DEMO_DAY_S")
 VLLM_PYTHON = env.value("VLLM_PYTHON")
 if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
@@ -246,7 +269,7 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
 }
-LOOK_S = min(30.0, FORECAST_EVERY_S, PLAN_EVERY_S)
+LOOK_S = max(1.0, min(30.0, FORECAST_EVERY_S / 6, PLAN_EVERY_S / 6))
 CELERY_BEAT_SCHEDULE |= {
     "forecast-and-plan": {
         "task": "workers.tasks.planning.forecast_and_plan",
@@ -317,6 +340,9 @@ CELERY_BEAT_SCHEDULE |= {
     },
 }
 
+# What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs).
+JOBS_WITHIN_TASKS = {"forecast-and-plan": {"forecasts": FORECAST_EVERY_S, "plans": PLAN_EVERY_S}}
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -324,7 +350,14 @@ LOGGING = {
         "text": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
         "json": {"()": "controlplane.logs.JsonFormatter"},
     },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": env.value("PILOTHOUSE_LOG_FORMAT")}},
+    "filters": {"service_errors": {"()": "controlplane.logs.ServiceErrors"}},
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": env.value("PILOTHOUSE_LOG_FORMAT"),
+            "filters": ["service_errors"],
+        }
+    },
     "root": {"handlers": ["stderr"], "level": "WARNING"},
     "loggers": {
         "controlplane": {"level": env.value("PILOTHOUSE_LOG_LEVEL")},

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from scheduling import foreseeing, lookahead
+from scheduling import allowance, foreseeing, lookahead
+from scheduling.allowance import close_ahead, open_ahead
 from scheduling.compiled import compiled
 from scheduling.fleet import (
     EndpointArrays,
@@ -38,7 +39,8 @@ def dispatch(
 
     1. Look at the head of the heap; only at it: one that needs more room than there is holds up those behind it, or it
        would wait for ever behind small ones.
-    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`).
+    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or if none has any, to
+       one that may have it ahead (`allowance`).
     3. Take it out of the heap, write its instance, and place its load.
 
     Returns (slot, instance), or (-1, -1) when none waits or the head has no room. The slot stays taken: free it when
@@ -49,6 +51,9 @@ def dispatch(
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
+    if instance < 0 and open_ahead(fleet, endpoints, endpoint):
+        instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
+        close_ahead(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     send(fleet, endpoints, waiting, slot, instance)
@@ -95,6 +100,7 @@ def warm_up() -> None:
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
     engine_priority(0, 0, turn_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
+    allowance.warm_up(fleet, endpoints)
     lookahead.warm_up()
     foreseeing.warm_up()
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

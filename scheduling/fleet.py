@@ -15,6 +15,8 @@ from scheduling.compiled import compiled
 EMPTY = -1
 COEFFICIENTS: Final = 7
 """Of a performance profile, in the order of the fields of `profile.Profile`."""
+TRIP_COLUMNS: Final = 5
+"""Of a row of `round_trips`; `allowance` says which."""
 
 
 class FleetArrays(NamedTuple):
@@ -46,6 +48,12 @@ class FleetArrays(NamedTuple):
     """KV tokens that it can hold where more may be given to it, to wait in a queue of its own; 0: `kv_capacity_tokens`."""
     profile: NDArray[np.float64]
     """instances x COEFFICIENTS: its step time; all 0 while unknown."""
+    ahead_limit: NDArray[np.int32]
+    """Requests at the most that may be given to it beyond its room (`allowance`); 0: none, -1: as many as is measured."""
+    ahead_open: NDArray[np.int32]
+    """Of those, what the decision being made may count on; 0 but within `dispatch`."""
+    round_trips: NDArray[np.float64]
+    """instances x TRIP_COLUMNS: how long it takes to replace a request that ends there, and how many end meanwhile."""
 
 
 class EndpointArrays(NamedTuple):
@@ -76,6 +84,9 @@ def allocate_fleet(instances: int) -> FleetArrays:
         placed_tokens=np.zeros(instances, np.int64),
         memory_tokens=np.zeros(instances, np.int64),
         profile=np.zeros((instances, COEFFICIENTS)),
+        ahead_limit=np.zeros(instances, np.int32),
+        ahead_open=np.zeros(instances, np.int32),
+        round_trips=np.zeros((instances, TRIP_COLUMNS)),
     )
 
 

@@ -37,6 +37,7 @@ from scheduling.affinity import (
     note,
     unmatch,
 )
+from scheduling.allowance import close_ahead, open_ahead
 from scheduling.compiled import compiled, compiled_part
 from scheduling.fleet import (
     EndpointArrays,
@@ -300,6 +301,8 @@ def explain(
     release(fleet, chosen, prompt_tokens + output_tokens, 0)
     prefilled(fleet, chosen, prompt_tokens)
     fleet.placed_tokens[chosen] -= prompt_tokens + output_tokens
+    if not has_room(fleet, chosen, prompt_tokens, output_tokens):  # none had
+        open_ahead(fleet, endpoints, endpoint)
     by_delay = policy == LEAST_DELAY
     in_seconds = by_delay and _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     touched = match(fleet, affinity, endpoint, slot) if by_delay and slot >= 0 else 0
@@ -320,6 +323,7 @@ def explain(
         rows[row, PREFILL], rows[row, DECODE], rows[row, OTHERS] = prefill, decode, others
         rows[row, MEMORY], rows[row, SCORE] = memory, prefill + decode + others + memory
     unmatch(affinity, touched)
+    close_ahead(fleet, endpoints, endpoint)
     place(fleet, endpoints, chosen, prompt_tokens, output_tokens)
     return in_seconds
 
@@ -342,6 +346,11 @@ def dispatch_ahead(
     instance = route_ahead(
         fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens)
     )
+    if instance < 0 and open_ahead(fleet, endpoints, endpoint):
+        instance = route_ahead(
+            fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens)
+        )
+        close_ahead(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
     pop(waiting, endpoint)

@@ -6,8 +6,9 @@ are written from the definition, over lists, and share no code with the kernels.
 
 import bisect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import ceil
 
 
 @dataclass
@@ -25,13 +26,42 @@ class PlainInstance:
     placed_tokens: int = 0
     memory_tokens: int = 0
     profile: tuple[float, ...] = ()
+    ahead_limit: int = 0
+    ahead_open: int = 0
+    round_trip_s: float = 0.0
+    trips: list[list[float]] = field(default_factory=list)
+    """Moments at which requests ended, by trip."""
 
     def has_room(self, prompt_tokens: int, output_tokens: int) -> bool:
-        return (
-            self.accepting
-            and self.running < self.max_num_seqs
-            and self.kv_tokens + prompt_tokens + output_tokens <= self.kv_capacity_tokens
-        )
+        tokens = prompt_tokens + output_tokens
+        with_it = replace(self, running=self.running + 1, kv_tokens=self.kv_tokens + tokens)
+        return self.accepting and tokens <= self.kv_capacity_tokens and with_it.requests_ahead() <= self.ahead_open
+
+    def requests_ahead(self) -> int:
+        """Requests too many for it: by sequences, or by memory if all are of one size."""
+        by_memory = 0
+        if self.kv_tokens > self.kv_capacity_tokens:
+            beyond = Fraction(self.kv_tokens - self.kv_capacity_tokens)
+            by_memory = ceil(beyond * self.running / self.kv_tokens)
+        return max(self.running - self.max_num_seqs, by_memory, 0)
+
+    def allowance(self) -> int:
+        """Requests that it may have ahead: as many as end within a round trip."""
+        if self.round_trip_s <= 0:
+            return 0
+        limit = self.max_num_seqs if self.ahead_limit < 0 else min(self.ahead_limit, self.max_num_seqs)
+        counts = [len(trip) for trip in self.trips[:-1]]
+        mean, deviation = float(counts[0]) if counts else 0.0, 0.0
+        for count in counts[1:]:
+            deviation += 0.25 * (abs(count - mean) - deviation)
+            mean += 0.125 * (count - mean)
+        return min(limit, max(1, int(mean + 2 * deviation + 0.5)))
+
+    def note_end(self, now_s: float) -> None:
+        if self.trips and now_s - self.trips[-1][0] < self.round_trip_s:
+            self.trips[-1].append(now_s)
+        else:
+            self.trips.append([now_s])
 
 
 @dataclass
@@ -75,6 +105,19 @@ class PlainFleet:
     def join_shortest_queue(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
         slots = self.with_room(endpoint, prompt_tokens, output_tokens)
         return min(slots, key=lambda slot: self.instances[slot].remaining_tokens, default=-1)
+
+    def dispatch(self, router: Callable[[], int], endpoint: int) -> int:
+        """What *router* chooses for *endpoint*; where no instance has room, among those that may have a request ahead."""
+        chosen = router()
+        if chosen >= 0:
+            return chosen
+        members = [instance for instance in self.instances if instance.endpoint == endpoint]
+        for instance in members:
+            instance.ahead_open = instance.allowance()
+        chosen = router()
+        for instance in members:
+            instance.ahead_open = 0
+        return chosen
 
     def place(self, slot: int, prompt_tokens: int, output_tokens: int) -> None:
         instance = self.instances[slot]

@@ -26,12 +26,22 @@ LEAST_DELAY: Final = 5
 
 @compiled
 def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int) -> bool:
-    """Whether *instance* accepts work, has a free sequence, and KV for the prompt and the predicted output."""
-    return bool(
-        fleet.accepting[instance] != 0
-        and fleet.running[instance] < fleet.max_num_seqs[instance]
-        and fleet.kv_tokens[instance] + prompt_tokens + output_tokens <= fleet.kv_capacity_tokens[instance]
-    )
+    """Whether *instance* accepts work, has a free sequence, and KV for the prompt and the predicted output.
+
+    Or, where an allowance is open (`allowance.open_ahead`), has with this one no more requests ahead than that. A request
+    that it could never hold has no room in any case.
+    """
+    if fleet.accepting[instance] == 0:
+        return False
+    running, allowed = fleet.running[instance], fleet.ahead_open[instance]
+    tokens, capacity = prompt_tokens + output_tokens, fleet.kv_capacity_tokens[instance]
+    if running >= fleet.max_num_seqs[instance] + allowed or tokens > capacity:
+        return False
+    held = fleet.kv_tokens[instance] + tokens
+    if allowed == 0 or held <= capacity:
+        return bool(held <= capacity)
+    # `requests_ahead` of it and this one, at most *allowed*, without a division.
+    return bool((held - capacity) * (running + 1) <= allowed * held)
 
 
 @compiled

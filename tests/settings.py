@@ -19,3 +19,4 @@ STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.Static
 # A file, so that a server thread sees what the test wrote.
 DATABASES["default"].setdefault("TEST", {"NAME": str(STATE_DIR / "test.sqlite3")})
 (STATE_DIR / "static").mkdir()
+VLLM_PYTHON = ""  # tests of real vLLM give one: its parser alone takes seconds

@@ -6,13 +6,16 @@ from django import forms
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 
+from controlplane.accounts import handover
 from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import RoleInline
 from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
@@ -93,14 +96,19 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):
         if user.is_superuser and not request.user.is_superuser:
             self.message_user(request, "Only a superuser makes a sign-in link for a superuser.", "error")
             return None
-        path = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=request.user)])
-        return secret_page(
-            request,
-            self,
-            title=f"Sign-in link for {user}",
-            secret=request.build_absolute_uri(path),
-            note="It signs this user in once within 30 minutes, whoever opens it.",
-        )
+        link = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=request.user)])
+        shown_at = reverse("admin:accounts_user_link", args=[user.pk])
+        return handover.redirect_with(request, shown_at, request.build_absolute_uri(link))
+
+    def get_urls(self) -> list[URLPattern]:
+        shown = path("<int:pk>/sign-in-link/", self.admin_site.admin_view(self.link_view), name="accounts_user_link")
+        return [shown, *super().get_urls()]
+
+    def link_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """The link that `sign_in_link` has just made."""
+        user = get_object_or_404(User, pk=pk)
+        note = "It signs this user in once within 30 minutes, whoever opens it."
+        return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
 
 
 class TenantForm(forms.ModelForm):
@@ -216,13 +224,19 @@ class ApiKeyAdmin(AuditedAdmin):
         """The service has recorded the event."""
 
     def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
-        return secret_page(
-            request,
-            self,
-            title=f"API key {obj.name} of {obj.tenant}",
-            secret=request.new_secret,
-            note="Copy it now: only its SHA-256 is stored, and it is not shown again.",
+        return handover.redirect_with(
+            request, reverse("admin:accounts_apikey_created", args=[obj.pk]), request.new_secret
         )
+
+    def get_urls(self) -> list[URLPattern]:
+        shown = path("<int:pk>/created/", self.admin_site.admin_view(self.created_view), name="accounts_apikey_created")
+        return [shown, *super().get_urls()]
+
+    def created_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """The secret of a key that was just added."""
+        key = get_object_or_404(ApiKey, pk=pk)
+        note = "Copy it now: only its SHA-256 is stored, and it is not shown again."
+        return secret_page(request, self, title=f"API key {key.name} of {key.tenant}", note=note)
 
     @admin.action(description="Revoke (asks for a reason)", permissions=["revoke"])
     def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> HttpResponse | None:
@@ -238,17 +252,15 @@ class SignInLinkAdmin(ReadOnlyAdmin):
     fields = ["user", "expires_at", "used_at"]
 
 
-def secret_page(
-    request: HttpRequest, model_admin: admin.ModelAdmin, *, title: str, secret: str, note: str
-) -> HttpResponse:
-    """A page that shows *secret*; it is neither stored, nor cached, nor put into a message cookie."""
+def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin, *, title: str, note: str) -> HttpResponse:
+    """The page that shows once what was handed over to it. Raises PermissionDenied below the role that makes it."""
+    if not model_admin.has_add_permission(request):
+        raise PermissionDenied
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.model._meta,
         "title": title,
-        "secret": secret,
+        "secret": handover.take(request),
         "note": note,
     }
-    response = TemplateResponse(request, "admin/secret.html", context)
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    return handover.forget(request, TemplateResponse(request, "admin/secret.html", context))

@@ -3,15 +3,15 @@
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Router, Status
+from ninja import Query, Router, Status
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import PEOPLE
 from controlplane.api.schemas import (
     ActionIn,
     ActionOut,
-    DeploymentChange,
     DeploymentOut,
+    Described,
     GpuTypeOut,
     InstanceDetail,
     InstanceOut,
@@ -20,11 +20,20 @@ from controlplane.api.schemas import (
     RegionOut,
     SloClassOut,
 )
-from controlplane.fleet import selectors, services
-from controlplane.fleet.models import Deployment, GpuType, Model, Region, SloClass
+from controlplane.fleet import engine_logs, revisions, selectors, services
+from controlplane.fleet.models import GpuType, Model, Region, SloClass
 from controlplane.fleet.states import Action, InstanceState
 
 router = Router(auth=PEOPLE)
+
+
+class LogOut(Described):
+    lines: list[str]
+    """The last ones, oldest first; none if the log is not on the machine that answers."""
+    file: str
+    """Where the log is, on the machine whose worker started the server; "" for a server that is no process of ours."""
+    error: str
+    """The error that ended the server, if it has ended by one."""
 
 
 @router.get("/instances", response=Items[InstanceOut], tags=["Instances"])
@@ -38,14 +47,30 @@ def list_instances(
 ):
     """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
     request.auth.require(Role.VIEWER)
-    rows = selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q)
-    return {"items": list(rows)}
+    rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
+    differ = revisions.outdated(rows)
+    for row in rows:
+        row.outdated = differ.get(row.pk, ())
+    return {"items": rows}
 
 
 @router.get("/instances/{name}", response=InstanceDetail, tags=["Instances"])
 def get_instance(request: HttpRequest, name: str):
     request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.instances(), name=name)
+
+
+@router.get("/instances/{name}/log", response=LogOut, tags=["Instances"])
+def get_instance_log(request: HttpRequest, name: str, lines: int = Query(200, ge=1, le=2000)):
+    """The end of its server's log. It may hold what tenants sent, so it needs the role operator."""
+    request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(selectors.instances(), name=name)
+    failed = row.state == InstanceState.FAILED
+    return {
+        "lines": engine_logs.last_lines(row, lines),
+        "file": str(engine_logs.path_of(row) or ""),
+        "error": engine_logs.root_error(row) if failed else "",
+    }
 
 
 @router.post("/instances/{name}/{action}", response={202: ActionOut}, tags=["Instances"])
@@ -84,15 +109,6 @@ def list_slo_classes(request: HttpRequest):
 @router.get("/deployments", response=Items[DeploymentOut], tags=["Inventory"])
 def list_deployments(request: HttpRequest, model: str = "", region: str = ""):
     return _items(request, selectors.deployments(model=model, region=region))
-
-
-@router.patch("/deployments/{int:deployment_id}", response=DeploymentOut, tags=["Inventory"])
-def change_deployment(request: HttpRequest, deployment_id: int, change: DeploymentChange):
-    """Change bounds and policies. The gateway follows within a second; instances are not started or stopped by this."""
-    user = request.auth.require(Role.ADMIN)
-    row = get_object_or_404(Deployment, pk=deployment_id)
-    services.update_deployment(row, change.model_dump(exclude_none=True, exclude={"reason"}), user, change.reason)
-    return selectors.deployments().get(pk=row.pk)
 
 
 def _items(request: HttpRequest, rows: QuerySet) -> dict[str, list]:

@@ -114,14 +114,18 @@ def get_plan(request: HttpRequest, plan_id: int):
 
 @router.post("/scaling/plans/{int:plan_id}/approve", response=PlanDetail)
 def approve_plan(request: HttpRequest, plan_id: int, body: DecisionIn):
-    """Have a plan carried out. 409 unless it is advice and still valid. Instances move after this answer."""
+    """Have a plan carried out. Instances move after this answer.
+
+    When a newer plan has replaced it and asks for the same numbers of instances, that one is approved and answered. 409
+    when the newer one differs, with what changed, or when the plan is no advice.
+    """
     user = request.auth.require(Role.OPERATOR)
     return services.approve(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
 
 
 @router.post("/scaling/plans/{int:plan_id}/reject", response=PlanDetail)
 def reject_plan(request: HttpRequest, plan_id: int, body: DecisionIn):
-    """Lay a plan aside. 409 unless it is advice."""
+    """Have a plan not carried out, or the newer one that repeats it. 409 as for approving."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
 

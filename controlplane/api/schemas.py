@@ -6,13 +6,20 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from ninja import Field, Schema
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict
 
 from controlplane.accounts.models import Role
 from controlplane.events.models import Severity
-from controlplane.fleet import selectors
-from controlplane.fleet.models import CommandState, CommandVerb, Launcher, OrderingPolicy, RoutingPolicy, SloKind
-from controlplane.fleet.models.serving import NOT_LIVE
+from controlplane.fleet import revisions, selectors
+from controlplane.fleet.models import (
+    CommandState,
+    CommandVerb,
+    Device,
+    Launcher,
+    OrderingPolicy,
+    RoutingPolicy,
+    SloKind,
+)
 from controlplane.fleet.states import Action, InstanceState
 from controlplane.gateway.models import Outcome
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, Quantity
@@ -52,10 +59,21 @@ class RegionOut(Described):
 class GpuTypeOut(Described):
     name: str
     title: str
+    device: Device
     memory_bytes: int
     on_demand_usd_per_hour: Decimal
     spot_usd_per_hour: Decimal | None
     price_source: str
+
+
+class NodeOut(Described):
+    name: str
+    region: str = Field(alias="region.name")
+    gpu_type: str = Field(alias="gpu_type.name")
+    gpu_count: int
+    gpus_used: int
+    address: str
+    active: bool
 
 
 class ModelOut(Described):
@@ -86,27 +104,23 @@ class DeploymentOut(Described):
     routing_policy: RoutingPolicy
     ordering_policy: OrderingPolicy
     ordering_stretch: float
+    requests_ahead_limit: int | None
+    """Requests that an instance is given beyond what it runs; null: as many as is measured."""
     queue_bound: int
+    vllm_args: str
+    environment: dict[str, str]
+    secret_names: list[str]
+    """Environment variables whose values are not shown."""
+    has_api_key: bool
     active: bool
 
+    @staticmethod
+    def resolve_secret_names(row: Any) -> list[str]:
+        return sorted(row.secrets)
 
-class DeploymentChange(Strict):
-    """Only what is given changes."""
-
-    min_instances: int | None = Field(None, ge=0, le=32_767)
-    max_instances: int | None = Field(None, ge=0, le=32_767)
-    routing_policy: RoutingPolicy | None = None
-    ordering_policy: OrderingPolicy | None = None
-    ordering_stretch: float | None = Field(None, ge=0, le=1e6)
-    queue_bound: int | None = Field(None, ge=0, le=1_000_000)
-    reason: str = Field("", max_length=255)
-
-    @field_validator("ordering_policy", mode="before")
-    @classmethod
-    def _live(cls, value: object) -> object:
-        if isinstance(value, str) and value in NOT_LIVE:
-            raise ValueError(NOT_LIVE[value])
-        return value
+    @staticmethod
+    def resolve_has_api_key(row: Any) -> bool:
+        return bool(row.api_key)
 
 
 class InstanceOut(Described):
@@ -121,8 +135,20 @@ class InstanceOut(Described):
     state: InstanceState
     state_reason: str
     state_changed_at: datetime
+    startup: str
+    """How far its start has come, by the server's log; empty when it is ready."""
     kv_capacity_tokens: int
+    host: str
+    """Whose worker started the server as a process; commands belong to it until it is stopped."""
+    failures: int
+    """Failures in a row; restarts wait longer with each."""
+    outdated: list[str] = Field(default_factory=list)
+    """Engine settings of its deployment that are other than those it was started with."""
     created_at: datetime
+
+    @staticmethod
+    def resolve_outdated(row: Any) -> list[str]:
+        return list(row.outdated if hasattr(row, "outdated") else revisions.outdated([row]).get(row.pk, ()))
 
     @staticmethod
     def resolve_node(row: Any) -> str | None:
@@ -145,6 +171,8 @@ class InstanceDetail(InstanceOut):
     """What may be asked of it in its present state."""
     commands: list[CommandOut]
     """The newest ten."""
+    engine: dict[str, Any]
+    """What its server is, as measured: version, arguments, KV cache in tokens and blocks, memory in bytes."""
 
     @staticmethod
     def resolve_possible_actions(row: Any) -> list[Action]:
@@ -282,6 +310,8 @@ class RequestOut(Described):
     outcome: Outcome
     status_code: int
     error_code: str
+    error_message: str
+    """What the caller was told, without quotations of the request."""
     prompt_tokens: int
     output_tokens: int
     predicted_output_tokens: int
@@ -366,7 +396,7 @@ class PlanOut(Described):
     note: str
     decided_by: str
     decided_at: datetime | None
-    applied_at: datetime | None
+    carried_out_at: datetime | None
 
 
 class PlanDetail(PlanOut):

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import NinjaAPI, Router
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, fleet, lengths, planning, records
+from controlplane.api import accounts, errors, inventory, lengths, planning, records, rollouts, system
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -39,11 +39,13 @@ api = PilothouseApi(
     docs_url=None,
 )
 errors.install(api)
-api.add_router("", fleet.router)
+api.add_router("", inventory.router)
+api.add_router("", rollouts.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
 api.add_router("", lengths.router)
+api.add_router("", system.router)
 
 
 rest_of_paths = Router()

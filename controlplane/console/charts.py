@@ -67,6 +67,12 @@ class Chart:
         return f"figure-{self.key}"
 
     @property
+    def csv_header(self) -> tuple[str, ...]:
+        """In files times are UTC; on pages they are in the zone of the pages."""
+        times = bool(self.rows) and isinstance(self.rows[0][0], datetime)
+        return (f"{self.header[0]} (UTC)", *self.header[1:]) if times else self.header
+
+    @property
     def shown_rows(self) -> list[list[str]]:
         """The rows as the page's table shows them, newest first where they are times."""
         rows = self.rows[::-1] if self.rows and isinstance(self.rows[0][0], datetime) else self.rows

@@ -4,7 +4,7 @@ Messages are JSON objects with `t` (kind), `seq` (grows by one with each message
 
 - `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages reckon ages
 - `snapshot`: the whole state of the topics
-- `tick` (topic overview) and `delta` (topics instances, lengths): what makes the next state, see `deltas.py`
+- `tick` (topic overview) and `delta` (topics instances, lengths, system): what makes the next state, see `deltas.py`
 - `event` {events}: new rows of the event record, oldest first
 - `resync` {reason}: the page should load again, since more happened than one message tells
 
@@ -32,7 +32,7 @@ from django.utils.crypto import constant_time_compare
 from controlplane.accounts.models import Role
 from controlplane.console import deltas, selectors
 from controlplane.console.hub import LiveHub, hub
-from controlplane.console.state import TOPICS
+from controlplane.console.state import OPERATORS_TOPICS, TOPICS
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class LiveConnection:
             return
         if "overview" in self._topics:
             await self._tell(**deltas.tick(now))
-        if not {"instances", "lengths"}.isdisjoint(self._topics):
+        if not {"instances", "lengths", "system"}.isdisjoint(self._topics):
             await self._tell(**deltas.delta(before, now))
 
     async def _catch_up(self) -> None:
@@ -169,20 +169,25 @@ async def _listen(receive: Callable[[], Awaitable[dict[str, Any]]], connection: 
         connection.resync()
 
 
-async def _guard(session: SessionBase) -> None:
+async def _guard(session: SessionBase, least: Role) -> None:
     """Return never; raise Closed once the session no longer gives the right to look."""
     while True:
         await asyncio.sleep(SESSION_CHECK_S)
-        if await role_of_session(session) is None:
+        role = await role_of_session(session)
+        if role is None or role.rank < least.rank:
             raise Closed(SIGNED_OUT)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel *tasks* until they have ended: one that waits for the database may swallow a first cancellation."""
+    """Cancel *tasks* until they have ended: one that waits for the database may swallow a first cancellation.
+
+    How they end is looked at, or asyncio would log what one of them met that was sending when the browser went away.
+    """
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=0.5)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
@@ -196,7 +201,9 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
     if not set(topics) <= TOPICS.keys():
         await send({"type": "websocket.close", "code": NOT_UNDERSTOOD})
         return
-    if await role_of_session(scope["session"]) is None:
+    least = Role.VIEWER if OPERATORS_TOPICS.isdisjoint(topics) else Role.OPERATOR
+    role = await role_of_session(scope["session"])
+    if role is None or role.rank < least.rank:
         signed_in = getattr(scope.get("user"), "is_authenticated", False)
         await send({"type": "websocket.close", "code": NOT_ALLOWED if signed_in else SIGNED_OUT})
         return
@@ -204,7 +211,7 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
     tasks = [
         asyncio.create_task(connection.run(), name="live-tell"),
         asyncio.create_task(_listen(receive, connection), name="live-listen"),
-        asyncio.create_task(_guard(scope["session"]), name="live-guard"),
+        asyncio.create_task(_guard(scope["session"], least), name="live-guard"),
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -36,8 +37,9 @@ PLAN = (
     Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
     Entry("lengths", "Lengths", "lengths", "l"),
 )
-TENANTS = (Entry("keys", "API keys", "keys", "k"),)
+TENANTS = (Entry("keys", "API keys", "keys", "k", ("key-created",)),)
 SYSTEM = (
+    Entry("system", "System", "system", "y"),
     Entry("events", "Events", "events", "e", ("event",)),
     Entry("about", "About", "about", "a"),
 )
@@ -46,8 +48,15 @@ SYSTEM = (
 def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Groups of entries, with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
-        return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", SYSTEM)]
+        system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
+        return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
     return [("", (FLEET[2], PLAN[2], TENANTS[0]))]
+
+
+def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
+    """By entry of the navigation: the key of its count in the attention list, the count, and what is counted."""
+    words = {"instances": ("instances", "down"), "scaling": ("plans", "to approve"), "system": ("system", "in trouble")}
+    return {entry: (key, attention[key], word) for entry, (key, word) in words.items()}
 
 
 def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
@@ -83,5 +92,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "instances_down": hub.latest().attention["instances"] if role else 0,
+        "badges": badges(hub.latest().attention) if role else {},
     }

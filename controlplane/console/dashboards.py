@@ -60,7 +60,7 @@ def instance(state: LiveState, view: View, row: Instance) -> list[Chart]:
     def build() -> list[Chart]:
         samples = _samples(state, view)
         return [
-            charts.instance_load(samples, row.name, row.deployment.max_num_seqs),
+            charts.instance_load(samples, row.name, row.max_num_seqs),
             charts.instance_kv(samples, row.name),
         ]
 

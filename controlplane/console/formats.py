@@ -34,6 +34,11 @@ def count(value: float | None) -> str:
     return NONE if value is None else fixed(value, 0)
 
 
+def gib(size_bytes: float) -> str:
+    """Bytes as GiB: "3.1"."""
+    return f"{size_bytes / 2**30:.1f}"
+
+
 def quantity(value: float | None) -> str:
     """Three or four figures that tell the size: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
     if value is None:
@@ -103,6 +108,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
+def period(seconds: float | None) -> str:
+    """How often something is done: 0.5 s, 30 s, 10 min, 1 h."""
+    return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
+
+
 def age(seconds: float | None) -> str:
     return NONE if seconds is None else f"{duration(seconds)} ago"
 
@@ -117,6 +127,14 @@ def _unit(text: str, unit: str) -> str:
     return text if text == NONE else f"{text} {unit}"
 
 
+def _judged(text: str, row: "Row") -> str:
+    """*text*, and of how many requests the verdict is, where not all that ended could be judged."""
+    judged, ended = row.get("slo_judged"), row.get("slo_ended")
+    if not ended or judged is None or judged >= ended:
+        return text
+    return f"{text} of {count(judged)}/{count(ended)}"
+
+
 Row = Mapping[str, Any]
 FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "count": lambda value, row: count(value),
@@ -128,6 +146,8 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "requests": lambda value, row: _unit(count(value), "req"),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
+    "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
+    "slo_met": lambda value, row: _judged(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
     "status": lambda value, row: STATUS_WORDS.get(value, value or NONE),
 }

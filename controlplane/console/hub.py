@@ -23,13 +23,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from controlplane.console import selectors
-from controlplane.console.state import SILENT_S, LiveState, Source, state_of
+from controlplane.console.attention import Known
+from controlplane.console.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.gateway.summary import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
 logger = logging.getLogger(__name__)
 
 EVENTS_S = 1.0
-BOUNDS_S = 30.0
+KNOWN_S = 5.0
 FIRST_LOOK_S = 1.0  # how long the first page of a process waits for the first look at Redis
 RETRY_S = (0.5, 5.0)
 RECENT_EVENTS = 50
@@ -58,13 +59,13 @@ class LiveHub:
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_LENGTH)
         self._events: tuple[dict[str, Any], ...] = ()
         self._last_event_id: int | None = None
-        self._bounds: dict[tuple[str, str], int] = {}
+        self._known = Known()
         self._watchers: set[Watcher] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._looked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._due = {"history": 0.0, "events": 0.0, "bounds": 0.0}
+        self._due = {"history": 0.0, "events": 0.0, "known": 0.0}
 
     # What others call.
 
@@ -120,7 +121,7 @@ class LiveHub:
 
     def _run(self) -> None:
         retry_s = RETRY_S[0]
-        self._read_bounds()
+        self._read_known()
         while not self._stopping.is_set():
             try:
                 with redis.Redis.from_url(
@@ -166,7 +167,7 @@ class LiveHub:
         """Make *data*, a published summary, the newest state. One that cannot be read is logged and left out."""
         try:
             summary = orjson.loads(data)
-            state = state_of(summary, self._state.version + 1, self._bounds, tuple(self._history))
+            state = state_of(summary, self._state.version + 1, self._known, tuple(self._history))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.error("live hub: a summary could not be read: %r", error)
             return
@@ -175,7 +176,7 @@ class LiveHub:
         self._publish(state)
 
     def _publish(self, state: LiveState) -> None:
-        self._state = state
+        self._state = without_summaries(state, self._known)
         self._wake()
 
     def _wake(self, events_only: bool = False) -> None:
@@ -187,9 +188,9 @@ class LiveHub:
     def _keep_house(self, client: redis.Redis | None) -> None:
         """What is done from time to time between messages; *client* is None while Redis is away."""
         now = time.monotonic()
-        if now >= self._due["bounds"]:
-            self._due["bounds"] = now + BOUNDS_S
-            self._read_bounds()
+        if now >= self._due["known"]:
+            self._due["known"] = now + KNOWN_S
+            self._read_known()
         if now >= self._due["events"]:
             self._due["events"] = now + EVENTS_S
             self._read_events()
@@ -217,12 +218,17 @@ class LiveHub:
             newest = sample["ts"]
         self._state = replace(self._state, history=tuple(self._history))
 
-    def _read_bounds(self) -> None:
+    def _read_known(self) -> None:
         try:
             close_old_connections()
-            self._bounds = selectors.queue_bounds()
+            self._known = Known(
+                selectors.queue_bounds(),
+                selectors.min_instances(),
+                selectors.plans_waiting(),
+                selectors.rollouts_failed(),
+            )
         except DatabaseError as error:
-            logger.warning("live hub: queue bounds could not be read: %s", error)
+            logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
         finally:
             close_old_connections()
 

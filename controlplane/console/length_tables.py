@@ -46,7 +46,7 @@ VERSIONS_CSV = (
     "Held out: within 25 (ratio)",
     "Held out: within 50 (ratio)",
     "Held out: within 100 (ratio)",
-    "Held out: rank correlation",
+    "Held out: rank correlation (-1 to 1)",
     "Live: requests",
     "Live: MAE (tokens)",
     "Live: within 100 (ratio)",

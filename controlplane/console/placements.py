@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.console.formats import NONE, count, duration, fixed, milliseconds, percent, quantity
-from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.models import LedgerRow, Outcome
 
 POLICY_WHY = {
     "round_robin": "the next in turn that has room",
@@ -190,14 +190,29 @@ def _score(policy: str, score: float | None, names: Sequence[str]) -> str:
     return percent(score) if policy == "minimum_use" else quantity(score) if score >= 10_000 else count(score)
 
 
+def why_not_judged(row: LedgerRow) -> str:
+    """Why *row* has no verdict on its SLO; empty where it has one."""
+    if row.slo_met is not None:
+        return ""
+    if row.outcome == Outcome.CANCELLED:
+        return "cancelled by the caller"
+    if row.outcome != Outcome.DONE:
+        return "the request itself was at fault"
+    if not row.streamed:
+        return "not streamed: no time to first token to judge"
+    return "the class has no target"
+
+
 def predicted(row: LedgerRow) -> Predicted | None:
     """What was predicted of *row*'s length, from the ledger and, where it says so, from its trace."""
     told = next((entry["length"] for entry in row.trace if entry.get("length")), {})
-    tokens = told.get("tokens") or row.predicted_output_tokens
+    tokens = row.predicted_output_tokens or told.get("tokens")
     if not tokens:
         return None
     real = row.output_tokens if row.outcome == "done" else None
     upper = told.get("upper_tokens")
+    if upper is not None and tokens < told.get("tokens", 0):
+        upper = tokens  # no more had room in the model's context
     longest = max(tokens, upper or 0, real or 0) * 1.04
     drawn = {
         name: round(value / longest * 1000, 1)

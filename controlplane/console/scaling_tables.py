@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.states import COMING, PRESENT, InstanceState
-from controlplane.planning import selectors
+from controlplane.planning import rollout, selectors, strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -252,6 +252,16 @@ class Card:
     def unmet_if_idle(self) -> float:
         """Tokens a second that nobody would serve if nothing were moved."""
         return self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0)
+
+    @property
+    def progress(self) -> str:
+        """What of a plan that is being carried out is still to be moved, and what stands in the way; empty otherwise."""
+        return rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
+
+    @property
+    def pace(self) -> str:
+        """When the strategy that follows the plan moves instances, in words."""
+        return strategies.pace(self.plan.strategy)
 
     @property
     def decidable(self) -> bool:

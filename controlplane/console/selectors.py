@@ -1,18 +1,25 @@
 """What pages read of the database."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
-from django.db.models import Max, QuerySet, Sum
+from django.db.models import CharField, Max, Q, QuerySet, Sum
+from django.db.models import Model as Row
+from django.db.models.functions import Cast
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.accounts.models import User
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.state import INSTANCE_FIELDS, LiveState, status_of
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Region
+from controlplane.fleet import revisions, rollouts
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile, Region
 from controlplane.fleet.selectors import instances
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 
 STATUS_ORDER = (
     "failed",
@@ -31,6 +38,28 @@ def queue_bounds() -> dict[tuple[str, str], int]:
     """Requests that each endpoint (model, region) holds at most: the sum over its active deployments."""
     rows = Deployment.objects.filter(active=True).values_list("model__name", "region__name")
     return {(model, region): bound for model, region, bound in rows.annotate(Sum("queue_bound")).order_by()}
+
+
+def min_instances() -> dict[tuple[str, str], int]:
+    """Instances that each endpoint (model, region) is to have at least: the sum over its active deployments."""
+    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    rows = active.values_list("model__name", "region__name")
+    return {(model, region): least for model, region, least in rows.annotate(Sum("min_instances")).order_by()}
+
+
+def plans_waiting() -> tuple[str, ...]:
+    """Models of the plans that wait for an operator and can still be approved."""
+    rows = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=timezone.now())
+    return tuple(rows.values_list("model__name", flat=True).order_by("pk"))
+
+
+def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
+    """(model, region, message) of deployments whose last rollout failed and that still have outdated instances."""
+    return tuple(
+        (found.deployment.model.name, found.deployment.region.name, found.rollout.message)
+        for found in rollouts.failed()
+        if found.rollout is not None
+    )
 
 
 def model_names() -> list[str]:
@@ -57,7 +86,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     known = live is not None
     live = dict.fromkeys(INSTANCE_FIELDS) | (live or {})
     state = str(instance.state)
-    status = status_of(state, live["reachable"], live["kv_ratio"], live["waiting"])
+    status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"])
     return {
         **live,
         "id": instance.pk,
@@ -67,21 +96,25 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
         "gpu_type": instance.deployment.gpu_type.name,
         "state": state,
         "status": status if known else state,
+        "startup": instance.startup,
         "state_since": instance.state_changed_at.timestamp(),
-        "max_num_seqs": instance.deployment.max_num_seqs,
+        "failures": instance.failures,
+        "max_num_seqs": instance.max_num_seqs,
     }
 
 
 def instance_rows(state: LiveState, *, model: str = "", region: str = "", text: str = "") -> list[dict[str, Any]]:
     """Every instance that fits, by name, with live numbers where there are some."""
     live = state.instance_rows()
-    return [instance_row(row, live.get(row.pk)) for row in instances(model=model, region=region, text=text)]
+    rows = list(instances(model=model, region=region, text=text))
+    differ = revisions.outdated(rows)
+    return [instance_row(row, live.get(row.pk)) | {"outdated": differ.get(row.pk, ())} for row in rows]
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What needs an eye first; among equals the fullest, then by name. Stopped ones are last."""
     rank = {status: at for at, status in enumerate(STATUS_ORDER)}
-    return sorted(rows, key=lambda row: (rank.get(row["status"], len(rank)), -(row["kv_ratio"] or 0), row["name"]))
+    return sorted(rows, key=lambda row: (rank.get(row["status"], len(rank)), -(row["use_ratio"] or 0), row["name"]))
 
 
 # Requests
@@ -126,9 +159,19 @@ VERBS = {
     "length_version.trained": "trained, in shadow",
     "length.drift": "lengths drift",
     "length_version.training_asked": "training of a length model asked for",
+    "job.failing": "failing",
+    "job.late": "late",
+    "job.recovered": "done again",
+    "part.down": "down",
+    "part.recovered": "up again",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
-    "plan.applied": "plan applied",
+    "plan.in_force": "plan in force",
+    "plan.carried_out": "plan carried out",
+    "rollout.started": "rollout of changed settings begins",
+    "rollout.succeeded": "rollout done",
+    "rollout.failed": "rollout failed",
+    "rollout.cancelled": "rollout cancelled",
     "scaling.added": "added by scaling",
     "scaling.removed": "taken away by scaling",
     "scaling.refused": "a move could not be made",
@@ -148,7 +191,43 @@ def event_title(event: Event, with_subject: bool = True) -> str:
     return f"{event.subject}: {words}" if event.subject and with_subject else words[:1].upper() + words[1:]
 
 
-def event_row(event: Event, with_subject: bool = True) -> dict[str, Any]:
+# Kinds of subjects that belong to one model, and how to come from their rows to its name.
+SUBJECTS_OF_MODELS: dict[str, tuple[type[Row], str]] = {
+    row._meta.model_name: (row, path)
+    for row, path in (
+        (Instance, "deployment__model__name"),
+        (Deployment, "model__name"),
+        (Model, "name"),
+        (PerformanceProfile, "model__name"),
+        (ScalingPlan, "model__name"),
+        (ScalingPolicy, "model__name"),
+    )
+}
+
+
+def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
+    """*events* about *model*, its instances and plans, and those that concern the whole fleet."""
+    concerned = ~Q(subject_type__in=SUBJECTS_OF_MODELS)
+    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
+        keys = row.objects.order_by().filter(**{path: model}).values_list(Cast("pk", CharField()))
+        concerned |= Q(subject_type=kind, subject_id__in=keys)
+    return events.filter(concerned)
+
+
+def models_of(events: Sequence[Event]) -> dict[int, str]:
+    """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
+    found = {}
+    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
+        about = [event for event in events if event.subject_type == kind]
+        if about:
+            keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
+            names = {str(pk): name for pk, name in row.objects.filter(pk__in=keys).values_list("pk", path)}
+            # A subject that is gone belonged to some model, if to none that can be asked for.
+            found |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
+    return found
+
+
+def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:
     """An event as lists show it and as the live connection carries it; its subject is left out on the subject's page."""
     return {
         "id": event.pk,
@@ -159,6 +238,7 @@ def event_row(event: Event, with_subject: bool = True) -> dict[str, Any]:
         "title": event_title(event, with_subject),
         "reason": event.reason,
         "href": reverse("console:event", args=[event.pk]),
+        "model": model,
     }
 
 
@@ -168,14 +248,19 @@ def newest_event_id() -> int:
 
 def events_after(event_id: int, limit: int) -> list[dict[str, Any]]:
     """Events newer than *event_id*, oldest first, at most *limit* of the newest."""
-    newest = Event.objects.filter(pk__gt=event_id).order_by("-pk")[:limit]
-    return [event_row(event) for event in reversed(newest)]
+    newest = list(Event.objects.filter(pk__gt=event_id).order_by("-pk")[:limit])
+    models = models_of(newest)
+    return [event_row(event, model=models.get(event.pk, "")) for event in reversed(newest)]
 
 
-def latest_events(limit: int) -> list[dict[str, Any]]:
-    """The newest events of the fleet and its tenants; who signed in is left to the page of events."""
+def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:
+    """The newest events of the fleet and its tenants, or of *model* and the fleet; who signed in is left to the events'
+    own page."""
     events = Event.objects.exclude(kind__startswith=SIGN_INS).order_by("-pk")
-    return [event_row(event) for event in events[:limit]]
+    if not model:
+        return [event_row(event) for event in events[:limit]]
+    rows = events_of_model(events, model)[:limit]
+    return [event_row(event, model=model if event.subject_type in SUBJECTS_OF_MODELS else "") for event in rows]
 
 
 def subject_href(event: Event) -> str | None:
@@ -185,9 +270,21 @@ def subject_href(event: Event) -> str | None:
             return instance_href(event.subject_id)
         case "scalingplan":
             return reverse("console:plan", args=[event.subject_id])
+        case "deployment":
+            return deployment_href(event.subject_id)
+        case "jobrow":
+            return reverse("console:system")
         case "lengthversion":
             return f"{reverse('console:lengths')}#versions"
     return None
+
+
+def deployment_href(deployment_id: str) -> str | None:
+    """The instances of the deployment that an event is about, if there still is one."""
+    rows = Deployment.objects.filter(pk=deployment_id) if deployment_id.isdecimal() else Deployment.objects.none()
+    row = rows.values("model__name", "region__name").first()
+    query = row and urlencode({"model": row["model__name"], "region": row["region__name"]})
+    return f"{reverse('console:instances')}?{query}" if query else None
 
 
 def instance_href(instance_id: str) -> str | None:

@@ -1,16 +1,16 @@
 """The live state that pages show: built from the gateway's published summary, immutable, with its recent history."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from controlplane.console import attention, length_service
+from controlplane.console import attention, length_service, system
 from controlplane.console.deltas import Table
 from controlplane.console.tiles import levels
 from controlplane.gateway.summary import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
 
-SATURATED_KV = 0.95
+SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
 SILENT_S = 15.0  # a summary older than this says nothing about now
 
 TILE_FIELDS = (
@@ -18,6 +18,8 @@ TILE_FIELDS = (
     "output_tokens_per_s",
     "prompt_tokens_per_s",
     "slo_met_ratio",
+    "slo_judged",
+    "slo_ended",
     "ttft_p50_ms",
     "ttft_p95_ms",
     "ttft_p99_ms",
@@ -33,7 +35,14 @@ TILE_FIELDS = (
     "ttft_slo_ms",
 )
 INSTANCE_FIELDS, ENDPOINT_FIELDS = INSTANCE_COLUMNS, ENDPOINT_COLUMNS
-TOPICS = {"overview": ("tiles",), "instances": ("instances", "endpoints"), "lengths": ("lengths",), "events": ()}
+TOPICS = {
+    "overview": ("tiles",),
+    "instances": ("instances", "endpoints"),
+    "lengths": ("lengths",),
+    "system": ("jobs", "parts"),
+    "events": (),
+}
+OPERATORS_TOPICS = frozenset({"system"})
 
 
 class Source(StrEnum):
@@ -52,11 +61,11 @@ SOURCE_TEXT = {
 }
 
 
-def status_of(state: str, reachable: Any, kv_ratio: float | None, waiting: float | None) -> str:
+def status_of(state: str, reachable: Any, use_ratio: float | None, waiting: float | None) -> str:
     """The word that pages show for an instance: its state, or what its last answer says against it."""
     if state in ("ready", "draining") and reachable is False:
         return "unreachable"
-    if state == "ready" and ((kv_ratio or 0) > SATURATED_KV or (waiting or 0) > 0):
+    if state == "ready" and ((use_ratio or 0) > SATURATED or (waiting or 0) > 0):
         return "saturated"
     return state
 
@@ -84,7 +93,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
     instances["status"] = [
         status_of(*cells)
         for cells in zip(
-            instances["state"], instances["reachable"], instances["kv_ratio"], instances["waiting"], strict=True
+            instances["state"], instances["reachable"], instances["use_ratio"], instances["waiting"], strict=True
         )
     ]
     endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_FIELDS, "model")
@@ -94,11 +103,19 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
         "instances": instances,
         "endpoints": {"key": keys, **endpoints},
         "lengths": length_service.table_of(summary),
+        **system.tables_of(summary.get("system")),
     }
 
 
 NO_TABLES = tables_of({})
-NO_ATTENTION: dict[str, Any] = {"items": [], "total": 0, "instances": 0}
+NO_ATTENTION: dict[str, Any] = {
+    "items": [],
+    "total": 0,
+    "instances": 0,
+    "plans": 0,
+    "system": 0,
+    "models": {"": {"items": [], "total": 0}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +145,11 @@ class LiveState:
         at = table["scope"].index(scope)
         return {name: values[at] for name, values in table.items()}
 
+    def system(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of jobs and of parts: as published, or as this process knows them while nothing is."""
+        tables = (system.own_tables() if self.source != Source.LIVE else {}) or self.tables
+        return {name: attention.rows(tables[name]) for name in ("jobs", "parts")}
+
     def lengths(self) -> dict[str, Any] | None:
         """The numbers of the length service; None while its gateway tells of none."""
         return next(iter(attention.rows(self.tables["lengths"])), None)
@@ -153,8 +175,16 @@ class LiveState:
         }
 
 
+def without_summaries(state: LiveState, known: attention.Known) -> LiveState:
+    """*state* while nothing is published: its numbers stand still, and what this process knows of the system does not."""
+    if state.source == Source.LIVE or not (own := system.own_tables()):
+        return state
+    tables = {**state.tables, **own}
+    return replace(state, tables=tables, attention=attention.find(tables, known))
+
+
 def state_of(
-    summary: Mapping[str, Any], version: int, bounds: attention.Bounds, history: tuple[dict[str, Any], ...]
+    summary: Mapping[str, Any], version: int, known: attention.Known, history: tuple[dict[str, Any], ...]
 ) -> LiveState:
     """The state that *summary* (the gateway's JSON) describes. Raises KeyError, TypeError or ValueError on another form."""
     tables = tables_of(summary)
@@ -165,6 +195,6 @@ def state_of(
         owner=str(summary.get("owner", "")),
         started_at=summary.get("started_at"),
         tables=tables,
-        attention=attention.find(tables, bounds),
+        attention=attention.find(tables, known),
         history=history,
     )

@@ -66,9 +66,10 @@ TILES = (
     Tile(
         "slo_met_ratio",
         "SLO met, 5 min",
-        "percent_fine",
+        "slo_met",
         below("slo_met_ratio", SLO_WARNING, SLO_CRITICAL),
-        "Warns below 99 %, critical below 90 %",
+        "Warns below 99 %, critical below 90 %. Of those that could be judged/all that ended. Not judged: cancelled "
+        "requests, the tenant's own mistakes, and answers that are not streamed where the class has no end-to-end target",
     ),
     Tile("ttft_p95_ms", "TTFT p95", "milliseconds", over_slo, "Warns above the SLO, critical above twice the SLO"),
     Tile("itl_p95_ms", "ITL p95", "milliseconds"),

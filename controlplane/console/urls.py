@@ -14,8 +14,10 @@ from controlplane.console.views import (
     overview,
     plans,
     requests,
+    rollouts,
     scaling,
     sign_in,
+    system,
 )
 
 app_name = "console"
@@ -24,6 +26,7 @@ urlpatterns = [
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
+    path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),
@@ -38,7 +41,9 @@ urlpatterns = [
     path("lengths/train/", lengths.train, name="train-lengths"),
     path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("keys/", keys.keys, name="keys"),
+    path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
+    path("system/", system.system, name="system"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
     path("about/", about.about, name="about"),

@@ -5,24 +5,29 @@ from decimal import Decimal
 from typing import Any
 
 from django.db.models import Model
+from django.utils.crypto import salted_hmac
 
 from controlplane.accounts.models import User
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 
 SECRET_FIELDS = frozenset({"password", "sha256"})
+MARKED_FIELDS = frozenset({"api_key", "secrets"})
+"""Secrets that servers are started with: another one is told apart by its mark."""
 # Set by the system at every save or use: no part of what somebody changed.
-IGNORED_FIELDS = frozenset({"changed_at", "created_at", "last_login", "last_used_at", "date_joined"})
+IGNORED_FIELDS = frozenset({"changed_at", "created_at", "last_login", "last_used_at", "date_joined", "launched_with"})
 
 
 def snapshot(row: Model) -> dict[str, Any]:
-    """The editable state of *row* as JSON values: related rows by their names, secrets only as "set" or "not set"."""
+    """The editable state of *row* as JSON values: related rows by their names, secrets only as marks."""
     values: dict[str, Any] = {}
     for field in row._meta.concrete_fields:
         if field.primary_key or field.name in IGNORED_FIELDS:
             continue
         if field.name in SECRET_FIELDS:
             values[field.name] = "set" if getattr(row, field.name) else "not set"
+        elif field.name in MARKED_FIELDS and not field.is_relation:
+            values[field.name] = mark(getattr(row, field.name))
         elif field.is_relation:
             related = getattr(row, field.name)
             values[field.name] = str(related) if related is not None else None
@@ -63,6 +68,13 @@ def record_deletion(row: Model, actor: User | str, *, reason: str = "") -> Event
 def kind_of(row: Model) -> str:
     """`api_key` for an ApiKey: the first part of an event's kind."""
     return str(row._meta.verbose_name).lower().replace(" ", "_").replace("-", "_")
+
+
+def mark(secret: Any) -> Any:
+    """In the place of a secret: whether it is set, and six digits of a keyed hash. Of a dict, of each of its values."""
+    if isinstance(secret, dict):
+        return {name: mark(text) for name, text in sorted(secret.items())}
+    return f"set ({salted_hmac('audit', str(secret), algorithm='sha256').hexdigest()[:6]})" if secret else "not set"
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,8 @@
 """Admin of the inventory. States of instances are not edited: actions ask the services, which keep the rules."""
 
-from typing import Any
-
 from django.contrib import admin
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
-from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
@@ -13,7 +10,8 @@ from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import has_role
 from controlplane.accounts.models import Role
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
-from controlplane.fleet import places, services
+from controlplane.fleet import services
+from controlplane.fleet.forms import DeploymentForm, InstanceForm, LanguageModelForm
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -23,6 +21,7 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
     Region,
+    Rollout,
     SloClass,
 )
 from controlplane.fleet.models import Model as LanguageModel
@@ -62,7 +61,7 @@ class GpuTypeAdmin(InventoryAdmin):
     list_display = ["name", "title", "memory", "on_demand", "spot", "price_source"]
     search_fields = ["name", "title"]
     fieldsets = [
-        (None, {"fields": ["name", "title"]}),
+        (None, {"fields": ["name", "title", "device"]}),
         ("Memory", {"fields": ["memory_bytes", "memory"]}),
         (
             "Price (US dollars per GPU hour)",
@@ -89,6 +88,7 @@ class NodeAdmin(InventoryAdmin):
     list_display = ["name", "region", "gpu_type", "gpu_count", "gpus_used", "address", "active"]
     list_filter = ["region", "gpu_type", "active"]
     list_select_related = ["region", "gpu_type"]
+    ordering = ["name"]  # grouped by the count of GPUs, rows lose the order of the model
     search_fields = ["name", "address"]
     autocomplete_fields = ["region", "gpu_type"]
 
@@ -102,12 +102,19 @@ class NodeAdmin(InventoryAdmin):
 
 @admin.register(LanguageModel)
 class ModelAdmin(InventoryAdmin):
+    form = LanguageModelForm
     list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "source", "active"]
     list_filter = ["active"]
     search_fields = ["name", "title", "source"]
     fieldsets = [
         (None, {"fields": ["name", "title", "source", "active"]}),
-        ("Size", {"fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens"]}),
+        (
+            "Size",
+            {
+                "fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens"],
+                "description": "An empty field is read from the config.json of the source.",
+            },
+        ),
     ]
 
     @admin.display(ordering="weights_bytes")
@@ -183,13 +190,32 @@ class DeploymentAdmin(InventoryAdmin):
     list_select_related = ["model", "region", "gpu_type"]
     search_fields = ["model__name", "model__title", "region__name", "region__title", "gpu_type__name"]
     autocomplete_fields = ["model", "region", "gpu_type"]
-    readonly_fields = ["kv_cache"]
+    readonly_fields = ["kv_cache", "secret_names"]
+    form = DeploymentForm
     fieldsets = [
         (None, {"fields": ["model", "region", "active"]}),
         ("Hardware", {"fields": ["gpu_type", "tensor_parallel", "gpu_memory_utilization", "kv_cache"]}),
         ("Instances", {"fields": [("min_instances", "max_instances")]}),
-        ("Engine", {"fields": ["max_num_seqs", "max_num_batched_tokens", "vllm_args"]}),
-        ("Requests", {"fields": ["routing_policy", "ordering_policy", "ordering_stretch", "queue_bound"]}),
+        ("Engine", {"fields": ["max_num_seqs", "max_num_batched_tokens", "vllm_args", "environment"]}),
+        (
+            "Secrets",
+            {
+                "fields": ["secret_names", "secrets", "api_key", "forget_api_key"],
+                "description": "They are passed to servers and never shown again. An empty field keeps what is there.",
+            },
+        ),
+        (
+            "Requests",
+            {
+                "fields": [
+                    "routing_policy",
+                    "ordering_policy",
+                    "ordering_stretch",
+                    "requests_ahead_limit",
+                    "queue_bound",
+                ]
+            },
+        ),
     ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Deployment]:
@@ -202,9 +228,17 @@ class DeploymentAdmin(InventoryAdmin):
             )
         )
 
+    def get_deleted_objects(self, objs: QuerySet | list, request: HttpRequest) -> tuple:
+        to_delete, counts, permissions, protected = super().get_deleted_objects(objs, request)
+        return to_delete, counts, permissions - {"rollout"}, protected  # what was done to it goes with it
+
     @admin.display(description="ready", ordering="ready_count")
     def ready(self, deployment: Deployment) -> str:
         return f"{deployment.ready_count} of {deployment.all_count}"
+
+    @admin.display(description="set", empty_value="none")
+    def secret_names(self, deployment: Deployment) -> str:
+        return ", ".join([*sorted(deployment.secrets), *(["API key"] if deployment.api_key else [])])
 
     @admin.display(description="KV cache of an instance")
     def kv_cache(self, deployment: Deployment) -> str:
@@ -244,17 +278,6 @@ def operator_action(action: Action, question: str) -> object:
     return run
 
 
-class InstanceForm(ModelForm):
-    """Looks for free GPUs as everybody does: under the locks that saving holds until it is done."""
-
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
-        deployment = cleaned.get("deployment") or getattr(self.instance, "deployment", None)
-        if deployment is not None:
-            places.lock(Deployment.objects.filter(pk=deployment.pk))
-        return cleaned
-
-
 @admin.register(Instance)
 class InstanceAdmin(InventoryAdmin):
     form = InstanceForm
@@ -269,6 +292,7 @@ class InstanceAdmin(InventoryAdmin):
         "state_reason",
         "kv_capacity_tokens",
         "process_id",
+        "failures",
         "created_at",
         "changed_at",
     ]
@@ -284,15 +308,22 @@ class InstanceAdmin(InventoryAdmin):
     ]
     fieldsets = [
         (None, {"fields": ["name", "deployment", "node"]}),
-        ("Server", {"fields": ["launcher", "url", "process_id", "kv_capacity_tokens"]}),
-        ("State", {"fields": ["state_mark", "state_changed_at", "state_reason", "created_at", "changed_at"]}),
+        ("Server", {"fields": ["launcher", "url", "host", "process_id", "kv_capacity_tokens"]}),
+        (
+            "State",
+            {"fields": ["state_mark", "state_changed_at", "state_reason", "failures", "created_at", "changed_at"]},
+        ),
     ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Instance | None = None) -> list[str]:
         if obj is None:
             return self.readonly_fields
         fixed = ["name", "deployment", "launcher"]  # what a running server was started with
-        return [*self.readonly_fields, *fixed, *([] if obj.launcher == Launcher.EXTERNAL else ["url"])]
+        if obj.launcher != Launcher.EXTERNAL:
+            fixed.append("url")
+        if obj.launcher != Launcher.PROCESS:
+            fixed.append("host")  # of a process it may be set anew, when its machine is gone for good
+        return [*self.readonly_fields, *fixed]
 
     def get_fieldsets(self, request: HttpRequest, obj: Instance | None = None) -> list:
         if obj is not None:
@@ -346,6 +377,14 @@ class InstanceCommandAdmin(ReadOnlyAdmin):
     list_filter = ["state", "verb", "created_at"]
     list_select_related = ["instance"]
     search_fields = ["instance__name", "actor", "reason", "error"]
+
+
+@admin.register(Rollout)
+class RolloutAdmin(ReadOnlyAdmin):
+    list_display = ["started_at", "deployment", "state", "up_to_date", "total", "actor", "reason", "message"]
+    list_filter = ["state", "started_at"]
+    list_select_related = ["deployment__model", "deployment__region", "deployment__gpu_type"]
+    search_fields = ["deployment__model__name", "actor", "reason", "message"]
 
 
 @admin.register(SloClass)

@@ -6,9 +6,12 @@ keys within each. Who moves several instances in one transaction locks all the p
 move: two that lock as they go along would wait for each other for ever.
 """
 
+import re
+from collections import Counter
+
 from django.db.models import Q, QuerySet
 
-from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.models import Deployment, Instance, Launcher, Node
 from controlplane.fleet.states import ActionError
 
 
@@ -52,6 +55,38 @@ def keeps(instance: Instance) -> bool:
     if node is None:
         return True
     return node in _nodes(deployment) and node.free_gpus(without=instance) >= deployment.tensor_parallel
+
+
+def new_instance(deployment: Deployment) -> Instance:
+    """A saved row beside its siblings, to be started. *deployment* is locked.
+
+    Raises NoRoom without free GPUs, ActionError without a sibling to copy, ValidationError when there can be none.
+    """
+    siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
+    here = siblings.filter(deployment=deployment)
+    launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
+    if not launchers:
+        raise ActionError("Pilothouse has started none of its instances, so it does not know how to start one")
+    row = Instance(
+        name=_free_name(deployment),
+        deployment=deployment,
+        launcher=launchers.most_common(1)[0][0],
+        node=pick(deployment),
+    )
+    row.full_clean()
+    row.save()
+    return row
+
+
+def _free_name(deployment: Deployment) -> str:
+    """`<model>-<region>-<number>` with the first number that is free."""
+    model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
+    base = f"{model}-{deployment.region.name}"[:70]
+    taken = set(Instance.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
+    number = 1
+    while f"{base}-{number}" in taken:
+        number += 1
+    return f"{base}-{number}"
 
 
 def _nodes(deployment: Deployment) -> QuerySet[Node]:

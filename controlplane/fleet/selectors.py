@@ -2,7 +2,7 @@
 
 from django.db.models import Count, Q, QuerySet
 
-from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.services import open_command
 from controlplane.fleet.states import ACTION_STATES, ALIVE, Action, InstanceState
 
@@ -39,6 +39,11 @@ def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
     if region:
         rows = rows.filter(region__name=region)
     return rows
+
+
+def nodes() -> QuerySet[Node]:
+    """Nodes with `gpus_used`."""
+    return Node.objects.with_gpus_used().select_related("region", "gpu_type")
 
 
 def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand]:

@@ -7,6 +7,7 @@ it up later.
 """
 
 import logging
+from datetime import datetime, timedelta
 from functools import partial
 
 import redis
@@ -18,10 +19,9 @@ from kombu.exceptions import OperationalError
 
 from controlplane import celery_app
 from controlplane.accounts.models import User
-from controlplane.events.audit import record_change, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet import places
+from controlplane.fleet import engine_logs, hosts, places, restarts
 from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import Action, ActionError, InstanceState, check_action, check_move
 
@@ -31,6 +31,8 @@ NUDGE_CHANNEL = "pilothouse:nudge"
 NUDGE_TIMEOUT_S = 0.3
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
 # For the one message that hurries a command: fail in well under a second, since the row is already safe.
+MOST_UNREAD = 10
+"""Messages in the queue of a node whose worker is away; more would only pile up, and the rows are the promise."""
 DELIVERY_OPTIONS = {"socket_connect_timeout": 0.5, "max_retries": 1, "interval_start": 0, "interval_max": 0}
 
 # Where a superseded command would leave an instance is decided by the command that supersedes it.
@@ -53,10 +55,15 @@ def move(
     Raises IllegalMove, naming both states, when the state machine does not allow it.
     """
     row = Instance.objects.select_for_update().get(pk=instance.pk)
-    before = row.state
+    before, now = row.state, timezone.now()
     check_move(row.name, before, to)
-    row.state, row.state_reason, row.state_changed_at = to, reason[:255], timezone.now()
-    row.save(update_fields=["state", "state_reason", "state_changed_at", "changed_at"])
+    if to == InstanceState.FAILED:
+        if error := engine_logs.root_error(row):
+            inputs = {**(inputs or {}), "error": error}
+            reason = f"{reason}: {error}" if error not in reason else reason
+        reason = _count_failure(row, reason, now)
+    row.state, row.state_reason, row.state_changed_at = to, reason[:255], now
+    row.save(update_fields=["state", "state_reason", "state_changed_at", "failures", "changed_at"])
     record(
         "instance.moved",
         row,
@@ -67,8 +74,21 @@ def move(
         inputs=inputs,
         severity=Severity.CRITICAL if to == InstanceState.FAILED else Severity.INFO,
     )
+    if to == InstanceState.FAILED and row.failures == restarts.CRASH_LOOP:
+        record("instance.crash_loop", row, actor=actor, reason=reason, severity=Severity.CRITICAL)
+    instance.failures = row.failures
     instance.state, instance.state_reason, instance.state_changed_at = row.state, row.state_reason, row.state_changed_at
     return row
+
+
+def _count_failure(row: Instance, reason: str, now: datetime) -> str:
+    """Count a failure of *row*, which has not moved yet, and say with *reason* what follows from it."""
+    ready_for = now - row.state_changed_at if row.state == InstanceState.READY else timedelta(0)
+    row.failures = 1 if ready_for >= restarts.SETTLED else row.failures + 1
+    if row.failures < restarts.CRASH_LOOP:
+        return reason
+    wait = f"{restarts.backoff(row.failures).total_seconds():.0f} s"
+    return f"Crash loop: failed {row.failures} times in a row, the next start waits {wait}. {reason}"
 
 
 @transaction.atomic
@@ -102,14 +122,19 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     before = row.state
     if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:
         # The launcher gives a new address; the old one may be another instance's by now.
-        row.url, row.process_id, row.kv_capacity_tokens = "", None, 0
+        row.url, row.process_id, row.kv_capacity_tokens, row.startup, row.engine = "", None, 0, "", {}
+        row.launched_with, row.api_key = {}, ""
     row.state = InstanceState.PROVISIONING
     try:
         row.clean()  # its GPUs, address or profile may have gone while it was stopped
     except ValidationError as error:
         raise ActionError(f"{row.name} cannot start: {' '.join(error.messages)}") from error
+    if isinstance(actor, User):
+        row.failures = 0  # who starts it by hand has seen to its cause
     if before != InstanceState.PROVISIONING:
-        row.save(update_fields=["url", "process_id", "kv_capacity_tokens", "changed_at"])
+        cleared = ["url", "process_id", "kv_capacity_tokens", "startup", "engine", "launched_with", "api_key"]
+        cleared += ["failures", "changed_at"]
+        row.save(update_fields=cleared)
         row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
     if row.launcher == Launcher.EXTERNAL:
         row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
@@ -179,45 +204,50 @@ def act(action: Action, instance: Instance, actor: User | str, reason: str) -> s
     return f"{instance.name} is {instance.get_state_display().lower()}"
 
 
-@transaction.atomic
-def update_deployment(
-    deployment: Deployment, changes: dict[str, object], actor: User | str, reason: str = ""
-) -> Deployment:
-    """Set *changes* (field: value) on *deployment*, checked as a form would, with an event of what differs.
-
-    Raises ValidationError naming the field.
-    """
-    row = Deployment.objects.select_for_update().get(pk=deployment.pk)
-    before = snapshot(row)
-    for name, value in changes.items():
-        setattr(row, name, value)
-    row.full_clean()
-    row.save()
-    record_change(row, before, actor, reason=reason)
-    transaction.on_commit(nudge)
-    return row
-
-
 def open_command(instance: Instance) -> InstanceCommand | None:
     """The oldest command for *instance* that is pending or running."""
     return instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk").first()
 
 
 def deliver(command: InstanceCommand) -> bool:
-    """Tell the Celery workers about *command* now; False, in under a second, if the broker does not answer."""
-    command.delivered = tell_workers(RUN_COMMAND_TASK, command.pk)
+    """Tell the Celery workers about *command* now; False, in under a second, if the broker does not answer.
+
+    Where another host acts for its instance, the worker of that host's queue is told.
+    """
+    instance = command.instance
+    queue = hosts.queue_of(instance) if hosts.obstacle(instance) else ""
+    command.delivered = tell_workers(RUN_COMMAND_TASK, command.pk, queue=queue)
     return command.delivered
 
 
-def tell_workers(task: str, *args: object, expires_s: float | None = None) -> bool:
-    """Have a Celery worker run *task* now; False, in under a second, if the broker does not answer."""
+def tell_workers(task: str, *args: object, expires_s: float | None = None, queue: str = "") -> bool:
+    """Have a Celery worker run *task* now, any or the one that listens on *queue*.
+
+    False, in under a second, if the broker does not answer.
+    """
     try:
+        if queue and _unread(queue) >= MOST_UNREAD:
+            return True
         with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(task, args=list(args), connection=connection, retry=False, expires=expires_s)
+            celery_app.send_task(
+                task,
+                args=list(args),
+                connection=connection,
+                retry=False,
+                expires=expires_s,
+                **({"queue": queue} if queue else {}),
+            )
     except (OperationalError, redis.RedisError, OSError) as error:
         logger.warning("%s %s waits for its turn: broker: %s", task.rpartition(".")[2], args or "", error)
         return False
     return True
+
+
+def _unread(queue: str) -> int:
+    """Messages in *queue* that no worker has taken yet."""
+    options = {"socket_connect_timeout": NUDGE_TIMEOUT_S, "socket_timeout": NUDGE_TIMEOUT_S}
+    with redis.Redis.from_url(settings.REDIS_URL, **options) as client:
+        return int(client.llen(queue))
 
 
 def nudge() -> bool:

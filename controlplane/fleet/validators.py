@@ -81,6 +81,30 @@ def validate_vllm_args(value: str) -> None:
         raise ValidationError(f"These flags cannot be read: {error}.") from error
     if words and not words[0].startswith("-"):
         raise ValidationError("Flags begin with a dash.")
-    own = sorted(OWN_FLAGS & {word.split("=")[0] for word in words})
+    own = sorted(OWN_FLAGS & {word.split("=")[0].replace("_", "-") for word in words})
     if own:
         raise ValidationError(f"Pilothouse sets {', '.join(own)} from its own rows.")
+
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+# Variables that Pilothouse sets itself.
+OWN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "VLLM_API_KEY", "VLLM_SERVER_DEV_MODE"}
+LONGEST_VALUE = 4096
+
+
+def validate_environment(value: object) -> None:
+    """Environment variables of a server: names and texts."""
+    if not isinstance(value, dict):
+        raise ValidationError('Enter variables as {"NAME": "value"}.')
+    for name, text in value.items():
+        if not VARIABLE.fullmatch(name):
+            raise ValidationError(f"{name!r} is not the name of an environment variable.")
+        if name in OWN_VARIABLES:
+            raise ValidationError(f"Pilothouse sets {name} itself.")
+        if not isinstance(text, str):
+            raise ValidationError(f"The value of {name} is not text: write it in quotes.")
+        if "\0" in text or len(text) > LONGEST_VALUE:
+            raise ValidationError(f"The value of {name} holds a NUL or more than {LONGEST_VALUE} characters.")
+
+
+validate_token = RegexValidator(r"\A[\x21-\x7e]+\Z", "A token has printable ASCII characters and no spaces.")

@@ -56,7 +56,7 @@ class LedgerRowAdmin(ReadOnlyAdmin):
     search_help_text = "A whole request id, instance or run"
     fieldsets = [
         (None, {"fields": ["request_id", "arrived_at", "tenant", "api_key", "model", "slo_class", "streamed"]}),
-        ("Outcome", {"fields": ["outcome", "status_code", "error_code", "slo_met", "attempts"]}),
+        ("Outcome", {"fields": ["outcome", "status_code", "error_code", "error_message", "slo_met", "attempts"]}),
         ("Tokens", {"fields": ["prompt_tokens", "output_tokens", "predicted_output_tokens"]}),
         ("Times (milliseconds)", {"fields": ["queue_ms", "ttft_ms", "itl_ms", "e2e_ms"]}),
         ("Placement", {"fields": ["region", "instance", "trace"]}),

@@ -24,11 +24,12 @@ from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailabl
 from controlplane.gateway.floor import Floor
 from controlplane.gateway.heartbeats import Heartbeats
 from controlplane.gateway.keys import Grant, Keys
-from controlplane.gateway.lease import Lease
+from controlplane.gateway.lease import RENEW_S, Lease
 from controlplane.gateway.ledger import Ledger
 from controlplane.gateway.lengths import LengthService
 from controlplane.gateway.limits import Limits
 from controlplane.gateway.pace import Pace
+from controlplane.gateway.parts import Parts
 from controlplane.gateway.records import Records
 from controlplane.gateway.summary import Publisher
 from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
@@ -46,6 +47,8 @@ from controlplane.gateway.upstream import (
     upstream_priority,
 )
 from controlplane.gateway.validation import Call, parse
+from controlplane.jobs import monitor
+from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior, OutputQuery
 from scheduling.dispatch import warm_up
 from scheduling.turns import ORDERINGS
@@ -66,26 +69,32 @@ class Gateway:
     def __init__(self) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
         self.clock = loop_clock
+        self.jobs = jobs = Jobs()
         self.topology = Topology()
         self.keys = Keys(settings.KEY_CACHE_S)
         self.limits = Limits()
         self.prior = LengthPrior()
-        self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR) / "ledger-unsaved.jsonl")
+        self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
+        self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.dispatcher = Dispatcher(self.topology, loop_clock, max_hold_s=settings.MAX_HOLD_S)
         self.upstream = Upstream(
             self.dispatcher, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
-        self.lengths = LengthService(self.prior)
+        self.lengths = LengthService(self.prior, jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
         self.lease = Lease(settings.REDIS_URL)
+        self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
         self.heartbeats = Heartbeats(self.topology, self.upstream, self.lease, self.refresh_now)
+        self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
         self.publisher = Publisher(self)
         self.floor = Floor(self)
         self.pace = Pace()
+        self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
+        self.parts = Parts(self)
+        self.monitor = monitor.Monitor(jobs, self.parts, lambda: self.lease.held)
         self.active = 0  # requests between arrival and answer
         self.stopping = False
         self.ready = False
-        self.inventory_error: str | None = None
         self._refresh = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -101,10 +110,12 @@ class Gateway:
         await self.read_inventory()
         await self.keys.refresh()
         for work in (
-            self._every(COUNT_S, self._count),
-            self._every(SWEEP_S, self._sweep),
-            self._every(settings.KEY_CACHE_S, self.keys.refresh),
-            self._every(NOTE_USE_S, self.keys.note_use),
+            self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
+            self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
+            self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
+            self._every(self.monitor.job, self.monitor.look),
+            self._every(self.parts.job, self.parts.probe),
             self._keep_inventory(),
             self.heartbeats.run(),
             self.publisher.run(),
@@ -116,10 +127,13 @@ class Gateway:
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         self.ready = True
+        monitor.current = self.monitor
 
     async def stop(self) -> None:
         """The server has let its streams finish (or cut them); write what is left and let go."""
         self.stopping = True
+        if monitor.current is self.monitor:
+            monitor.current = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,13 +147,12 @@ class Gateway:
         await self.upstream.stop()
         gc.unfreeze()
 
-    async def _every(self, seconds: float, work: Any) -> None:
+    @staticmethod
+    async def _every(job: Job, work: Any) -> None:
         while True:
-            await asyncio.sleep(seconds)
-            try:
+            await asyncio.sleep(job.period_s)
+            with job:
                 await work()
-            except Exception:
-                logger.exception("gateway: %s failed and goes on", getattr(work, "__qualname__", work))
 
     async def _count(self) -> None:
         self.dispatcher.count_tokens()
@@ -159,12 +172,8 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._refresh.wait(), settings.FLEET_REFRESH_S)
             self._refresh.clear()
-            try:
+            with self.inventory_job:
                 await self.read_inventory()
-                self.inventory_error = None
-            except Exception as error:
-                self.inventory_error = str(error)
-                logger.warning("gateway: the inventory could not be read, the last one stays: %s", error)
 
     async def read_inventory(self) -> None:
         """Let the live picture agree with the rows. Raises what the database raises; the picture stays as it was then."""
@@ -266,7 +275,7 @@ class Gateway:
                 tokens=predicted,
             )
         except ApiError as error:
-            ticket.error_code, ticket.status = error.code, error.status
+            ticket.fail(error)
             ticket.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
@@ -337,10 +346,10 @@ class Gateway:
             self._settle_usage(ticket, usage)
             ticket.move(TicketState.DONE)
         except Refused as refused:
-            ticket.error_code, ticket.status = "refused_by_instance", refused.status
+            ticket.fail(refused)
             ticket.move(TicketState.FAILED)
         except ApiError as error:
-            ticket.error_code, ticket.status = error.code, error.status
+            ticket.fail(error)
             ticket.move(TicketState.REJECTED if ticket.state <= TicketState.WAITING else TicketState.FAILED)
             raise
         except asyncio.CancelledError:
@@ -351,7 +360,7 @@ class Gateway:
                 ticket.error_code = "client_disconnected"
                 ticket.move(TicketState.CANCELLED)
             else:  # the server is stopping and has waited long enough
-                ticket.error_code, ticket.status = STOPPING.code, STOPPING.status
+                ticket.fail(STOPPING)
                 ticket.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):
                     await responder.error(STOPPING)
@@ -375,12 +384,10 @@ class Gateway:
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
         replica = ticket.replica
-        counted = ticket.output_tokens if ticket.call.stream else 0
         if usage.output_tokens is not None:
             ticket.output_tokens = usage.output_tokens
         if replica is not None:
-            replica.produced_tokens += max(0, ticket.output_tokens - counted)
-            self.dispatcher.finished(replica)
+            self.dispatcher.finished(ticket, replica)
         if usage.prompt_tokens is not None:
             ticket.prompt_tokens = usage.prompt_tokens
 

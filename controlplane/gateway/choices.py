@@ -7,6 +7,7 @@ import numpy as np
 
 from controlplane.gateway.topology import Endpoint, Replica, Topology
 from scheduling.affinity import Affinity
+from scheduling.allowance import allowance, close_ahead, open_ahead, requests_ahead
 from scheduling.foreseeing import (
     CACHED,
     COLUMNS,
@@ -20,7 +21,7 @@ from scheduling.foreseeing import (
     explain,
 )
 from scheduling.lookahead import LookAhead
-from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE, has_room
 
 SEEN = 8  # instances that a trace shows
 
@@ -37,7 +38,7 @@ def explained(
     prompt_tokens: int,
     output_tokens: int,
 ) -> dict[str, object]:
-    """`seen` and `chosen_because` of a request just placed on *chosen*; *slot* was its place in the waiting set.
+    """`seen`, `chosen_because` and what is ahead, for a request just placed on *chosen*; *slot* is that of waiting.
 
     Call it before anything else changes the arrays, and before `affinity.learn`.
     """
@@ -55,6 +56,9 @@ def explained(
         shown = order[:SEEN]
     else:
         shown = list(range(min(len(members), SEEN)))
+    ahead = requests_ahead(fleet, chosen.slot)
+    if ahead:  # then no instance had room
+        open_ahead(fleet, arrays, endpoint.index)
     at_chosen = members.index(chosen.slot)
     if at_chosen not in shown:
         shown[-1] = at_chosen
@@ -68,7 +72,7 @@ def explained(
         queued = int(fleet.queued_prompt_tokens[instance]) - mine * prompt_tokens
         capacity = int(fleet.kv_capacity_tokens[instance])
         accepting = bool(fleet.accepting[instance])
-        room = accepting and running < fleet.max_num_seqs[instance] and kv_tokens + tokens <= capacity
+        room = mine or has_room(fleet, instance, prompt_tokens, output_tokens)
         if policy >= PRESERVE:
             score, parts = float(rows[at, SCORE]), _foreseen(rows[at], policy, in_seconds, capacity)
         else:
@@ -85,9 +89,20 @@ def explained(
                 "parts": parts,
             }
         )
+    close_ahead(fleet, arrays, endpoint.index)
     if policy < PRESERVE:
         seen.sort(key=lambda row: (row["score"] is None, row["score"] or 0.0))
-    return {"chosen_because": _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds), "seen": seen}
+    because = _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds)
+    round_trip_ms = topology.round_trip_ms(chosen)
+    if ahead and round_trip_ms:
+        allowed = allowance(fleet, chosen.slot)
+        because += f" All are full: it is {ahead} of {allowed} ahead, for a round trip of {round_trip_ms:.0f} ms."
+    return {
+        "requests_ahead": ahead,
+        "round_trip_ms": None if round_trip_ms is None else round(round_trip_ms, 3),
+        "chosen_because": because,
+        "seen": seen,
+    }
 
 
 def _foreseen(row: np.ndarray, policy: int, in_seconds: bool, capacity: int) -> Parts:

@@ -1,7 +1,8 @@
 """Holding requests and giving them out: the live side of the kernels in `scheduling`.
 
-We hold the queue; an instance is given a request only while it has room, so order stays ours to change. All calls happen on
-the event loop, so no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
+We hold the queue; an instance is given a request only while it has room, so order stays ours to change, and the few
+beyond that which begin there within a dispatch round trip (`scheduling.allowance`). All calls happen on the event loop,
+so no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from controlplane.gateway.prefixes import leading_hashes
 from controlplane.gateway.ticket import Ticket, TicketState
 from controlplane.gateway.topology import Endpoint, Replica, Topology
 from scheduling.affinity import allocate_affinity, grow_affinity, learn
+from scheduling.allowance import note_end
 from scheduling.dispatch import dispatch
 from scheduling.foreseeing import dispatch_ahead
 from scheduling.ordering import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
@@ -50,7 +52,10 @@ class Dispatcher:
     # Where and when
 
     def choose_endpoint(self, model: str, region: str) -> Endpoint:
-        """The endpoint for a new request for *model* from *region*. Raises ApiError 503 if none serves it or soon will."""
+        """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.
+
+        Raises ApiError 503 if there is none.
+        """
         topology = self.topology
         candidates = topology.candidates(model, region)
         if candidates.size:
@@ -58,9 +63,13 @@ class Dispatcher:
             index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
             if index >= 0:
                 return topology.endpoints[index]
-            for index in candidates.tolist():
-                if self._coming(topology.endpoints[index]):
-                    return topology.endpoints[index]
+            endpoints = [topology.endpoints[index] for index in candidates.tolist()]
+            for endpoint in endpoints:
+                if self._coming(endpoint):
+                    return endpoint
+            for endpoint in endpoints:
+                if endpoint.can_start:
+                    return endpoint
         raise unavailable(
             f"No instance of {model!r} is serving or being started.", code="model_unavailable", retry_after_s=15
         )
@@ -136,7 +145,11 @@ class Dispatcher:
         Every bound on a wait rests on this: a length model may say anything.
         """
         model = self.topology.models.get(ticket.call.model)
-        most = max(1, model.context_tokens - ticket.prompt_tokens) if model else ticket.call.max_tokens
+        most = ticket.call.max_tokens
+        if model:
+            room = model.context_tokens - ticket.prompt_tokens
+            # A prompt that we guess to fill the whole context says nothing of its answer: vLLM counts it, or refuses it.
+            most = room if room > 0 else model.context_tokens
         if most and ticket.call.max_tokens:
             most = min(most, ticket.call.max_tokens)
         predicted = float(ticket.predicted_tokens)
@@ -146,7 +159,7 @@ class Dispatcher:
         return int(min(max(predicted, 1), most)) if math.isfinite(predicted) else most
 
     def pump(self, endpoint: Endpoint) -> None:
-        """Give out requests of *endpoint*, in order, while an instance has room."""
+        """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology = self.topology
         policy = POLICY_CODES[endpoint.spec.routing_policy]
         while endpoint.waiting:
@@ -259,7 +272,7 @@ class Dispatcher:
         if ticket.slot >= 0:
             self._take_out(ticket.slot)
         replica, ticket.replica = ticket.replica, None
-        if ticket.placed is not None and ticket.placed.done():
+        if ticket.placed is not None and ticket.placed.done() and not ticket.placed.cancelled():
             ticket.placed.exception()  # a request that left before it heard: nobody else will ask
         if replica is not None:
             fleet = self.topology.fleet
@@ -268,9 +281,12 @@ class Dispatcher:
             replica.tickets.discard(ticket)
             self.pump(replica.endpoint)
 
-    def finished(self, replica: Replica) -> None:
-        """Note the pace of the endpoint that *replica* serves; waits are estimated from it."""
-        replica.endpoint.finished_s.append(self.clock())
+    def finished(self, ticket: Ticket, replica: Replica) -> None:
+        """*ticket* was answered by *replica*: note the pace, by which waits are estimated and requests given ahead."""
+        now_s = self.clock()
+        replica.endpoint.finished_s.append(now_s)
+        replica.round_trip.request_ended(now_s - ticket.placed_s)
+        note_end(self.topology.fleet, replica.slot, now_s - self._began_s)
 
     def requeue(self, ticket: Ticket, reason: str) -> None:
         """Queue *ticket* again after its instance was lost before it sent a byte, with its first turn.
@@ -281,7 +297,7 @@ class Dispatcher:
         self.leave(ticket)
         if ticket.attempts >= MAX_ATTEMPTS:
             raise unavailable(
-                f"The request was tried on {ticket.attempts} instances, and each failed before it answered; last: {reason}.",
+                f"The request was tried on {ticket.attempts} instances, and each failed before it answered.",
                 code="upstream_failed",
                 retry_after_s=5,
                 status=502,
@@ -320,7 +336,8 @@ class Dispatcher:
             ticket = self._held[slot]
             index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
             if index < 0:
-                if any(self._coming(topology.endpoints[other]) for other in candidates.tolist()):
+                others = [topology.endpoints[other] for other in candidates.tolist()]
+                if any(other.can_start or self._coming(other) for other in others):
                     break
                 self._turn_away(
                     ticket,

@@ -31,7 +31,7 @@ from controlplane.gateway.topology import Endpoint, Replica
 from scheduling.fleet import allocate_endpoints, allocate_fleet
 from scheduling.regions import pressure
 from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
-from scheduling.scaling.endpoint import percent
+from scheduling.scaling.endpoint import GRACE_S, percent
 
 if TYPE_CHECKING:
     from controlplane.gateway.app import Gateway
@@ -49,6 +49,8 @@ ALONE = Reactive(min_instances=0)
 """Marks where no strategy is alive; the bounds are each endpoint's own."""
 BENEATH = FLOOR
 """Marks beneath a strategy that is."""
+REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is turned away
+RETRY_S = 2.0  # after a move that could not be made, where nothing serves or the minimum is not there
 EASE_S = 60.0  # use stays below the mark for so long before the floor takes one away
 SETTLE_S = 120.0  # after the start, until what little runs means that little is asked for
 COMING_LIMIT_S = 1800.0  # what has been loading for so long is not on its way any more
@@ -68,6 +70,9 @@ class _Memory:
     members: int = 0
     easy_since_s: float | None = None
     busy: bool = False
+    restoring: bool = False  # the minimum is being brought back
+    refused_since_s: float | None = None  # moves to more could not be made since
+    retry_s: float = -math.inf  # when the next is tried
     demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for)
 
 
@@ -81,6 +86,7 @@ def warm_up() -> None:
 class Floor:
     def __init__(self, gateway: "Gateway") -> None:
         self.gateway = gateway
+        self.job = gateway.jobs.add("floor", TURN_S)
         self.strategists: frozenset[str] = frozenset()  # models whose strategy is alive
         self._memory: dict[int, _Memory] = {}
         self._jobs: set[asyncio.Future[None]] = set()
@@ -98,12 +104,9 @@ class Floor:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(TURN_S)
-            if not self.gateway.lease.held:
-                continue
-            try:
-                self.turn()
-            except Exception:
-                logger.exception("floor: a turn failed and the next one comes")
+            with self.job:
+                if self.gateway.lease.held:
+                    self.turn()
 
     async def stop(self) -> None:
         """Let go, after a moment for moves that are being written; a longer one ends with the process."""
@@ -146,6 +149,10 @@ class Floor:
         if now_s >= self._paused_until_s:
             for index, view in views.items():
                 endpoint = topology.endpoints[index]
+                refused_s = self._of(index).refused_since_s
+                endpoint.can_start = endpoint.spec.launches and (
+                    refused_s is None or now_s - refused_s < REFUSED_HOLD_S
+                )
                 delta, reason = self.decide(endpoint, view, members.get(index, []), now_s)
                 if delta:
                     self._move(endpoint, view, members.get(index, []), delta, reason)
@@ -169,6 +176,9 @@ class Floor:
             if len(accepting) + coming - draining > memory.members or draining:
                 memory.changed_s = max(memory.changed_s, now_s - 1.0)
             memory.members = len(accepting) + coming - draining
+        ready_at = max(
+            (one.spec.state_changed_at for one in members if one.spec.state == InstanceState.READY), default=-math.inf
+        )
         outlook = self.gateway.dispatcher.outlook(endpoint)
         kv_capacity = int(fleet.kv_capacity_tokens[accepting].sum())
         return EndpointView(
@@ -189,6 +199,7 @@ class Floor:
             overloaded_instances=outlook.overloaded_instances,
             peak_kv_sum=outlook.peak_kv_sum,
             peak_kv_most=outlook.peak_kv_most,
+            since_ready_s=wall_s - ready_at,
         )
 
     def decide(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], now_s: float) -> tuple[int, str]:
@@ -198,11 +209,13 @@ class Floor:
         memory.easy_since_s = (memory.easy_since_s or now_s) if easy else None
         if memory.busy:
             return 0, ""
+        if self._below_minimum(endpoint, view, members):
+            reason = f"Floor: {endpoint.spec.missing_instances} fewer than the {view.min_instances} it must have."
+            return (1, reason) if now_s >= memory.retry_s else (0, "")
         if view.ready == 0:
-            return self._from_nothing(view)
+            return self._from_nothing(view) if now_s >= memory.retry_s else (0, "")
         if endpoint.model in self.strategists:
-            # Its strategy keeps the minimum; an operator who stops one by hand is not worked against at once.
-            least = min(view.min_instances, view.instances)
+            least = min(view.min_instances, view.instances)  # what is missing is waited for
             wanted = floor_move(0, replace(view, min_instances=least), BENEATH)
             return (1, wanted.reason) if wanted is not None else (0, "")
         topology = self.gateway.topology
@@ -221,9 +234,23 @@ class Floor:
         )
         return self._with_patience(int(delta), view, members, memory, now_s)
 
+    def _below_minimum(self, endpoint: Endpoint, view: EndpointView, members: list[Replica]) -> bool:
+        """Whether an instance of the minimum is to be brought back now, under any strategy or none.
+
+        At once where one failed or requests wait. After a stop by hand there is a moment to lower the minimum.
+        """
+        memory = self._of(endpoint.index)
+        if not endpoint.spec.missing_instances or not endpoint.spec.launches:
+            memory.restoring = False
+            return False
+        failed = any(replica.spec.state == InstanceState.FAILED and replica.spec.launched for replica in members)
+        if failed or view.waiting > 0 or view.since_change_s >= ALONE.cooldown_s:
+            memory.restoring = True
+        return memory.restoring
+
     def _from_nothing(self, view: EndpointView) -> tuple[int, str]:
         """Nothing is ready here. If nobody serves the model and it is asked for, one has to come."""
-        if view.coming or view.since_change_s < ALONE.cooldown_s or not (view.waiting or view.tokens_per_s > 0):
+        if view.coming or not (view.waiting or (view.tokens_per_s > 0 and view.since_change_s >= ALONE.cooldown_s)):
             return 0, ""
         topology = self.gateway.topology
         of_model = [endpoint for endpoint in topology.endpoints if endpoint.model == view.model]
@@ -248,6 +275,7 @@ class Floor:
             if (
                 easy_s < EASE_S
                 or view.since_change_s < EASE_S
+                or view.since_ready_s < GRACE_S
                 or now_s - self._began_s < SETTLE_S
                 or view.coming
                 or view.draining
@@ -270,11 +298,21 @@ class Floor:
         fleet = self.gateway.topology.fleet
         load = {replica.name: float(fleet.kv_tokens[replica.slot]) for replica in members}
         logger.info("floor: %+d %s in %s: %s", delta, endpoint.model, endpoint.region, reason)
+        to_minimum = self._below_minimum(endpoint, view, members)
+        made: list[object] = []
+
+        def move() -> None:
+            made.append(rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load, to_minimum))
 
         def done() -> None:
             memory.busy = False
+            if delta > 0 and made == [None]:
+                memory.retry_s = self.gateway.clock() + RETRY_S
+                memory.refused_since_s = memory.refused_since_s or self.gateway.clock()
+            elif made:
+                memory.refused_since_s = None
 
-        self._in_thread(lambda: rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load), done)
+        self._in_thread(move, done)
 
     def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
         """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""

@@ -23,12 +23,14 @@ from controlplane.gateway.lease import Lease
 from controlplane.gateway.ticket import Interrupt
 from controlplane.gateway.topology import Replica, Topology
 from controlplane.gateway.upstream import Upstream
+from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 
 logger = logging.getLogger(__name__)
 ACTOR = "gateway"
 READ_TIMEOUT_S = 1.5
 HISTORY_S = 60.0  # over which preemptions and prefix hits are rates
+TOKENS_S = 10.0  # over which tokens are
 
 
 class Heartbeats:
@@ -38,27 +40,33 @@ class Heartbeats:
         self.upstream = upstream
         self.refresh = refresh
         self.lag_ms = 0.0  # how long the last round took
+        self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
 
     async def run(self) -> None:
         while True:
             began = time.monotonic()
-            if not self.lease.held:  # the owner of the regions reads them
-                await asyncio.sleep(settings.HEARTBEAT_S)
-                continue
-            replicas = [
-                replica
-                for replica in self.topology.replicas.values()
-                if replica.spec.url and replica.spec.state in POLLED
-            ]
-            await asyncio.gather(*(self._read(replica) for replica in replicas))
-            for gone in self._readings.keys() - self.topology.replicas.keys():
-                del self._readings[gone]
-            took_s = time.monotonic() - began
-            self.lag_ms = took_s * 1000
-            await asyncio.sleep(max(0.05, settings.HEARTBEAT_S - took_s))
+            with self.job:
+                if self.lease.held:  # the owner of the regions reads them
+                    await self._round()
+                    self.lag_ms = (time.monotonic() - began) * 1000
+            await asyncio.sleep(max(0.05, settings.HEARTBEAT_S - (time.monotonic() - began)))
+
+    async def _round(self) -> None:
+        """Read every instance once. Raises the first error that is not an instance's silence, when all were read."""
+        replicas = [
+            replica for replica in self.topology.replicas.values() if replica.spec.url and replica.spec.state in POLLED
+        ]
+        ends = await asyncio.gather(*(self._read(replica) for replica in replicas), return_exceptions=True)
+        for gone in self._readings.keys() - self.topology.replicas.keys():
+            del self._readings[gone]
+        for error in ends:
+            if isinstance(error, BaseException):
+                raise error
 
     async def _read(self, replica: Replica) -> None:
+        clock = self.upstream.dispatcher.clock
+        began_s = clock()
         try:
             async with self.upstream.session.get(
                 f"{replica.spec.url}/metrics",
@@ -67,13 +75,21 @@ class Heartbeats:
             ) as response:
                 if response.status != 200:
                     raise ConnectionError(f"/metrics answered {response.status}")
-                metrics = parse(await response.read())
+                answer = await response.read()
+                now_s = clock()
+                metrics = parse(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self._silent(replica, str(error) or type(error).__name__)
-        except Exception:
-            logger.exception("heartbeat of %s", replica.name)
+            if replica.lost:  # now its server is gone as well; what answers next is another one
+                await self._give_up(replica, replica.lost)
+                replica.lost = ""
+            else:
+                await self._silent(replica, str(error) or type(error).__name__)
         else:
-            await self._answered(replica, metrics)
+            replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
+            if replica.lost:
+                await self._give_up(replica, replica.lost)
+            else:
+                await self._answered(replica, metrics)
 
     async def _answered(self, replica: Replica, metrics: VllmMetrics) -> None:
         replica.heartbeat_at, replica.silent_count = time.time(), 0
@@ -93,20 +109,22 @@ class Heartbeats:
 
     async def _silent(self, replica: Replica, why: str) -> None:
         replica.silent_count += 1
-        if replica.spec.state not in (InstanceState.READY, InstanceState.DRAINING, InstanceState.SLEEPING):
-            return  # it is still loading, or known to be gone
         if replica.silent_count < settings.HEARTBEAT_FAILURES:
             return
+        await self._give_up(
+            replica,
+            f"no answer to {replica.silent_count} heartbeats: {why}",
+            inputs={"silent_count": replica.silent_count, "interval_s": settings.HEARTBEAT_S},
+        )
+
+    async def _give_up(self, replica: Replica, reason: str, inputs: dict[str, object] | None = None) -> None:
+        if replica.spec.state not in (InstanceState.READY, InstanceState.DRAINING, InstanceState.SLEEPING):
+            return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
         for ticket in list(replica.tickets):
             ticket.interrupt(Interrupt.INSTANCE_LOST)
-        await self._move(
-            replica,
-            InstanceState.FAILED,
-            f"no answer to {replica.silent_count} heartbeats: {why}",
-            inputs={"silent_count": replica.silent_count, "interval_s": settings.HEARTBEAT_S},
-        )
+        await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _move(
         self, replica: Replica, to: InstanceState, reason: str, inputs: dict[str, object] | None = None
@@ -120,8 +138,6 @@ class Heartbeats:
         except IllegalMove as error:
             logger.info("gateway: %s (an operator was faster)", error)
             self.refresh()
-        except Exception as error:
-            logger.warning("gateway: %s could not be moved to %s: %s", replica.name, to, error)
         finally:
             replica.moving = False
 
@@ -135,11 +151,15 @@ class Heartbeats:
             services.move(instance, to, actor=ACTOR, reason=reason, inputs=inputs)
 
     def _rates(self, replica: Replica, metrics: VllmMetrics) -> None:
-        """Preemptions a minute and the share of prefix-cache hits over the last minute."""
+        """Tokens a second over the last ten seconds; preemptions and the share of prefix-cache hits over the last minute.
+
+        Tokens are vLLM's own counters, which grow while an answer is made, streamed or not.
+        """
         now = time.monotonic()
         readings = self._readings.setdefault(replica.spec.instance_id, deque())
         if readings and metrics.generation_tokens_total < readings[-1][1].generation_tokens_total:
             readings.clear()  # it was restarted
+            replica.output_tokens_per_s = replica.prompt_tokens_per_s = 0.0
         readings.append((now, metrics))
         while readings[0][0] < now - HISTORY_S:
             readings.popleft()
@@ -148,6 +168,11 @@ class Heartbeats:
         if elapsed_s <= 0:
             return
         replica.preemptions_per_min = (metrics.preemptions_total - first.preemptions_total) * 60 / elapsed_s
+        recent_s, recent = next((one for one in readings if now - TOKENS_S <= one[0] < now), readings[-2])
+        replica.output_tokens_per_s = (metrics.generation_tokens_total - recent.generation_tokens_total) / (
+            now - recent_s
+        )
+        replica.prompt_tokens_per_s = (metrics.prompt_tokens_total - recent.prompt_tokens_total) / (now - recent_s)
         queries = metrics.prefix_queries_total - first.prefix_queries_total
         replica.prefix_hit_ratio = (
             (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None

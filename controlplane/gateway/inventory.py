@@ -1,11 +1,13 @@
 """What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from django.db.models import Min
 
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.states import PRESENT, InstanceState
+from scheduling.allowance import MEASURED
 from scheduling.profile import USUAL, Profile
 from scheduling.turns import STRETCH
 
@@ -23,6 +25,10 @@ class EndpointSpec:
     queue_bound: int
     min_instances: int = 0
     max_instances: int = 0
+    missing_instances: int = 0
+    """Of the minimum of each deployment, how many neither serve nor are on their way."""
+    launches: bool = False
+    """Whether Pilothouse has started instances of the model, so that it can start one here."""
     ordering_stretch: float = STRETCH
     profile: Profile = USUAL
     """By which orderings measure requests: that of the oldest deployment."""
@@ -40,9 +46,13 @@ class InstanceSpec:
     gpu_type: str
     max_num_seqs: int
     kv_capacity_tokens: int
+    requests_ahead_limit: int = MEASURED
     launched: bool = False  # by Pilothouse, which could start it again
+    failures: int = 0  # in a row
     profile: Profile | None = None
     """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
+    api_key: str = field(default="", repr=False)
+    """The token that its server asks for; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,13 @@ class Inventory:
 
 
 def read() -> Inventory:
-    """The active inventory, in five queries. Order is stable: endpoints and instances by name."""
+    """The active inventory, in six queries. Order is stable: endpoints and instances by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
+    rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
+    instances = list(rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
+    present = Counter(row.deployment_id for row in instances if row.state in PRESENT)
+    launched = Instance.objects.exclude(launcher=Launcher.EXTERNAL).order_by()
+    launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
@@ -78,14 +93,13 @@ def read() -> Inventory:
             queue_bound=row.queue_bound + (known.queue_bound if known else 0),
             min_instances=row.min_instances + (known.min_instances if known else 0),
             max_instances=row.max_instances + (known.max_instances if known else 0),
+            missing_instances=max(0, row.min_instances - present[row.pk]) + (known.missing_instances if known else 0),
+            launches=(row.max_instances > 0 and row.model_id in launched_models) or bool(known and known.launches),
             ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
             profile=known.profile
             if known
             else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
         )
-    instances = Instance.objects.exclude(state=InstanceState.STOPPED).select_related(
-        "deployment__model", "deployment__region", "deployment__gpu_type"
-    )
     return Inventory(
         models={
             name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp())) for name, row in models.items()
@@ -101,14 +115,19 @@ def read() -> Inventory:
                 model=row.deployment.model.name,
                 region=row.deployment.region.name,
                 gpu_type=row.deployment.gpu_type.name,
-                max_num_seqs=row.deployment.max_num_seqs,
+                max_num_seqs=row.max_num_seqs,
                 kv_capacity_tokens=row.kv_capacity_tokens,
+                requests_ahead_limit=MEASURED
+                if row.deployment.requests_ahead_limit is None
+                else row.deployment.requests_ahead_limit,
                 launched=row.launcher != Launcher.EXTERNAL,
+                api_key=row.token,
+                failures=row.failures,
                 profile=_measured(
                     profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
                 ),
             )
-            for row in instances.order_by("name")
+            for row in instances
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
     )

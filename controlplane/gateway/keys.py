@@ -192,15 +192,17 @@ class Keys:
         return grant
 
     async def refresh(self) -> None:
-        """Read every cached key again; forget the unknown ones. Keeps what it has for a while if that fails."""
+        """Read every cached key again; forget the unknown ones. Keeps what it has for a while if that fails.
+
+        Raises what the database raises.
+        """
         hashes = [digest for digest, grant in self._grants.items() if grant is not None]
         try:
             grants, self.known_classes = await database_sync_to_async(_load)(hashes)
-        except Exception as error:
-            logger.warning("API keys could not be read again: %s", error)
+        except Exception:
             if time.monotonic() - self._checked_s > DATABASE_DOWN_GRACE_S:
                 self._grants.clear()
-            return
+            raise
         self._grants = dict(grants)
         self._checked_s = time.monotonic()
 

@@ -15,6 +15,7 @@ import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
 from controlplane.gateway.errors import unavailable
+from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
 KEY = "pilothouse:lease:gateway"
@@ -31,11 +32,13 @@ class Lease:
         self._value = f"{self.owner} {secrets.token_hex(8)}"  # two hosts may share a name
         self.held = True
         self.holder = self.owner
+        self.job = Job("renew-lease", "gateway", RENEW_S)
         self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._turn()
+        with self.job:
+            await self._turn()
         self._task = asyncio.create_task(self._run(), name="lease")
 
     async def stop(self) -> None:
@@ -49,25 +52,22 @@ class Lease:
     def require(self) -> None:
         """Raises ApiError 503 while another process owns the regions."""
         if not self.held:
-            raise unavailable(
-                f"This process is standing by; {self.holder} serves requests.", code="standing_by", retry_after_s=1
-            )
+            # which one is in /readyz: a tenant need not know the machines
+            raise unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            await self._turn()
+            with self.job:
+                await self._turn()
 
     async def _turn(self) -> None:
-        try:
-            if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
-                return
-            taken = await self._redis.set(KEY, self._value, nx=True, ex=LEASE_S)
-            holder = b"" if taken else await self._redis.get(KEY) or b""
-            self.holder = self.owner if taken else holder.decode().partition(" ")[0]
-        except (RedisError, OSError) as error:
-            logger.debug("lease: Redis does not answer, the owner stays the same: %s", error)
+        """Renew it, or try to take it. Raises what Redis raises; the owner stays the same then."""
+        if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
             return
+        taken = await self._redis.set(KEY, self._value, nx=True, ex=LEASE_S)
+        holder = b"" if taken else await self._redis.get(KEY) or b""
+        self.holder = self.owner if taken else holder.decode().partition(" ")[0]
         if bool(taken) != self.held:
             logger.warning("gateway: %s", "took the lease" if taken else f"standing by; {self.holder} owns the regions")
         self.held = bool(taken)

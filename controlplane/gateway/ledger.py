@@ -1,7 +1,7 @@
 """The request ledger: rows are gathered in memory and written in batches, with their minute series, in one transaction.
 
-A clean stop writes everything. A crash loses at most the rows of the last `LEDGER_FLUSH_S`. While the database cannot be
-written, rows wait in memory; what is still there at a clean stop goes to a spill file that the next start reads.
+Until the database has a row it is kept on disk too (`journal.py`): a start takes up what a crash, or a database that was
+away, has left. Rows that may have been written before, since nobody heard whether they were, are looked for first.
 """
 
 import asyncio
@@ -17,9 +17,12 @@ import orjson
 from channels.db import database_sync_to_async
 from django.db import connection, transaction
 
+from controlplane.gateway.journal import Journal
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
+LOOKED_UP = 500  # rows in one query
 HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are given up, loudly
 
 
@@ -51,6 +54,7 @@ class Entry(NamedTuple):
     slo_met: bool | None
     attempts: int
     trace: str  # JSON
+    error_message: str = ""  # the last, with a value: spill files of earlier versions have none
 
 
 _QUOTE = connection.ops.quote_name
@@ -83,8 +87,22 @@ def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str], C
     return sums
 
 
-def write(entries: Sequence[Entry]) -> None:
-    """Write rows and series in one transaction."""
+def written_before(entries: Sequence[Entry]) -> set[tuple[str, datetime]]:
+    """(request id, arrival) of those of *entries* that the ledger has."""
+    found: set[tuple[str, datetime]] = set()
+    for begin in range(0, len(entries), LOOKED_UP):
+        ids = [entry.request_id for entry in entries[begin : begin + LOOKED_UP]]
+        found.update(LedgerRow.objects.filter(request_id__in=ids).values_list("request_id", "arrived_at"))
+    return found
+
+
+def write(entries: Sequence[Entry], *, again: bool = False) -> None:
+    """Write rows and series in one transaction; with *again*, those alone that are not there yet."""
+    if again:
+        there = written_before(entries)
+        entries = [
+            entry for entry in entries if (entry.request_id, datetime.fromtimestamp(entry.arrived_at, UTC)) not in there
+        ]
 
     def adapt(epoch_s: float) -> Any:
         return connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(epoch_s, UTC))
@@ -100,12 +118,14 @@ def write(entries: Sequence[Entry]) -> None:
 
 
 class Ledger:
-    def __init__(self, flush_s: float, spill: Path) -> None:
+    def __init__(self, flush_s: float, folder: Path) -> None:
         self.flush_s = flush_s
-        self.spill = spill
+        self.journal = Journal(folder)
         self.written = 0
         self.given_up = 0
+        self.job = Job("flush-ledger", "gateway", flush_s)
         self._held: list[Entry] = []
+        self._again = False  # some of what is held may be in the database
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -115,13 +135,13 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         self._held.append(entry)
+        self.journal.append(orjson.dumps(tuple(entry)))
 
     async def start(self) -> None:
-        if self.spill.exists():
-            lines = self.spill.read_bytes().splitlines()
-            self._held = [Entry(*orjson.loads(line)) for line in lines]
-            self.spill.unlink()
-            logger.warning("ledger: %d rows of the last run were taken up from %s", len(lines), self.spill)
+        self._held = _read(self.journal.take_up())
+        if self._held:
+            self._again = True
+            logger.info("ledger: %d rows of the last run were taken up", len(self._held))
         self._task = asyncio.create_task(self._run(), name="ledger")
 
     async def _run(self) -> None:
@@ -132,26 +152,44 @@ class Ledger:
 
     async def flush(self) -> bool:
         """Write what is held; False if the database could not be written, in which case the rows stay held."""
-        if not self._held:
-            return True
         batch, self._held = self._held, []
+        with self.job:
+            if batch:
+                await self._write(batch)
+        return not self._held or self.job.ok
+
+    async def _write(self, batch: list[Entry]) -> None:
+        """Write *batch*; it is held again when the database raises."""
+        self.journal.cut()
         try:
-            await database_sync_to_async(write)(batch)
-        except Exception as error:
+            await database_sync_to_async(write)(batch, again=self._again)
+        except Exception:
             self._held = batch + self._held
+            self._again = True
             if len(self._held) > HELD_ROWS:
                 self.given_up += len(self._held) - HELD_ROWS
                 self._held = self._held[-HELD_ROWS:]
                 logger.critical("ledger: memory is full, %d rows were given up so far", self.given_up)
-            logger.error("ledger: %d rows could not be written and are held: %s", len(self._held), error)
-            return False
+            raise
+        self._again = False
+        self.journal.forget()
         self.written += len(batch)
-        return True
 
     async def stop(self) -> None:
         self._stopping.set()  # not a cancellation, which would lose the batch that is being written
         if self._task:
             await self._task
-        if not await self.flush():
-            self.spill.write_bytes(b"".join(orjson.dumps(tuple(entry)) + b"\n" for entry in self._held))
-            logger.error("ledger: %d rows are kept in %s for the next start", len(self._held), self.spill)
+        await self.flush()
+        if left := self.journal.close():
+            logger.error("ledger: %d rows are kept in %s for the next start", len(self._held), left[0].parent)
+
+
+def _read(lines: Sequence[bytes]) -> list[Entry]:
+    """Rows from the lines of a journal; a line that was cut off by a crash is left out."""
+    entries = []
+    for line in lines:
+        try:
+            entries.append(Entry(*orjson.loads(line)))
+        except (orjson.JSONDecodeError, TypeError):
+            logger.warning("ledger: a row of the last run cannot be read and is left out")
+    return entries

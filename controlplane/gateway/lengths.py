@@ -21,6 +21,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.gateway.validation import Call, prompt_text
+from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import books, services
 from controlplane.lengths.books import Drift, Notes, Sampled
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW
@@ -30,6 +31,7 @@ from forecasting.lengths.answering import load
 from forecasting.lengths.aside import Answer, Apart, InLine, Why, checked, fast_enough
 from forecasting.lengths.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.calibration import Calibration, DriftAlarm, PerPair, log_ratio
+from forecasting.lengths.online import Online, Righted
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Prediction:
     """Lengths that the cache's answer stands on."""
     raw: Answer | None = None
     """What the length model said, before it was put right."""
+    righted: Righted | None = None
     query: LengthQuery | None = None
     key: CacheKey | None = None
 
@@ -77,8 +80,18 @@ class Prediction:
         return told
 
 
+def query_of(call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> LengthQuery:
+    """What a length model is asked about *call*."""
+    text, turns, conversation = prompt_text(call.body)
+    tools = call.body.get("tools")
+    return LengthQuery(
+        text, prompt_tokens, asked.model, tenant, asked.slo_class, asked.max_tokens, turns, conversation,
+        len(tools) if isinstance(tools, list) else 0,
+    )  # fmt: skip
+
+
 class LengthService:
-    def __init__(self, prior: LengthPrior) -> None:
+    def __init__(self, prior: LengthPrior, jobs: Jobs | None = None) -> None:
         self.prior = prior
         self.on = bool(settings.LENGTHS)
         self.budget_s = settings.LENGTH_BUDGET_MS / 1000
@@ -94,9 +107,9 @@ class LengthService:
         self.notes = Notes()
         self._shadow_model: LengthModel | None = None
         self._shadowed: deque[tuple[LengthQuery, float, bool, float]] = deque(maxlen=SHADOWED)
-        self._calibrations: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
+        self._online = Online(books.reader())
         self._prior_quantiles: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
-        self._shadow_calibrations: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
+        self._shadow_online = Online(books.reader())
         self._alarms: PerPair[tuple[str, str], DriftAlarm] = PerPair(DriftAlarm)
         self._times_ms = np.zeros(TIMES, np.float32)
         self._timed = 0
@@ -104,6 +117,7 @@ class LengthService:
         self._not_before_s: dict[InUse, float] = {}
         self._in_line_again_s = math.inf
         self._tasks: list[asyncio.Task[None]] = []
+        self._jobs = jobs or Jobs()
 
     # Life
 
@@ -112,12 +126,15 @@ class LengthService:
         if not self.on:
             return
         await asyncio.to_thread(warm_up)
-        await self._refresh()
+        versions = self._jobs.add("length-versions", REFRESH_S, "database")
+        notes = self._jobs.add("length-notes", FLUSH_S, "database")
+        with versions:
+            await self._refresh()
         if self.predictor is None:
             await self._take_up(BUNDLED)
         self._tasks = [
-            asyncio.create_task(self._every(REFRESH_S, self._refresh), name="length versions"),
-            asyncio.create_task(self._every(FLUSH_S, self.flush), name="length notes"),
+            asyncio.create_task(self._every(versions, self._refresh), name="length versions"),
+            asyncio.create_task(self._every(notes, self._flush), name="length notes"),
         ]
 
     async def stop(self) -> None:
@@ -125,27 +142,25 @@ class LengthService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Exception):
-            await self.flush()
+            await self._flush()
         if self.predictor is not None:
             await self.predictor.stop()
 
-    async def _every(self, seconds: float, work: Any) -> None:
+    @staticmethod
+    async def _every(job: Job, work: Any) -> None:
         while True:
-            await asyncio.sleep(seconds)
-            try:
+            await asyncio.sleep(job.period_s)
+            with job:
                 await work()
-            except Exception as error:
-                logger.warning("lengths: %s failed and goes on: %s", work.__name__, type(error).__name__)
 
     # Versions
 
     async def _refresh(self) -> None:
-        """Take up what is active and in the shadow now; what cannot be taken up leaves what is there."""
-        try:
-            active, shadow = await database_sync_to_async(services.in_use)()
-        except Exception as error:
-            logger.warning("lengths: versions could not be read, the last ones stay: %s", type(error).__name__)
-            return
+        """Take up what is active and in the shadow now; what cannot be taken up leaves what is there.
+
+        Raises what the database raises; the last versions stay.
+        """
+        active, shadow = await database_sync_to_async(services.in_use)()
         slow = isinstance(self.predictor, InLine) and self.predictor.too_slow
         if active != self.active or self.predictor is None or slow:
             await self._take_up(active, apart=slow)
@@ -165,7 +180,7 @@ class LengthService:
             return
         before, self.predictor = self.predictor, predictor
         if version != self.active:
-            self._calibrations.clear()
+            self._online.clear()
             self._alarms.clear()
         self.active = version
         logger.info("lengths: %s answers %s", version.name, "apart" if isinstance(predictor, Apart) else "in line")
@@ -214,7 +229,7 @@ class LengthService:
                 logger.warning("lengths: the shadow %s could not be loaded: %s", version.name, type(error).__name__)
                 self._not_before_s = {version: time.monotonic() + AGAIN_S}
                 return
-        self._shadow_calibrations.clear()
+        self._shadow_online.clear()
         self._shadowed.clear()
         self._shadow_model, self.shadow = model, version
 
@@ -244,8 +259,7 @@ class LengthService:
         return found
 
     async def _ask(self, call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> Prediction:
-        text, turns = prompt_text(call.body)
-        query = LengthQuery(text, prompt_tokens, asked.model, tenant, asked.slo_class, asked.max_tokens, turns)
+        query = query_of(call, tenant, asked, prompt_tokens)
         key = None
         if self.cache is not None:
             key = self.cache.key(query, call.prompt_characters)
@@ -263,8 +277,9 @@ class LengthService:
             found = self._by_prior(asked, tenant, PRIOR, told)
             found.query, found.key = query, key
             return found
-        right = Answer(*self._calibrations[asked.model, tenant].apply(*told))
-        return self._prediction(asked, right, self.active.name, raw=told, query=query, key=key)
+        righted = self._online.right(query, *told)
+        right = Answer(righted.tokens, righted.quantiles)
+        return self._prediction(asked, right, self.active.name, raw=told, query=query, key=key, righted=righted)
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)
@@ -316,8 +331,8 @@ class LengthService:
         if self.cache is not None and key is not None:
             self.cache.learn(key, real, cut=cut)
         tokens, quantiles = found.served
-        if found.raw is not None:
-            self._calibrations[pair].learn(*found.raw, real, cut=cut)
+        if found.raw is not None and found.righted is not None:
+            self._online.learn(query, found.righted, real, cut=cut)
             alarm = self._alarms[pair]
             if not cut and alarm.add(log_ratio(real, found.raw.tokens), now):
                 logger.warning("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
@@ -344,7 +359,16 @@ class LengthService:
             self.notes.samples[random.choice(mine)] = sample
 
     async def flush(self) -> bool:
-        """Let the shadow predict, and write what was noted; False if the database could not be written."""
+        """As `_flush`; False if the database could not be written."""
+        try:
+            await self._flush()
+        except Exception as error:
+            logger.warning("lengths: notes could not be written and are held: %s", type(error).__name__)
+            return False
+        return True
+
+    async def _flush(self) -> None:
+        """Let the shadow predict, and write what was noted, or hold it. Raises what the database raises."""
         shadowed, model, name = list(self._shadowed), self._shadow_model, self.shadow
         self._shadowed.clear()
         if shadowed and model is not None and name is not None:
@@ -353,14 +377,12 @@ class LengthService:
         notes, self.notes = self.notes, Notes()
         self._drawn.clear()
         if not notes:
-            return True
+            return
         try:
             await database_sync_to_async(books.write)(notes)
-        except Exception as error:
-            logger.error("lengths: notes could not be written and are held: %s", type(error).__name__)
+        except Exception:
             self.notes.take_back(notes)
-            return False
-        return True
+            raise
 
     def _predict_beside(
         self, model: LengthModel, version: InUse, shadowed: list[tuple[LengthQuery, float, bool, float]]
@@ -376,10 +398,10 @@ class LengthService:
             raw = checked(middle, around)
             if isinstance(raw, Why):
                 continue
-            calibration = self._shadow_calibrations[query.model, query.tenant]
             most = float(query.max_tokens or math.inf)
-            right, quantile = calibration.apply(*raw)
-            calibration.learn(*raw, real, cut=cut)
+            righted = self._shadow_online.right(query, *raw)
+            self._shadow_online.learn(query, righted, real, cut=cut)
+            right, quantile = righted.tokens, righted.quantiles
             predicted = (min(right, most), min(quantile[len(quantile) // 2], most), min(quantile[-1], most))
             measured.append((at, query.model, query.tenant, f"{SHADOW} {version.name}", predicted, real))
         return measured

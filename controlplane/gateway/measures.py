@@ -21,12 +21,10 @@ _EDGES_MS = _FLOOR_MS * _GROWTH ** np.arange(_BUCKETS)
 
 class Count(IntEnum):
     REQUESTS = 0
-    PROMPT_TOKENS = 1
-    OUTPUT_TOKENS = 2
-    ERRORS = 3
-    FINISHED = 4
-    SLO_MET = 5
-    SLO_JUDGED = 6
+    ERRORS = 1
+    FINISHED = 2
+    SLO_MET = 3
+    SLO_JUDGED = 4
 
 
 class Latency(IntEnum):

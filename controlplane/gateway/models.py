@@ -32,6 +32,9 @@ class LedgerRow(models.Model):
     outcome = models.CharField(max_length=16, choices=Outcome.choices)
     status_code = models.PositiveSmallIntegerField()
     error_code = models.CharField(max_length=64, blank=True)
+    error_message = models.CharField(
+        max_length=500, blank=True, default="", help_text="What the tenant was told, without quotations of the request."
+    )
     prompt_tokens = models.PositiveIntegerField(default=0)
     output_tokens = models.PositiveIntegerField(default=0)
     predicted_output_tokens = models.PositiveIntegerField(default=0)

@@ -104,6 +104,7 @@ class Records:
                 slo_met=slo_met,
                 attempts=ticket.attempts,
                 trace=orjson.dumps(ticket.trace).decode(),
+                error_message=ticket.error_message,
             )
         )
         return prompt_tokens + served_tokens
@@ -125,7 +126,6 @@ class Records:
         windows.turn(self.clock())
         groups = self.groups(model, region, ticket.instance)
         windows.count(groups, Count.FINISHED)
-        windows.count(groups, Count.PROMPT_TOKENS, prompt_tokens)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
         if slo_met is not None:

@@ -68,8 +68,11 @@ INSTANCE_COLUMNS = (
     "reachable",
     "running",
     "waiting",
+    "requests_ahead",
+    "round_trip_ms",
     "max_num_seqs",
     "kv_ratio",
+    "use_ratio",
     "output_tokens_per_s",
     "ttft_p95_ms",
     "itl_p95_ms",
@@ -77,6 +80,7 @@ INSTANCE_COLUMNS = (
     "prefix_hit_ratio",
     "heartbeat_at",
     "state_since",
+    "failures",
 )
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
@@ -95,7 +99,7 @@ class Summary:
 
     def snapshot(self) -> dict[str, Any]:
         gateway = self.gateway
-        self._take_produced()
+        self.windows.turn(gateway.clock())
         self.sequence += 1
         replicas = sorted(gateway.topology.replicas.values(), key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
@@ -119,17 +123,8 @@ class Summary:
             "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
             "instances": _columns(instances, INSTANCE_COLUMNS),
             "lengths": gateway.lengths.snapshot(),
+            "system": gateway.monitor.report(),
         }
-
-    def _take_produced(self) -> None:
-        """Move the tokens that streams have produced since the last time into the windows."""
-        windows, records = self.windows, self.gateway.records
-        windows.turn(self.gateway.clock())
-        for replica in self.gateway.topology.replicas.values():
-            if replica.produced_tokens:
-                groups = records.groups(replica.endpoint.model, replica.endpoint.region, replica.name)
-                windows.count(groups, Count.OUTPUT_TOKENS, replica.produced_tokens)
-                replica.produced_tokens = 0
 
     def _tile(
         self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]]
@@ -143,12 +138,14 @@ class Summary:
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         return {
             "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
-            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
-            "prompt_tokens_per_s": _rounded(windows.rate(group, Count.PROMPT_TOKENS, RATE_WINDOW_S)),
+            "output_tokens_per_s": _rounded(sum(row["output_tokens_per_s"] for row in endpoints)),
+            "prompt_tokens_per_s": _rounded(sum(row["prompt_tokens_per_s"] for row in endpoints)),
             "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
             "slo_met_ratio": _rounded(windows.total(group, Count.SLO_MET, SLO_WINDOW_S) / judged, 4)
             if judged
             else None,
+            "slo_judged": judged,
+            "slo_ended": windows.total(group, Count.FINISHED, SLO_WINDOW_S),
             "ttft_p50_ms": _rounded(ttft[0]),
             "ttft_p95_ms": _rounded(ttft[1]),
             "ttft_p99_ms": _rounded(ttft[2]),
@@ -166,7 +163,8 @@ class Summary:
     def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
         windows, dispatcher, fleet = self.windows, self.gateway.dispatcher, self.gateway.topology.fleet
         group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
-        slots = [replica.slot for replica in replicas if replica.endpoint is endpoint]
+        members = [replica for replica in replicas if replica.endpoint is endpoint]
+        slots = [replica.slot for replica in members]
         capacity = int(fleet.kv_capacity_tokens[slots].sum())
         wait_s = dispatcher.estimated_wait_s(endpoint)
         return {
@@ -177,8 +175,8 @@ class Summary:
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
             "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
-            "prompt_tokens_per_s": _rounded(windows.rate(group, Count.PROMPT_TOKENS, RATE_WINDOW_S)),
-            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
+            "prompt_tokens_per_s": _rounded(sum(row.prompt_tokens_per_s for row in members if row.reachable)),
+            "output_tokens_per_s": _rounded(sum(row.output_tokens_per_s for row in members if row.reachable)),
             "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
             "instances_ready": int(fleet.accepting[slots].sum()),
             "instances": len(slots),
@@ -189,7 +187,10 @@ class Summary:
         group = windows.group(f"instance {replica.name}")
         (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
         (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
+        ahead = self.gateway.topology.requests_ahead(replica)
+        running = int(fleet.running[replica.slot]) - ahead  # of what it was given, what it has room for
         answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
+        kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None
         return {
             "id": spec.instance_id,
             "name": spec.name,
@@ -198,17 +199,21 @@ class Summary:
             "gpu_type": spec.gpu_type,
             "state": spec.state,
             "reachable": replica.reachable,
-            "running": int(fleet.running[replica.slot]),
+            "running": running,
             "waiting": int(fleet.observed_waiting[replica.slot]),
+            "requests_ahead": ahead,
+            "round_trip_ms": _rounded(self.gateway.topology.round_trip_ms(replica), 2),
             "max_num_seqs": spec.max_num_seqs,
-            "kv_ratio": _rounded(metrics.kv_usage_ratio, 4) if answered and metrics is not None else None,
-            "output_tokens_per_s": _rounded(windows.rate(group, Count.OUTPUT_TOKENS, RATE_WINDOW_S)),
+            "kv_ratio": _rounded(kv_ratio, 4),
+            "use_ratio": _rounded(max(running / spec.max_num_seqs, kv_ratio), 4) if kv_ratio is not None else None,
+            "output_tokens_per_s": _rounded(replica.output_tokens_per_s) if replica.reachable else 0.0,
             "ttft_p95_ms": _rounded(ttft_p95),
             "itl_p95_ms": _rounded(itl_p95),
             "preemptions_per_min": _rounded(replica.preemptions_per_min),
             "prefix_hit_ratio": _rounded(replica.prefix_hit_ratio, 4),
             "heartbeat_at": _rounded(replica.heartbeat_at, 3),
             "state_since": _rounded(spec.state_changed_at, 3),
+            "failures": spec.failures,
         }
 
 
@@ -234,7 +239,7 @@ class Publisher:
     def __init__(self, gateway: "Gateway") -> None:
         self.gateway = gateway
         self.summary = Summary(gateway)
-        self.connected = True
+        self.job = gateway.jobs.add("publish-summary", settings.SUMMARY_S, "redis")
         self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
@@ -244,39 +249,36 @@ class Publisher:
         try:
             while True:
                 await asyncio.sleep(settings.SUMMARY_S)
-                if not self.gateway.lease.held:
-                    continue
-                snapshot = self.summary.snapshot()
-                now_s = self.gateway.clock()
-                if now_s >= next_sample_s:
-                    next_sample_s = now_s + HISTORY_EVERY_S
-                    self.held.append(orjson.dumps(history_sample(snapshot)))
-                await self._publish(orjson.dumps(snapshot))
+                with self.job:
+                    if not self.gateway.lease.held:
+                        continue
+                    snapshot = self.summary.snapshot()
+                    now_s = self.gateway.clock()
+                    if now_s >= next_sample_s:
+                        next_sample_s = now_s + HISTORY_EVERY_S
+                        self.held.append(orjson.dumps(history_sample(snapshot)))
+                    await self._publish(orjson.dumps(snapshot))
         finally:
             listener.cancel()
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis took the last summary."""
+        return self.job.ok
 
     async def stop(self) -> None:
         await self._redis.aclose()
 
     async def _publish(self, message: bytes) -> None:
         samples = list(self.held)
-        try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
-                pipe.publish(LIVE_CHANNEL, message)
-                if samples:
-                    pipe.rpush(HISTORY_KEY, *samples)
-                    pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
-                await pipe.execute()
-            self.held.clear()
-        except (RedisError, OSError) as error:
-            if self.connected:
-                logger.warning("gateway: summaries cannot be published, Redis does not answer: %s", error)
-            self.connected = False
-            return
-        if not self.connected:
-            logger.warning("gateway: Redis answers again")
-        self.connected = True
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
+            pipe.publish(LIVE_CHANNEL, message)
+            if samples:
+                pipe.rpush(HISTORY_KEY, *samples)
+                pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
+            await pipe.execute()
+        self.held.clear()
 
     async def _listen(self) -> None:
         """Read the inventory again whenever somebody says that it changed."""

@@ -8,9 +8,11 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from controlplane.gateway.errors import ApiError
     from controlplane.gateway.keys import Grant, SloTerms
     from controlplane.gateway.lengths import Prediction
     from controlplane.gateway.topology import Endpoint, Replica
+    from controlplane.gateway.upstream import Refused
     from controlplane.gateway.validation import Call
     from forecasting.lengths import OutputQuery
 
@@ -92,6 +94,7 @@ class Ticket:
     output_tokens: int = 0
     status: int = 0  # where it differs from the answer's
     error_code: str = ""
+    error_message: str = ""  # what the tenant was told
     trace: list[dict[str, object]] = field(default_factory=list)
 
     def move(self, to: TicketState) -> None:
@@ -99,6 +102,10 @@ class Ticket:
         if to not in MOVES[self.state]:
             raise IllegalTicketMove(self.state, to)
         self.state = to
+
+    def fail(self, error: ApiError | Refused) -> None:
+        """Note what the tenant is told."""
+        self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
     def interrupt(self, reason: Interrupt) -> None:
         """Stop whatever the request's task is doing; it finds the reason in `interrupted`."""

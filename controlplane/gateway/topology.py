@@ -12,7 +12,10 @@ from yarl import URL
 
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.gateway.round_trips import RoundTrip
+from controlplane.gateway.ticket import Interrupt
 from scheduling.affinity import forget
+from scheduling.allowance import ROUND_TRIP_S, requests_ahead
 from scheduling.fleet import (
     EMPTY,
     allocate_endpoints,
@@ -39,6 +42,7 @@ class Endpoint:
     finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     waiting: set["Ticket"] = field(default_factory=set)
     largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
+    can_start: bool = False  # the floor would start an instance for what waits here
 
     @property
     def model(self) -> str:
@@ -59,13 +63,17 @@ class Replica:
     chat_url: URL
     completions_url: URL
     reachable: bool = True
+    lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
+    fingerprint: bytes = b""  # of its server: `upstream.Withheld`
     silent_count: int = 0  # heartbeats missed in a row
     heartbeat_at: float | None = None  # epoch seconds
     metrics: VllmMetrics | None = None
     preemptions_per_min: float | None = None
     prefix_hit_ratio: float | None = None
     moving: bool = False  # a change of state is being written
-    produced_tokens: int = 0  # streamed since the measures last looked
+    output_tokens_per_s: float = 0.0  # as its counters grow
+    prompt_tokens_per_s: float = 0.0
+    round_trip: RoundTrip = field(default_factory=RoundTrip)
     tickets: set["Ticket"] = field(default_factory=set)
 
     @property
@@ -143,6 +151,7 @@ class Topology:
         accepting = (
             replica.spec.state == InstanceState.READY
             and replica.reachable
+            and not replica.lost
             and self.serves(replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
             and not (replica.metrics and replica.metrics.sleeping)  # it would hang until somebody wakes it
@@ -163,6 +172,14 @@ class Topology:
         self.fleet.kv_capacity_tokens[replica.slot] = capacity
         self.settle(replica)
 
+    def round_trip_ms(self, replica: Replica) -> float | None:
+        """The measured dispatch round trip; None before the first."""
+        return float(self.fleet.round_trips[replica.slot, ROUND_TRIP_S]) * 1000 or None
+
+    def requests_ahead(self, replica: Replica) -> int:
+        """Requests given to *replica* beyond what it has room for."""
+        return int(requests_ahead(self.fleet, replica.slot))
+
     def serves(self, endpoint: Endpoint) -> bool:
         """Whether its deployment is active: requests are given to it."""
         return (endpoint.model, endpoint.region) in self._active
@@ -180,8 +197,13 @@ class Topology:
         if endpoint is None:  # its deployment is not active; what runs there may finish
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
         replica = self.replicas.get(spec.instance_id)
-        if replica is not None and replica.spec.url != spec.url and not replica.tickets:
-            self._forget(replica)  # started anew elsewhere: nothing it said of itself holds any more
+        if replica is not None and replica.spec.url != spec.url:  # nothing it said of itself holds any more
+            if replica.tickets:  # they run, or hang, where it was
+                for ticket in list(replica.tickets):
+                    ticket.interrupt(Interrupt.INSTANCE_LOST)
+                self.fleet.accepting[replica.slot] = 0
+                return
+            self._forget(replica)
             replica = None
         if replica is None:
             replica = self._add_replica(spec, endpoint)
@@ -189,10 +211,11 @@ class Topology:
             self._forget(replica)
             replica = self._add_replica(spec, endpoint)
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
-            replica.reachable, replica.silent_count = True, 0
+            replica.reachable, replica.silent_count, replica.lost = True, 0, ""
             forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
+        self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens

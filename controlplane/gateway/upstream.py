@@ -1,11 +1,13 @@
 """Carrying one request to its instance and the answer back, byte for byte.
 
 Streams are passed on as they come; a copy is looked at for the first token, the pace and the usage. When the tenant did not
-ask for usage, we ask vLLM for it and keep that one closing event to ourselves.
+ask for usage, we ask vLLM for it and keep that one closing event to ourselves. An engine that dies below its API server is
+an instance lost, whether vLLM says so by a status or inside a stream.
 """
 
 import asyncio
 import io
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import orjson
 
 from controlplane.gateway.dispatcher import Dispatcher
 from controlplane.gateway.errors import JSON_TYPE, ApiError
+from controlplane.gateway.refusals import message_of
 from controlplane.gateway.ticket import Interrupt, Ticket
 from controlplane.gateway.topology import Replica
 from controlplane.gateway.validation import Call
@@ -30,7 +33,13 @@ PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its 
 MOST_BACK = 499
 BY_CLASS = frozenset({FCFS, PRIORITY})
 LARGE_BODY_BYTES = 2**20  # aiohttp sends larger ones in pieces, so that the loop is not held up
-BUSY_STATUSES = frozenset({500, 502, 503, 504})  # of the instance: another may do better
+ERROR_MARK = b'data: {"error":'
+DONE_MARK = b"data: [DONE]"  # the last event of a stream
+ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
+FINISH_MARK = b'"finish_reason":"'
+FINGERPRINT = re.compile(rb'"system_fingerprint":"(?:[^"\\]|\\.)*"')
+BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
+"""Of the instance: another may do better. 401 is about our own token, never about the tenant's."""
 
 
 class InstanceLost(Exception):
@@ -111,12 +120,20 @@ def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s:
     return engine_priority(ordering, class_priority, turn_s + back)
 
 
+def _headers(ticket: Ticket, replica: Replica) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "X-Request-Id": ticket.request_id}
+    if replica.spec.api_key:
+        headers["Authorization"] = f"Bearer {replica.spec.api_key}"
+    return headers
+
+
 class Usage:
     """Tokens of an answer, from its body or from the events of its stream."""
 
-    __slots__ = ("output_tokens", "prompt_tokens")
+    __slots__ = ("output_tokens", "prompt_tokens", "whole")
 
     def __init__(self) -> None:
+        self.whole = False  # a stream's last event was passed on
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
 
@@ -147,15 +164,51 @@ def split_events(data: bytes) -> tuple[bytes, bytes]:
     return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
 
 
-def without_usage_event(events: bytes) -> bytes:
-    """*events* less the closing usage event (`"choices":[]` with usage), which the tenant did not ask for."""
-    if NO_CHOICES_MARK not in events:
-        return events
-    return b"".join(
-        event + b"\n\n"
-        for event in events.split(b"\n\n")
-        if event and not (NO_CHOICES_MARK in event and USAGE_MARK in event)
-    )
+class Withheld:
+    """A stream less its closing usage event (`"choices":[]` with usage), which the tenant did not ask for.
+
+    With that event vLLM moves the fingerprint of the server there, from the events that end the choices. The last of those
+    is held back until the fingerprint is known, a moment; so the tenant gets what the server would have sent without us.
+    """
+
+    __slots__ = ("_held", "_left", "fingerprint")
+
+    def __init__(self, choices: int, fingerprint: bytes) -> None:
+        self._left = choices
+        self._held = b""
+        self.fingerprint = fingerprint
+        """As the server last sent it, a name and a value of JSON; empty while it is not known, or the server has none."""
+
+    def take(self, events: bytes) -> bytes:
+        """What of *events*, whole ones, the tenant gets now."""
+        if not self._held and FINISH_MARK not in events and NO_CHOICES_MARK not in events:
+            return events
+        passed = []
+        for event in events.split(b"\n\n"):
+            if not event:
+                continue
+            if NO_CHOICES_MARK in event and USAGE_MARK in event:
+                found = FINGERPRINT.search(event)
+                self.fingerprint = found[0] if found else b""
+                continue
+            passed.append(self.rest())
+            if FINISH_MARK in event:
+                self._left -= 1
+                if not self._left:
+                    self._held = event
+                    continue
+            passed.append((self._stamped(event) if FINISH_MARK in event else event) + b"\n\n")
+        return b"".join(passed)
+
+    def rest(self) -> bytes:
+        """What has been held back, for the tenant: the next event is here, or the stream ends."""
+        held, self._held = self._held, b""
+        return self._stamped(held) + b"\n\n" if held else b""
+
+    def _stamped(self, event: bytes) -> bytes:
+        if not self.fingerprint or FINGERPRINT.search(event) or not event.endswith(b"}"):
+            return event
+        return event[:-1] + b"," + self.fingerprint + b"}"
 
 
 class Upstream:
@@ -194,10 +247,14 @@ class Upstream:
             async with self.session.post(
                 replica.chat_url if chat else replica.completions_url,
                 data=body if len(body) < LARGE_BODY_BYTES else io.BytesIO(body),
-                headers={"Content-Type": "application/json", "X-Request-Id": ticket.request_id},
+                headers=_headers(ticket, replica),
                 timeout=self._stream_timeout if ticket.call.stream else self._plain_timeout,
                 allow_redirects=False,
             ) as response:
+                if ticket.call.stream and response.status == 200:
+                    now_s = self.dispatcher.clock()
+                    fleet = self.dispatcher.topology.fleet
+                    replica.round_trip.headers_came(fleet, replica.slot, now_s - ticket.placed_s, now_s)
                 if response.status != 200:
                     await self._refused(ticket, replica, response, responder)
                 elif ticket.call.stream:
@@ -207,11 +264,18 @@ class Upstream:
                     usage.read(answer)
                     self.dispatcher.began(ticket)
                     await responder.whole(200, JSON_TYPE[1], answer)
+        except EngineFailed as failure:
+            replica.lost = "its engine died" if failure.dead else ""
+            raise self._lost(ticket, replica, failure.reason) from failure
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise self._lost(ticket, replica, f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
+                if task is not None:
+                    task.uncancel()
+                return usage
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
-                task = asyncio.current_task()
                 if task is not None:
                     task.uncancel()
                 raise self._lost(ticket, replica, Interrupt.INSTANCE_LOST.value) from None
@@ -225,6 +289,7 @@ class Upstream:
         self.dispatcher.topology.settle(replica)
         if not ticket.first_token_s:
             return InstanceLost(f"{replica.name}: {reason}")
+        ticket.trace[-1]["lost"] = f"{replica.name}: {reason}"
         return ApiError(
             502,
             "The instance that served this request failed before the answer was complete.",
@@ -237,8 +302,11 @@ class Upstream:
         self, ticket: Ticket, replica: Replica, response: aiohttp.ClientResponse, responder: Responder
     ) -> None:
         answer = await response.read()
+        if ENGINE_DEAD in answer:
+            raise EngineFailed(f"answered {response.status}: its engine died", dead=True)
+        message = message_of(answer, ticket.call.body)
         if response.status in BUSY_STATUSES:
-            raise InstanceLost(f"{replica.name}: answered {response.status}")
+            raise InstanceLost(f"{replica.name}: answered {response.status}{message and f': {message}'}")
         if responder.started:
             await responder.finish(b"data: " + answer.replace(b"\n", b" ") + b"\n\n")
         else:
@@ -246,7 +314,7 @@ class Upstream:
                 response.status, response.headers.get("Content-Type", "").encode() or JSON_TYPE[1], answer
             )
         # vLLM's own word on a bad request is the tenant's answer; the exception only closes our books.
-        raise Refused(response.status)
+        raise Refused(response.status, message)
 
     async def _stream(
         self,
@@ -258,40 +326,69 @@ class Upstream:
         *,
         chat: bool,
     ) -> None:
-        withhold_usage = not ticket.call.include_usage
+        withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, replica.fingerprint)
         read = response.content.readany
         unfinished = b""
         while True:
             chunk = await read()
             if not chunk:
                 break
+            if unfinished or not chunk.endswith(b"\n\n"):
+                chunk, unfinished = split_events(unfinished + chunk)
+                if not chunk:
+                    continue
+            failure = engine_failure(chunk) if ERROR_MARK in chunk else None
+            if failure is not None:
+                chunk = chunk[: chunk.index(ERROR_MARK)]
+                if not (ticket.first_token_s and chunk):
+                    raise failure
             if not ticket.first_token_s:
                 self.dispatcher.began(ticket)
                 if chat:
                     ticket.output_tokens -= ticket.call.sequences  # each choice begins with an event for its role alone
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
-            if unfinished or not chunk.endswith(b"\n\n"):
-                chunk, unfinished = split_events(unfinished + chunk)
-                if not chunk:
-                    continue
-            tokens = chunk.count(b"data: ")
-            ticket.output_tokens += tokens
-            replica.produced_tokens += tokens
+            ticket.output_tokens += chunk.count(b"data: ")
             if USAGE_MARK in chunk:
                 usage.read_events(chunk)
-                if withhold_usage:
-                    chunk = without_usage_event(chunk)
+            if withheld is not None:
+                chunk = withheld.take(chunk)
             if chunk:
+                usage.whole = usage.whole or DONE_MARK in chunk
                 await responder.write(chunk)
+            if failure is not None:
+                raise failure
         if not ticket.first_token_s:
             raise aiohttp.ClientPayloadError("the stream ended before it began")
+        if withheld is not None:
+            replica.fingerprint = withheld.fingerprint
+            unfinished = withheld.rest() + unfinished
         await responder.finish(unfinished)
+
+
+def engine_failure(events: bytes) -> "EngineFailed | None":
+    """What an error inside a stream says about the instance; None if the request itself was at fault."""
+    event = events[events.index(ERROR_MARK) :].partition(b"\n\n")[0]
+    if ENGINE_DEAD in event:
+        return EngineFailed("its engine died", dead=True)
+    try:
+        code = orjson.loads(event.removeprefix(b"data: "))["error"]["code"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    return EngineFailed(f"its stream ended with error {code}") if isinstance(code, int) and code >= 500 else None
+
+
+class EngineFailed(Exception):
+    """The engine below an API server failed the request; *dead*: it will answer no other one either."""
+
+    def __init__(self, reason: str, *, dead: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.dead = reason, dead
 
 
 class Refused(Exception):
     """The instance refused the request for good, and its own answer has been passed on."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(f"refused with {status}")
-        self.status = status
+        self.code, self.status, self.message = "refused_by_instance", status, message

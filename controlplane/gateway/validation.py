@@ -10,12 +10,11 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.errors import ApiError, invalid
+from forecasting.lengths.conversation import MOST_TURNS_READ, joined, read_turns
+from forecasting.lengths.query import Conversation
 
 MAX_CHOICES = 128
 MAX_PRIORITY = 2**31
-KEPT_HEAD, KEPT_TAIL = 512, 3584
-"""Characters of a prompt's beginning and end by which its answer's length is predicted."""
-MOST_TURNS_READ = 512
 
 
 @dataclass(slots=True)
@@ -197,32 +196,19 @@ def _token_ids(ids: Any, param: str) -> None:
         raise invalid(f"`{param}` must be a list of token ids (integers from 0).", param, "invalid_type")
 
 
-def prompt_text(body: dict[str, Any]) -> tuple[str, int]:
-    """(text, turns) of the checked *body*: what its length is predicted from, at most `KEPT_HEAD` + `KEPT_TAIL` characters.
+def prompt_text(body: dict[str, Any]) -> tuple[str, int, Conversation | None]:
+    """(text, turns, conversation) of the checked *body*: what its length is predicted from, as `read_turns` bounds it.
 
-    Turns of a conversation, or prompts of a batch, come one after the other; of a longer text its beginning and its end are
-    kept, since the task stands in one of them (SSJF, section 3.1, keeps the end). Token ids have no text.
+    Prompts of a batch come one after the other, and are no conversation. Token ids have no text.
     """
-    prompt = body.get("prompt")
     messages = body.get("messages")
     if isinstance(messages, list):
-        turns: list[Any] = [message.get("content") for message in messages[-MOST_TURNS_READ:]]
-        first: Any = messages[0].get("content")
-    else:
-        turns = prompt[-MOST_TURNS_READ:] if isinstance(prompt, list) else [prompt]
-        first = turns[0] if turns else None
-    kept, room = [], KEPT_TAIL + KEPT_HEAD
-    for turn in reversed(turns):
-        text = _content(turn)
-        if text:
-            kept.append(text[-room:])
-            room -= len(kept[-1]) + 1
-            if room <= 0:
-                break
-    text = "\n".join(reversed(kept))
-    if room <= 0:
-        text = _content(first)[:KEPT_HEAD] + "\n" + text[-KEPT_TAIL:]
-    return text, len(messages) if isinstance(messages, list) else 1
+        read = [(str(message.get("role")), _content(message.get("content"))) for message in messages[-MOST_TURNS_READ:]]
+        text, conversation = read_turns(read, _content(messages[0].get("content")))
+        return text, len(messages), conversation
+    prompt = body.get("prompt")
+    turns = [_content(each) for each in (prompt[-MOST_TURNS_READ:] if isinstance(prompt, list) else [prompt])]
+    return joined(turns, turns[0] if turns else ""), 1, None
 
 
 def _content(turn: Any) -> str:

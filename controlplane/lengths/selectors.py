@@ -213,11 +213,13 @@ def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[Pair], int]:
     return found[::-1], count
 
 
-def known_series() -> tuple[list[str], list[str]]:
-    """Models and tenants of which there are measures, by name."""
+def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:
+    """Models and tenants of which there are measures, by name; of *tenants* alone where they are given."""
     rows = LengthMinute.objects.order_by()
-    models, tenants = (rows.values_list(name, flat=True).distinct() for name in ("model", "tenant"))
-    return sorted(models), sorted(tenants)
+    if tenants is not None:
+        rows = rows.filter(tenant__in=tenants)
+    models, names = (rows.values_list(name, flat=True).distinct() for name in ("model", "tenant"))
+    return sorted(models), sorted(names)
 
 
 # Versions

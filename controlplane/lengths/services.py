@@ -131,7 +131,10 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
             reason=reason or "the newest samples",
         )
         if measures["mae"] > before["mae"]:
-            said = f"error {measures['mae']:.1f} on {len(held_out)} held-out samples, {active.name} {before['mae']:.1f}"
+            said = (
+                f"worse on {len(held_out):,} held-out samples: mean absolute error of {measures['mae']:.1f} tokens, "
+                f"{measures['active']} {before['mae']:.1f}"
+            )
             _move(version, VersionState.REJECTED, ACTOR, said)
     return version
 
@@ -264,12 +267,16 @@ def judge(now: datetime) -> LengthVersion | None:
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < settings.LENGTH_PROMOTE_REQUESTS:
         return None
+    least = settings.LENGTH_PROMOTE_GAIN
     said = (
-        f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests} requests, "
-        f"{active.name} {duel.active.mae:.1f} over {duel.active.requests}"
+        f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
+        f"{active.name} {duel.active.mae:.1f} over {duel.active.requests:,}: "
+        f"{100 * abs(duel.gain):.1f} % {'better' if duel.gain >= 0 else 'worse'}"
     )
-    if duel.gain >= settings.LENGTH_PROMOTE_GAIN:
-        return promote(shadow, ACTOR, said)
+    if duel.gain >= least:
+        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g} % is wanted")
+    if duel.gain >= 0:
+        said = f"{said}, less than the {100 * least:g} % wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
     return reject(shadow, ACTOR, said)
 
 

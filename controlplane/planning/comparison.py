@@ -9,7 +9,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,8 @@ LONGEST_START_S = 7200.0
 SETTLE_S = 600.0
 """After the last request came: hours are counted so long at the most, or one that waits would add hours of everything."""
 BLOCK_TOKENS = 16
+TRACES = 500
+"""Newest requests by whose decision traces round trips are known."""
 
 
 def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
@@ -61,12 +63,12 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     rows = rows.filter(prompt_tokens__gt=0, output_tokens__gt=0)
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     replay = Replay.read(rows, fleet, now)
-    if replay is None or len(replay.arrived_s) < LEAST_REQUESTS or replay.to_at - replay.from_at < LEAST:
-        count = 0 if replay is None else len(replay.arrived_s)
+    missing = _missing(replay)
+    if replay is None or missing:
         # One such row is enough: a newer one stands for it.
         StrategyComparison.objects.filter(note__startswith=TOO_LITTLE).delete()
-        needed = f"{LEAST_REQUESTS} over {LEAST.seconds // 60} minutes are needed"
-        note = f"{TOO_LITTLE}: {count} requests; {needed}."
+        count = len(replay.arrived_s) if replay else 0
+        note = f"{TOO_LITTLE}: {missing}."
         return StrategyComparison.objects.create(from_at=since, to_at=now, requests=count, note=note)
     began = time.monotonic()
     lines: list[dict[str, Any]] = []
@@ -90,6 +92,18 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     )
 
 
+def _missing(replay: "Replay | None") -> str:
+    """What is missing for a comparison, in words; empty if there is enough. More than enough requests are never too few
+    minutes: a busy fleet's newest ones, cut at `COMPARE_REQUESTS`, are compared whatever time they cover."""
+    count = len(replay.arrived_s) if replay else 0
+    if replay is None or count < LEAST_REQUESTS:
+        return f"{count} requests of the {LEAST_REQUESTS} that are needed"
+    covered = replay.to_at - replay.from_at
+    if covered < LEAST and not replay.cut:
+        return f"requests of {covered.seconds} s; {LEAST.seconds // 60} minutes are needed"
+    return ""
+
+
 @dataclass(slots=True)
 class Replay:
     """Requests of the ledger and the fleet that they are sent to."""
@@ -106,6 +120,8 @@ class Replay:
     """By number of the class: whether latencies of its requests are reported."""
     usd_per_hour: NDArray[np.float64]
     """By instance of the cluster."""
+    cut: bool = False
+    """Whether there were more requests than are simulated."""
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -129,7 +145,7 @@ class Replay:
         found = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
         if not found:
             return None
-        cluster, usd = _cluster(fleet, deployments, start_s())
+        cluster, usd = _cluster(fleet, deployments, start_s(), round_trips_s(rows))
         from_at = found[0][0]
         classes = list(SloClass.objects.order_by("priority", "name"))
         numbers = {row.name: number for number, row in enumerate(classes)}
@@ -153,8 +169,10 @@ class Replay:
             deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[known],
         )
         notes = []
-        if len(newest) == settings.COMPARE_REQUESTS:
-            notes.append(f"the newest {settings.COMPARE_REQUESTS:,} requests")
+        cut = len(newest) == settings.COMPARE_REQUESTS
+        if cut:
+            minutes = (now - found[0][0]).total_seconds() / 60
+            notes.append(f"the newest {settings.COMPARE_REQUESTS:,} requests, of {minutes:.1f} min")
         return cls(
             fleet=fleet,
             deployments=deployments,
@@ -166,6 +184,7 @@ class Replay:
             promises=promises,
             interactive=[row.kind == SloKind.INTERACTIVE for row in classes],
             usd_per_hour=usd,
+            cut=cut,
             notes=notes,
         )
 
@@ -338,8 +357,21 @@ def start_s() -> float:
     return float(np.median(took)) if took else USUAL_START_S
 
 
+def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
+    """The dispatch round trip that was measured, by endpoint: the median of what the newest decisions knew."""
+    known: dict[tuple[str, str], list[float]] = {}
+    for model, region, trace in rows.order_by("-arrived_at").values_list("model", "region", "trace")[:TRACES]:
+        for step in trace:
+            if round_trip_ms := step.get("round_trip_ms"):
+                known.setdefault((model, region), []).append(round_trip_ms / 1000)
+    return {endpoint: float(np.median(measured_s)) for endpoint, measured_s in known.items()}
+
+
 def _cluster(
-    fleet: inventory.Fleet, deployments: Sequence[Deployment], starts_s: float
+    fleet: inventory.Fleet,
+    deployments: Sequence[Deployment],
+    starts_s: float,
+    trips_s: Mapping[tuple[str, str], float],
 ) -> tuple["Cluster", NDArray[np.float64]]:
     """As many instances as each deployment may have, those that are there ready; and their prices in USD an hour."""
     from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
@@ -351,6 +383,7 @@ def _cluster(
     routing: dict[tuple[str, str], str] = {}
     ordering: dict[tuple[str, str], str] = {}
     stretch: dict[tuple[str, str], float] = {}
+    ahead: dict[tuple[str, str], int | None] = {}
     bounds: Counter[tuple[str, str]] = Counter()
     for place, row in fleet.deployments.items():
         profile = row.profile()
@@ -374,6 +407,7 @@ def _cluster(
         routing.setdefault((model, region), row.routing_policy)
         ordering.setdefault((model, region), row.ordering_policy)
         stretch.setdefault((model, region), row.ordering_stretch)
+        ahead.setdefault((model, region), row.requests_ahead_limit)
         bounds[model, region] += row.queue_bound
     # Live, an instance that is let go is stopped; it comes back as any other does.
     delays = Delays(spot_median_s=starts_s, spot_max_s=5 * starts_s, start_s=0.0, local_weights_s=starts_s)
@@ -382,6 +416,8 @@ def _cluster(
         routing=routing,
         ordering=ordering,
         ordering_stretch=stretch,
+        dispatch_round_trip_s={endpoint: trips_s.get(endpoint, 0.0) for endpoint in ahead},
+        requests_ahead_limit=ahead,
         queue_bound=dict(bounds),
         delays=delays,
         share_spot=False,

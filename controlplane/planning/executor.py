@@ -7,8 +7,6 @@ a `ScalingMove` and an event with what it was decided from; the instance's own m
 """
 
 import logging
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,9 +19,17 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet import places
+from controlplane.fleet import places, restarts
 from controlplane.fleet import services as fleet
-from controlplane.fleet.models import CommandVerb, Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models import (
+    CommandVerb,
+    Deployment,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Rollout,
+    RolloutState,
+)
 from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
@@ -34,8 +40,6 @@ DRAIN_SETTLE = timedelta(seconds=3)
 """Until every gateway has seen that an instance drains, and its last request has reached it."""
 DRAIN_LIMIT = timedelta(minutes=10)
 """A drained instance is stopped then, whatever still runs on it."""
-FAILED_REST = timedelta(minutes=1)
-"""An instance that failed is not started again before, so that a broken one is not tried at every turn."""
 STOP_REST = timedelta(minutes=1)
 """When stopping a drained instance failed, it is tried again after this."""
 REFUSALS_KEPT_APART = timedelta(minutes=5)
@@ -44,6 +48,10 @@ REFUSALS_KEPT_APART = timedelta(minutes=5)
 
 class Refused(ActionError):
     """A move cannot be made; the text says why."""
+
+
+class Waits(Refused):
+    """A move is not made yet: an instance that failed is started again first, when its back-off is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +99,20 @@ def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
 
 
 @transaction.atomic
-def add(model: str, region: str, why: Why, gpu_type: str = "") -> ScalingMove:
+def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bool = False) -> ScalingMove:
     """One instance more at an endpoint, on *gpu_type* or (empty) where it is there soonest, then cheapest.
 
     The nearest way counts: one that still drains is taken back, a sleeping one woken, a stopped one started, then a new
-    one made beside its siblings, at last a failed one started again. Raises Refused, which says what stands in the way.
+    one made beside its siblings, at last a failed one started again. Below the minimum a failed one comes before a new one,
+    and is waited for; with *to_minimum* nothing is added above it. Raises Refused, which says what stands in the way, or
+    Waits.
     """
     obstacles: list[str] = []
     open_to_more = []
     for deployment in lock(model, region, gpu_type):
         count = present_count(deployment)
+        if to_minimum and count >= deployment.min_instances:
+            continue
         if count < deployment.max_instances:
             open_to_more.append(deployment)
         else:
@@ -116,6 +128,10 @@ def add(model: str, region: str, why: Why, gpu_type: str = "") -> ScalingMove:
             obstacles.append(f"{way.deployment.gpu_type.name}: {_sentence(error)}")
         else:
             return _moved(instance, +1, why, how)
+    if not obstacles and to_minimum and not open_to_more:
+        raise Waits("the minimum is there")
+    if not obstacles and open_to_more:
+        raise Waits("what has failed is started again, each time after a longer wait")
     raise Refused("; ".join(dict.fromkeys(obstacles)) or f"{model} is not deployed in {region}")
 
 
@@ -155,6 +171,9 @@ def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> Sc
     act = add if delta > 0 else remove
     try:
         return act(model, region, why, **options)
+    except Waits as waits:
+        logger.debug("scaling: %+d %s in %s: %s", delta, model, region, waits)
+        return None
     except Refused as refusal:
         refuse(delta, model, region, why, str(refusal))
         return None
@@ -181,13 +200,16 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 
 
 def drained() -> list[Instance]:
-    """Instances that scaling has drained, and that have no command under way: to be stopped when nothing runs there."""
+    """Instances that scaling or a rollout drains, without a command under way: to be stopped when nothing runs there."""
     now = timezone.now()
     rows = Instance.objects.filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
     rows = rows.exclude(launcher=Launcher.EXTERNAL).select_related("deployment__model", "deployment__region")
     tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, finished_at__gt=now - STOP_REST)
     rows = rows.exclude(pk__in=tried.values("instance"))
-    return [row for row in rows.order_by("name") if _drained_by_scaling(row) and fleet.open_command(row) is None]
+    rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
+    theirs = set(rollouts.values_list("draining", flat=True))
+    rows = [row for row in rows.order_by("name") if row.pk in theirs or _drained_by_scaling(row)]
+    return [row for row in rows if fleet.open_command(row) is None]
 
 
 def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
@@ -217,7 +239,7 @@ class _Way:
         row = self.instance
         reason = why.reason[:255]
         if row is None:
-            row = _new_instance(self.deployment)
+            row = places.new_instance(self.deployment)
             fleet.start(row, why.actor, reason)
             return row, "new"
         match row.state:
@@ -229,6 +251,8 @@ class _Way:
                 return row, "woken"
             case _:
                 if not places.keeps(row):
+                    if row.host:  # its processes may still run there
+                        raise Refused(f"{row.name} failed on host {row.host} and cannot start elsewhere")
                     row.node = places.pick(self.deployment)
                     row.save(update_fields=["node", "changed_at"])
                 was = row.get_state_display().lower()
@@ -240,17 +264,38 @@ def _ways(deployments: Sequence[Deployment]) -> list[_Way]:
     """Every way, best rank first among those of one deployment."""
     ways = []
     for deployment in deployments:
-        rows = deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model")
-        for row in rows.order_by("-state_changed_at"):
-            rank = _rank(row)
+        rows = list(deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model"))
+        rows.sort(key=lambda row: row.state_changed_at, reverse=True)
+        missing = max(deployment.min_instances, 1) - present_count(deployment)
+        for row in rows:
+            rank = _rank(row, missing > 0)
             if rank is not None:
                 ways.append(_Way(rank, deployment, row))
-        ways.append(_Way(3, deployment, None))
+        if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
+            continue  # they are to come back; one row more would only be one more that fails
+        ways.append(_Way(NEW, deployment, None))
     return ways
 
 
-def _rank(row: Instance) -> int | None:
-    """How near *row* is to serving, 0 nearest; None if it is not to be touched."""
+def _coming_back(rows: Sequence[Instance]) -> int:
+    """Of *rows*, those that failed and are started again before long: they count for the minimum."""
+    return sum(_restartable(row) and not restarts.loops(row) for row in rows)
+
+
+def _looping(rows: Sequence[Instance]) -> int:
+    return sum(_restartable(row) and restarts.loops(row) for row in rows)
+
+
+def _restartable(row: Instance) -> bool:
+    usable = row.node is None or row.node.active
+    return row.state == InstanceState.FAILED and row.launcher != Launcher.EXTERNAL and usable
+
+
+NEW = 3
+
+
+def _rank(row: Instance, below: bool) -> int | None:
+    """How near *row* is to serving, 0 nearest; None if it is not to be touched. *below* the minimum or not."""
     if fleet.open_command(row) is not None:
         return None
     match row.state:
@@ -262,36 +307,9 @@ def _rank(row: Instance) -> int | None:
         return None
     if row.state == InstanceState.STOPPED:
         return 2
-    return 4 if timezone.now() - row.state_changed_at >= FAILED_REST else None
-
-
-def _new_instance(deployment: Deployment) -> Instance:
-    """A saved row beside its siblings. Raises Refused without a sibling to copy, NoRoom without free GPUs."""
-    siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
-    here = siblings.filter(deployment=deployment)
-    launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
-    if not launchers:
-        raise Refused("Pilothouse has started none of its instances, so it does not know how to start one")
-    row = Instance(
-        name=_free_name(deployment),
-        deployment=deployment,
-        launcher=launchers.most_common(1)[0][0],
-        node=places.pick(deployment),
-    )
-    row.full_clean()
-    row.save()
-    return row
-
-
-def _free_name(deployment: Deployment) -> str:
-    """`<model>-<region>-<number>` with the first number that is free."""
-    model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
-    base = f"{model}-{deployment.region.name}"[:70]
-    taken = set(Instance.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
-    number = 1
-    while f"{base}-{number}" in taken:
-        number += 1
-    return f"{base}-{number}"
+    if not restarts.is_due(row):
+        return None
+    return 2 if below else NEW + 1
 
 
 def _drained_by_scaling(row: Instance) -> bool:

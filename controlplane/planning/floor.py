@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import connections
 from django.utils import timezone
 
+from controlplane.fleet import hosts
 from controlplane.fleet.models import CommandState, InstanceCommand
 from controlplane.planning import executor, selectors
 from controlplane.planning.models import MoveSource, ScalingMove
@@ -39,16 +40,22 @@ def in_a_thread(work: Callable[P, T]) -> Callable[P, T]:
 
 @in_a_thread
 def move(
-    delta: int, model: str, region: str, reason: str, inputs: Mapping[str, Any], load: Mapping[str, float]
+    delta: int,
+    model: str,
+    region: str,
+    reason: str,
+    inputs: Mapping[str, Any],
+    load: Mapping[str, float],
+    to_minimum: bool = False,
 ) -> ScalingMove | None:
-    """One instance more (delta 1) or fewer (-1) for the floor; None if it cannot be made.
+    """One instance more (delta 1; *to_minimum* only below it) or fewer (-1) for the floor; None if it cannot be made.
 
     It takes none away that a plan in force counts on.
     """
     if delta < 0 and executor.present(model, region) <= wanted_by_plan(model, region):
         return None
     why = executor.Why(MoveSource.FLOOR, STRATEGY, reason, inputs)
-    options = {"load": load} if delta < 0 else {}
+    options: dict[str, Any] = {"load": load} if delta < 0 else {"to_minimum": to_minimum}
     return executor.attempt(delta, model, region, why, **options)
 
 
@@ -60,8 +67,11 @@ def wanted_by_plan(model: str, region: str) -> int:
 
 @in_a_thread
 def take_up_commands(patience_s: float) -> int:
-    """Carry out the floor's own commands that waited for a worker for *patience_s*. Returns how many were taken up."""
-    from workers.tasks.fleet import STALE_AFTER, run_command
+    """Carry out the floor's own commands that waited for a worker for *patience_s*. Returns how many were taken up.
+
+    Those of other hosts are left to them; what is left of failed servers on this one is ended too.
+    """
+    from workers.tasks.fleet import STALE_AFTER, end_failed, run_command
 
     now = timezone.now()
     own = InstanceCommand.objects.filter(actor=executor.FLOOR_ACTOR)
@@ -70,10 +80,11 @@ def take_up_commands(patience_s: float) -> int:
         state=CommandState.PENDING, started_at=None
     )
     waiting = own.filter(state=CommandState.PENDING, created_at__lt=now - timedelta(seconds=patience_s)).order_by("pk")
-    keys = list(waiting.values_list("pk", flat=True))
+    keys = [row.pk for row in waiting.select_related("instance__node") if not hosts.obstacle(row.instance)]
     for key in keys:
         logger.warning("floor: no worker took command %s within %g s; the gateway carries it out", key, patience_s)
         run_command(key)
+    end_failed(forward=False)
     return len(keys)
 
 

@@ -8,7 +8,9 @@ single classes are for who looks.
 import hashlib
 import json
 import logging
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,13 +20,15 @@ import numpy as np
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
 from controlplane.planning import demand
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, Quantity
 
 if TYPE_CHECKING:
+    from forecasting.workload import Fallback
     from forecasting.workload import Forecast as Predicted
-    from forecasting.workload import Forecaster
 
 logger = logging.getLogger(__name__)
 
@@ -34,37 +38,46 @@ GROWN = 1.5
 """A forecaster that was fitted on few windows is fitted anew when there are so many times as many."""
 CLASSES_SHARE = 0.1
 """How much of the time between forecasts those of single classes may take: plans do without them, and come after them."""
+REFITS_SHARE = 0.5
+"""How much of the time between forecasts may go by before a forecaster is fitted again; others wait for the next round."""
+FAILED_KIND = "planning.forecaster_failed"
+SAY_AGAIN = timedelta(minutes=15)
+"""That forecasters fail is an event once in this time."""
 
 
 def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
 
-    Series are of all SLO classes together, whose rows are stored first, and of each class with demand. A forecaster that
-    cannot be made, loaded or asked costs its series alone: the others are made, and it is logged.
+    Series are of all SLO classes together, whose rows are stored first, and of each class with demand. Where a forecaster
+    fails, a simpler one stands in, and the row's note says so; a series for which none is left costs that series alone.
+    Raises what the first of them raised when no series has a forecast.
     """
     window_s = settings.FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
     known = demand.read(until - timedelta(days=settings.FORECAST_HISTORY_DAYS), until, window_s)
     if known.known < LEAST_WINDOWS:
         return []
+    making = _Making(known)
     every = {}
     for endpoint in demand.endpoints():
         for quantity in Quantity:
-            if predicted := _predicted((endpoint, quantity, ""), known):
+            if predicted := making.predicted((endpoint, quantity, "")):
                 every[endpoint, quantity] = predicted
     rows = Forecast.objects.bulk_create([_row((*key, ""), predicted, now) for key, predicted in every.items()])
-    return rows + Forecast.objects.bulk_create(_of_classes(known, every, now))
+    rows += Forecast.objects.bulk_create(_of_classes(making, every, now))
+    making.report(now)
+    return rows
 
 
 def _of_classes(
-    known: demand.Demand, every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
+    making: "_Making", every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
 ) -> list[Forecast]:
     """Forecasts of single classes, until their time is over: those left come first the next time.
 
     A class that alone makes up the demand of an endpoint has the forecast of *every* class together.
     """
     until_s = time.monotonic() + CLASSES_SHARE * settings.FORECAST_EVERY_S
-    rows, keys = [], []
+    rows, keys, known = [], [], making.known
     for key in known.by_class():
         endpoint, quantity, _ = key
         if not np.array_equal(known.of(*key), known.of(endpoint, quantity), equal_nan=True):
@@ -76,20 +89,51 @@ def _of_classes(
         if time.monotonic() > until_s:
             logger.info("planning: %d series of single classes wait for the next forecasts", len(keys) - place)
             break
-        if predicted := _predicted(key, known):
+        if predicted := making.predicted(key):
             rows.append(_row(key, predicted, now))
     return rows
 
 
-def _predicted(key: demand.Key, known: demand.Demand) -> "Predicted | None":
-    """The next windows of one series; None if its forecaster failed."""
-    try:
-        return _Learner(key, known).predict(settings.FORECAST_WINDOWS)
-    except ImproperlyConfigured:
-        raise
-    except Exception:
-        logger.exception("planning: no forecast of %s", _name(key))
-        return None
+class _Making:
+    """One round of forecasts: what is known of demand, and which forecasters failed."""
+
+    def __init__(self, known: demand.Demand) -> None:
+        self.known = known
+        self.refit_until_s = time.monotonic() + REFITS_SHARE * settings.FORECAST_EVERY_S
+        self.stood_in: dict[str, Exception] = {}
+        """What the forecaster raised, by the name of a series that a simpler one forecasts since."""
+        self.without: dict[str, Exception] = {}
+        """The same of a series that has no forecast."""
+
+    def predicted(self, key: demand.Key) -> "Predicted | None":
+        """The next windows of one series; None if its forecaster failed, and all simpler ones."""
+        try:
+            learner = _Learner(key, self.known, self.refit_until_s)
+            made = learner.predict(settings.FORECAST_WINDOWS)
+        except ImproperlyConfigured:
+            raise
+        except Exception as error:
+            self.without[_name(key)] = error
+            return None
+        if learner.error is not None:
+            self.stood_in[_name(key)] = learner.error
+        return made
+
+    def report(self, now: datetime) -> None:
+        """Say once for all series what failed: an event and a traceback, and a line while the event is young."""
+        failed = self.without or self.stood_in
+        if not failed:
+            return
+        series, error = next(iter(failed.items()))
+        what = "have no forecast" if self.without else "are forecast by a simpler forecaster"
+        text = f"{len(failed)} series {what}. {series}: {type(error).__name__}: {error}"[:500]
+        said = Event.objects.filter(kind=FAILED_KIND, at__gt=now - SAY_AGAIN).exists()
+        logger.warning("planning: %s", text, exc_info=None if said else error)
+        if not said:
+            severity = Severity.CRITICAL if self.without else Severity.WARNING
+            record(FAILED_KIND, actor="planner", reason=text, inputs={"series": sorted(failed)}, severity=severity)
+        if self.without and not Forecast.objects.filter(made_at=now).exists():
+            raise error
 
 
 def forecaster_name() -> str:
@@ -108,40 +152,54 @@ class _Fitted:
 
     at_s: float
     windows: int
+    failed: Sequence[str] = ()
+    """What failed before the forecaster that is kept, in words."""
 
 
 class _Learner:
     """The forecaster of one series, with its file."""
 
-    def __init__(self, key: demand.Key, known: demand.Demand) -> None:
+    def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf) -> None:
         from forecasting.workload import Series
 
         self.name = forecaster_name()
         self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
         self.file = _file(key, known.window_s)
         self.note = self.file.with_suffix(".json")
+        self.refit_until_s = refit_until_s
+        self.error: Exception | None = None
+        """What a forecaster raised, so that a simpler one stands in from now on."""
 
     def predict(self, horizon: int) -> "Predicted":
-        from forecasting.workload import FORECASTERS
+        found = self._loaded()
+        if found is None:
+            found = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
+            found[0].fit(self.series)
+            self._keep(*found)
+        forecaster, fitted = found
+        failed = len(forecaster.failed)
+        predicted = forecaster.predict(horizon)
+        if len(forecaster.failed) > failed:
+            self._keep(forecaster, fitted)
+        self.error = forecaster.error
+        return predicted
 
-        forecaster = self._loaded()
-        if forecaster is None:
-            forecaster = FORECASTERS[self.name]()
-            forecaster.fit(self.series)
-            self._keep(forecaster, _Fitted(datetime.now(UTC).timestamp(), self._known_windows()))
-        return forecaster.predict(horizon)
+    def _new(self) -> "Fallback":
+        from forecasting.workload import FORECASTERS, Fallback
 
-    def _loaded(self) -> "Forecaster | None":
+        return Fallback(FORECASTERS[self.name]())
+
+    def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
         """The forecaster of the last time, told what came since; None if it is to be fitted."""
-        from forecasting.workload import load
+        from forecasting.workload import Fallback, load
 
         try:
             fitted = _Fitted(**json.loads(self.note.read_text()))
-            if datetime.now(UTC).timestamp() - fitted.at_s > settings.FORECAST_REFIT_S:
+            old = datetime.now(UTC).timestamp() - fitted.at_s > settings.FORECAST_REFIT_S
+            grown = self._known_windows() > GROWN * fitted.windows
+            if (old or grown) and time.monotonic() < self.refit_until_s:
                 return None
-            if self._known_windows() > GROWN * fitted.windows:
-                return None
-            forecaster = load(self.file)
+            forecaster = Fallback(load(self.file), fitted.failed)
             knows_until_s = forecaster.predict(1).start_s
         except FileNotFoundError:
             return None
@@ -154,12 +212,13 @@ class _Learner:
         if new:
             forecaster.update(self.series.tokens_per_s[len(self.series) - new :])
             self._keep(forecaster, fitted)
-        return forecaster
+        return forecaster, fitted
 
-    def _keep(self, forecaster: "Forecaster", fitted: _Fitted) -> None:
+    def _keep(self, forecaster: "Fallback", fitted: _Fitted) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        forecaster.save(self.file)
-        self.note.write_text(json.dumps({"at_s": fitted.at_s, "windows": fitted.windows}))
+        forecaster.forecaster.save(self.file)
+        kept = {"at_s": fitted.at_s, "windows": fitted.windows, "failed": forecaster.failed}
+        self.note.write_text(json.dumps(kept))
 
     def _known_windows(self) -> int:
         return int(np.count_nonzero(self.series.known))

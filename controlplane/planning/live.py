@@ -27,8 +27,17 @@ FRESH_S = 5.0
 SETTLED_S = float(DEMAND_S)
 """How long a gateway serves before its figures are believed: as long as the window over which it takes rates."""
 TIMEOUT_S = 1.0
-LOAD = ("use", "waiting", "kv_use", "tokens_per_s", "overloaded_instances", "peak_kv_sum", "peak_kv_most")
-UNKNOWN = {"use": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
+LOAD = (
+    "use",
+    "waiting",
+    "kv_use",
+    "tokens_per_s",
+    "overloaded_instances",
+    "peak_kv_sum",
+    "peak_kv_most",
+    "since_ready_s",
+)
+UNKNOWN = {"use": math.inf, "since_ready_s": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
 """What null stands for, by name: JSON has neither infinity nor NaN."""
 
 

@@ -70,9 +70,9 @@ class PolicyMode(models.TextChoices):
     """What happens with the advice of a model's strategy."""
 
     OFF = "off", "Off: only the reactive floor"
-    SHADOW = "shadow", "Shadow: plans are made and compared, never applied"
+    SHADOW = "shadow", "Shadow: plans are made and compared, never carried out"
     ASK = "ask", "Ask: an operator approves each plan"
-    AUTO = "auto", "Auto: plans are applied at once"
+    AUTO = "auto", "Auto: the strategy follows plans by itself"
 
 
 class ScalingPolicy(models.Model):
@@ -107,15 +107,23 @@ class ScalingPolicy(models.Model):
 
 
 class PlanStatus(models.TextChoices):
-    """A plan's life: advice (waits for approval) or shadow, then approved and applied, or rejected or superseded."""
+    """A plan's life.
+
+    Advice waits for an operator: it is approved, then in progress while some of its instances cannot be moved yet. A plan
+    that an automatic strategy follows is in force: the strategy moves instances when load asks for them. Either is carried
+    out once its targets are reached, else superseded by a newer plan, or expired; its note says what was not moved, and
+    why. A plan in shadow is compared only.
+    """
 
     ADVICE = "advice", "Advice"
     SHADOW = "shadow", "Shadow"
     APPROVED = "approved", "Approved"
-    APPLIED = "applied", "Applied"
+    IN_PROGRESS = "in_progress", "In progress"
+    IN_FORCE = "in_force", "In force"
+    CARRIED_OUT = "carried_out", "Carried out"
     REJECTED = "rejected", "Rejected"
     SUPERSEDED = "superseded", "Superseded"
-    FAILED = "failed", "Failed"
+    EXPIRED = "expired", "Expired"
 
 
 class ScalingPlan(models.Model):
@@ -133,7 +141,8 @@ class ScalingPlan(models.Model):
     inputs = models.JSONField(default=dict, help_text="Demand, capability, prices, bounds and present instances.")
     targets = models.JSONField(
         default=list,
-        help_text="By region and GPU type: region, gpu_type, present, target, demand_tokens_per_s, reason.",
+        help_text="By region and GPU type: region, gpu_type, present, target, demand_tokens_per_s, reason; once approved,"
+        " left (instances still to be added, or below 0 taken away) and obstacle.",
     )
     binding = models.JSONField(default=list, help_text="The rows that bind, in words.")
     cost_usd_per_hour_before = models.FloatField(default=0.0)
@@ -144,7 +153,9 @@ class ScalingPlan(models.Model):
     note = models.CharField(max_length=255, blank=True, help_text="Such as: demand that no capacity could meet.")
     decided_by = models.CharField(max_length=120, blank=True)
     decided_at = models.DateTimeField(null=True, blank=True)
-    applied_at = models.DateTimeField(null=True, blank=True)
+    carried_out_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its targets were reached; empty while they are not."
+    )
 
     class Meta:
         ordering = ["-id"]

@@ -19,7 +19,7 @@ from django.db import transaction
 from numpy.typing import NDArray
 
 from controlplane.events.services import record
-from controlplane.planning import capability, demand, forecasts, inventory, strategies
+from controlplane.planning import capability, demand, forecasts, inventory, rollout, strategies
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, Quantity, ScalingPlan, ScalingPolicy
 
@@ -85,7 +85,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
         return []
     expected = expect(now, {name: row.strategy for name, row in policies.items()})
     if expected is None:
-        logger.info("planning: no plan yet: no demand has been counted")
+        logger.debug("planning: no plan yet: no demand has been counted")
         return []
     horizon = expected.end - now
     planned = inventory.problem_of(
@@ -211,44 +211,82 @@ def _store(
         "short_rows": [text for text in plan.infeasible if _about(text, model, planned)],
         "do_nothing_unmet_tokens_per_s": round(float(idle), 1),
     }
-    old = ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.ADVICE).order_by("-pk").first()
     changes = any(row["target"] != row["present"] for row in targets)
-    if policy.mode == PolicyMode.ASK and changes and old is not None and _same(old, policy, targets):
-        # An operator who reads the page must not find that what they approve was replaced by its like.
-        old.round, old.made_at, old.valid_until, old.inputs = round_id, now, expected.end, inputs
-        old.save(update_fields=["round", "made_at", "valid_until", "inputs"])
-        return old
-    ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).update(status=PlanStatus.SUPERSEDED)
     status, note = _status(policy, changes)
+    values = {
+        "round": round_id,
+        "made_at": now,
+        "valid_until": valid_until(now, expected.end),
+        "inputs": inputs,
+        "targets": targets,
+        "binding": [text for text in plan.binding if _about(text, model, planned)],
+        "cost_usd_per_hour_before": before,
+        "cost_usd_per_hour_after": after,
+        "solver": str(plan.solver)[:40],
+        "gap": plain(plan.gap),
+        "solve_ms": round(took_ms, 3),
+        "note": "; ".join(dict.fromkeys(filter(None, [shortage, note, plan.note, *expected.notes_of(model)])))[:255],
+    }
+    if old := _repeated(policy, status, targets):
+        return _renewed(old, values)
+    ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).update(status=PlanStatus.SUPERSEDED)
+    for old in ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.IN_FORCE).select_related("model"):
+        rollout.end(old, PlanStatus.SUPERSEDED, now)
     row = ScalingPlan.objects.create(
-        round=round_id,
-        made_at=now,
-        valid_until=expected.end,
+        **values,
         model=policy.model,
         strategy=policy.strategy,
         status=status,
-        inputs=inputs,
-        targets=targets,
-        binding=[text for text in plan.binding if _about(text, model, planned)],
-        cost_usd_per_hour_before=before,
-        cost_usd_per_hour_after=after,
-        solver=str(plan.solver)[:40],
-        gap=plain(plan.gap),
-        solve_ms=round(took_ms, 3),
-        note="; ".join(dict.fromkeys(filter(None, [shortage, note, plan.note, *expected.notes_of(model)])))[:255],
         decided_by="" if status in OPEN else ACTOR,
         decided_at=None if status in OPEN else now,
-        applied_at=now if status == PlanStatus.APPLIED else None,
+        carried_out_at=now if status == PlanStatus.CARRIED_OUT else None,
     )
-    if status not in OPEN and changes:
+    if status == PlanStatus.IN_FORCE:
         record(
-            "plan.applied",
+            "plan.in_force",
             row,
             actor=ACTOR,
             after={"status": status, "round": str(round_id), "targets": targets},
-            reason=f"Scaled automatically: {policy.strategy} follows this plan until {row.valid_until:%H:%M} UTC.",
+            reason=f"{policy.strategy} follows this plan until the next one.",
         )
     return row
+
+
+def valid_until(now: datetime, expected_end: datetime) -> datetime:
+    """Until when a plan is followed: to the end of its forecast, and never before a successor that comes a period late."""
+    return max(expected_end, now + timedelta(seconds=2 * settings.PLAN_EVERY_S))
+
+
+def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str, Any]]) -> ScalingPlan | None:
+    """The plan that waits for approval, is being carried out or is in force, and asks for the same *targets*."""
+    alike = {
+        PlanStatus.ADVICE: [PlanStatus.ADVICE, *rollout.TO_CARRY_OUT],
+        PlanStatus.IN_FORCE: [PlanStatus.IN_FORCE],
+    }
+    rows = ScalingPlan.objects.filter(model=policy.model, status__in=alike.get(status, []))
+    old = rows.order_by("-pk").first()
+    same = old is not None and old.strategy == policy.strategy and target_counts(old.targets) == target_counts(targets)
+    return old if same else None
+
+
+def _renewed(old: ScalingPlan, values: dict[str, Any]) -> ScalingPlan:
+    """*old* with a later end. An operator who reads the page must not find that it was replaced by its like; what was
+    approved stays as it was then, and of what a strategy follows it stays known how many there were at first."""
+    if old.status in rollout.TO_CARRY_OUT:
+        values = {name: values[name] for name in ("round", "made_at", "valid_until")}
+    elif old.status == PlanStatus.IN_FORCE:
+        present = {(row["region"], row["gpu_type"]): row["present"] for row in old.targets}
+        kept = [row | {"present": present[row["region"], row["gpu_type"]]} for row in values["targets"]]
+        values = values | {"targets": kept, "cost_usd_per_hour_before": old.cost_usd_per_hour_before}
+    for name, value in values.items():
+        setattr(old, name, value)
+    old.save(update_fields=list(values))
+    return old
+
+
+def target_counts(targets: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
+    """Instances asked for, by region and GPU type."""
+    return {(row["region"], row["gpu_type"]): row["target"] for row in targets}
 
 
 def _status(policy: ScalingPolicy, changes: bool) -> tuple[PlanStatus, str]:
@@ -256,9 +294,9 @@ def _status(policy: ScalingPolicy, changes: bool) -> tuple[PlanStatus, str]:
         case PolicyMode.SHADOW:
             return PlanStatus.SHADOW, ""
         case PolicyMode.ASK:
-            return (PlanStatus.ADVICE, "") if changes else (PlanStatus.APPLIED, "nothing to move")
+            return (PlanStatus.ADVICE, "") if changes else (PlanStatus.CARRIED_OUT, "nothing to move")
     if strategies.follows_plans(policy.strategy):
-        return PlanStatus.APPLIED, ""
+        return (PlanStatus.IN_FORCE, "") if changes else (PlanStatus.CARRIED_OUT, "nothing to move")
     return PlanStatus.SHADOW, f"{policy.strategy} does not follow plans"
 
 
@@ -341,13 +379,6 @@ def _inputs(
             "planned_with": [name for name in fleet.models if name != model],
         }
     )
-
-
-def _same(old: ScalingPlan, policy: ScalingPolicy, targets: list[dict[str, Any]]) -> bool:
-    def wanted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        return sorted((row["region"], row["gpu_type"], row["present"], row["target"]) for row in rows)
-
-    return old.strategy == policy.strategy and wanted(old.targets) == wanted(targets)
 
 
 def _unmet(model: str, planned: inventory.Planned, plan: "Plan") -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from django.db.models import Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
-from controlplane.events.models import Event
+from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Instance, Model
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
@@ -25,7 +26,10 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 
-LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.APPROVED, PlanStatus.APPLIED)
+IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
+LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
+FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
+FAILURE_SAID_AGAIN = timedelta(minutes=15)
 SHARE_OVER = timedelta(days=1)
 FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still says something within it
 
@@ -169,6 +173,16 @@ def newest_forecast() -> Forecast | None:
     return Forecast.objects.order_by("-pk").first()
 
 
+def forecast_failure(now: datetime) -> Event | None:
+    """The newest event of the last minutes that says why a series has no forecast; None if none failed.
+
+    The same failure is an event once in a quarter of an hour.
+    """
+    since = now - FAILURE_SAID_AGAIN - timedelta(seconds=2 * settings.FORECAST_EVERY_S)
+    failed = Event.objects.filter(kind__in=FORECAST_FAILURES, severity=Severity.CRITICAL, at__gt=since)
+    return failed.order_by("-pk").first()
+
+
 def track(newest: Forecast, since: datetime) -> list[Window]:
     """What was expected of each window since *since* and is expected of those to come, oldest first.
 
@@ -283,7 +297,7 @@ def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[
 
 
 def current_plans() -> dict[str, ScalingPlan]:
-    """The newest plan of each model that is neither rejected nor replaced nor failed, by the model's name."""
+    """The newest plan of each model that is neither rejected nor replaced nor expired, by the model's name."""
     newest = (
         ScalingPlan.objects.filter(status__in=LIVING_PLANS, model__active=True)
         .order_by()
@@ -296,9 +310,9 @@ def current_plans() -> dict[str, ScalingPlan]:
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
-    """The newest plan of *model* that was approved or applied, while its time lasts."""
-    in_force = Q(status__in=[PlanStatus.APPROVED, PlanStatus.APPLIED], valid_until__gte=now)
-    return ScalingPlan.objects.filter(in_force, model__name=model).order_by("-pk").first()
+    """The newest plan of *model* that is to be carried out or was, while its time lasts."""
+    rows = ScalingPlan.objects.filter(status__in=IN_FORCE, valid_until__gte=now, model__name=model)
+    return rows.order_by("-pk").first()
 
 
 def waiting_plans() -> list[ScalingPlan]:

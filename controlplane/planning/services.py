@@ -18,6 +18,7 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model
 from controlplane.fleet.services import tell_workers
 from controlplane.fleet.states import ActionError
+from controlplane.planning import plans, rollout
 from controlplane.planning.comparison import compare_strategies
 from controlplane.planning.forecasts import make_forecasts
 from controlplane.planning.json_values import plain
@@ -44,22 +45,24 @@ APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
 @transaction.atomic
 def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Have *plan* carried out; a worker moves the instances. Raises ActionError unless it is advice and still valid."""
-    row = _in_advice(plan, "approved")
-    if row.valid_until <= timezone.now():
-        raise ActionError(
-            f"This plan for {row.model} was for the time until {row.valid_until:%F %H:%M} UTC: approve a newer one."
-        )
-    _decide(row, PlanStatus.APPROVED, actor, reason)
+    """Have *plan* carried out, or the newer one that repeats it; a worker moves the instances. Returns which.
+
+    What another plan of the model left to do is superseded. Raises ActionError unless it is advice and still valid; of
+    a plan that was replaced it says what changed.
+    """
+    row = _to_decide(plan, "approved")
+    for old in ScalingPlan.objects.filter(model=row.model, status__in=rollout.TO_CARRY_OUT).select_related("model"):
+        rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
+    _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
     transaction.on_commit(hurry)
     return _shown(plan, row)
 
 
 @transaction.atomic
 def reject(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Lay *plan* aside. Raises ActionError unless it is advice."""
-    row = _in_advice(plan, "rejected")
-    _decide(row, PlanStatus.REJECTED, actor, reason)
+    """Have *plan*, or the newer one that repeats it, not carried out. Returns which; raises ActionError as `approve`."""
+    row = _to_decide(plan, "rejected")
+    _decide(row, PlanStatus.REJECTED, actor, reason, asked=plan.pk)
     return _shown(plan, row)
 
 
@@ -87,9 +90,9 @@ def set_policy(
 
 
 def supersede_open(model: Model) -> int:
-    """Plans of *model* that nobody decided about are of no use any more; returns how many there were."""
-    open_plans = ScalingPlan.objects.filter(model=model, status__in=[PlanStatus.ADVICE, PlanStatus.SHADOW])
-    return open_plans.update(status=PlanStatus.SUPERSEDED)
+    """Plans of *model* that nobody decided about, or that its strategy followed, are of no use; returns how many."""
+    undecided = [PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.IN_FORCE]
+    return ScalingPlan.objects.filter(model=model, status__in=undecided).update(status=PlanStatus.SUPERSEDED)
 
 
 def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Sequence[dict[str, Any]]) -> Backtest:
@@ -111,14 +114,39 @@ def hurry(task: str = APPLY_PLANS_TASK) -> bool:
     return tell_workers(task, expires_s=60)
 
 
-def _in_advice(plan: ScalingPlan, wanted: str) -> ScalingPlan:
-    row = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model").get(pk=plan.pk)
-    if row.status != PlanStatus.ADVICE:
-        raise ActionError(f"This plan for {row.model} is {row.status}; only advice can be {wanted}.")
-    return row
+def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:
+    """The row that a decision about *plan* is for, locked: its own, or that of the newer advice that repeats it."""
+    rows = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model")
+    row, now = rows.get(pk=plan.pk), timezone.now()
+    if row.status == PlanStatus.ADVICE and row.valid_until > now:
+        return row
+    if row.status not in {PlanStatus.ADVICE, PlanStatus.SUPERSEDED, PlanStatus.EXPIRED}:
+        status = row.get_status_display().lower()
+        raise ActionError(f"This plan for {row.model} is {status}; only advice can be {wanted}.")
+    waiting = rows.filter(model=row.model, status=PlanStatus.ADVICE, valid_until__gt=now, pk__gt=row.pk)
+    newer = waiting.order_by("-pk").first()
+    if newer is None:
+        over = f"was for the time until {row.valid_until:%F %H:%M} UTC" if row.valid_until <= now else "is superseded"
+        raise ActionError(f"This plan for {row.model} {over}, and no newer one asks for a change.")
+    if newer.strategy != row.strategy or (changes := _differences(row, newer)):
+        by = f"is by {newer.strategy}" if newer.strategy != row.strategy else f"asks for {changes}"
+        raise ActionError(
+            f"Plan {row.pk} for {row.model} was replaced by plan {newer.pk}, which {by}. Decide about that."
+        )
+    return newer
 
 
-def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str) -> None:
+def _differences(old: ScalingPlan, new: ScalingPlan) -> str:
+    """Where *new* asks for another number of instances than *old*, in words; empty if it repeats it."""
+    before, after = plans.target_counts(old.targets), plans.target_counts(new.targets)
+    return "; ".join(
+        f"{after.get(place, 0)} instances instead of {before.get(place, 0)} in {place[0]} on {place[1]}"
+        for place in sorted(before.keys() | after.keys())
+        if before.get(place, 0) != after.get(place, 0)
+    )
+
+
+def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str, asked: int) -> None:
     before = row.status
     row.status, row.decided_by, row.decided_at = status, actor.get_username(), timezone.now()
     row.save(update_fields=["status", "decided_by", "decided_at"])
@@ -129,10 +157,13 @@ def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str) -> N
         before={"status": before},
         after={"status": status, "round": str(row.round), "targets": row.targets},
         reason=reason,
+        inputs={} if asked == row.pk else {"asked_about_plan": asked},
     )
 
 
 def _shown(plan: ScalingPlan, row: ScalingPlan) -> ScalingPlan:
-    """Let the caller's *plan* show what is now in the database."""
+    """Let the caller's *plan* show what is now in the database, if it is the one that was decided about."""
+    if plan.pk != row.pk:
+        return row
     plan.status, plan.decided_by, plan.decided_at = row.status, row.decided_by, row.decided_at
     return plan

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from controlplane.planning.titles import title_of
+
 if TYPE_CHECKING:
     from scheduling.scaling import ByEndpoint, PlansFor
 
@@ -38,3 +40,10 @@ def plans_for(name: str) -> "PlansFor":
     from scheduling.scaling import STRATEGIES, PlansFor
 
     return STRATEGIES[name]().plans_for if name in STRATEGIES else PlansFor()
+
+
+def pace(name: str) -> str:
+    """When the strategy *name* moves instances to a plan's targets, in words."""
+    from scheduling.scaling import STRATEGIES
+
+    return f"{title_of(name)} {STRATEGIES[name]().pace}" if name in STRATEGIES else ""

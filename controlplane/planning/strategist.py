@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 
 from controlplane.gateway.floor import as_inputs
-from controlplane.planning import executor, live, selectors, strategies
+from controlplane.planning import executor, live, rollout, selectors, strategies
 from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def _tick(key: int, load: live.Load, now: datetime) -> tuple[str, list[ScalingMo
         return model, [], strategy.tick_s
     views = live.views(model, load, now)
     plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
+    if plan is not None:
+        rollout.mark_if_reached(plan, {view.region: view.instances for view in views}, now)
     advised = [advice(plan, view.region, now) if plan else None for view in views]
     made = []
     decided = list(strategy.decide(now_s, views, advised))
@@ -137,6 +139,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         valid_until_s=plan.valid_until.timestamp(),
         tokens_per_s_per_instance=served / target if target else some,
         soon_instances=soon,
+        next_plan_s=plan.made_at.timestamp() + settings.PLAN_EVERY_S,
     )
 
 

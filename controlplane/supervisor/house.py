@@ -11,16 +11,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import redis.asyncio
-from celery import Celery
 
 import controlplane
+from controlplane.jobs.workers import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen
-from controlplane.supervisor.state import REDIS_URL_FILE, FolderHeldError, hold, write_private
+from controlplane.supervisor.state import PARTS_FILE, REDIS_URL_FILE, FolderHeldError, hold, write_parts, write_private
 
 PYTHON = sys.executable
 INSTANCES_READY_WITHIN_S = 45.0
@@ -30,6 +31,9 @@ SUMMARY_KEY = "pilothouse:summary"
 # patience with each part adds up to less than five seconds along the longest way.
 STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
 PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
+CELERY_READY_WITHIN_S = 120.0
+CELERY_ANSWERS_WITHIN_S = 2.0  # on a machine that has much else to do
+REDIS_LONGEST_BACK_OFF_S = 5.0  # nearly everything waits for it
 WEB_GRACE_S = 2  # for open streams; the ledger is written after it
 # A day of the demo's traffic takes eight minutes, so it is planned by the minute. What the environment says goes first.
 DEMO_PACE = {
@@ -98,7 +102,7 @@ class House:
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self.plan, self.screen = plan, screen
-        self.keeper = Keeper(screen, (DEMO_PACE if plan.demo else {}) | dict(os.environ))
+        self.keeper = Keeper(screen, (DEMO_PACE if plan.demo else {}) | dict(os.environ), self._publish)
         self.link = ""
         self._stop_asked = asyncio.Event()
 
@@ -111,18 +115,19 @@ class House:
         up = asyncio.create_task(self._start())
         trouble = ""
         try:
-            await asyncio.wait([asked, up, self.keeper.ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([asked, up], return_when=asyncio.FIRST_COMPLETED)
             if up.done():
-                await up
-                await asyncio.wait([asked, self.keeper.ended], return_when=asyncio.FIRST_COMPLETED)
-            if self.keeper.ended.done():
-                trouble = self.keeper.ended.result()
+                await up  # what cannot be started at the beginning ends it; what has been started is kept
+                await asked
         except (PartError, NoRedisError) as error:
             trouble = str(error)
         up.cancel()
         await self._stop(trouble)
         asked.cancel()
         return 1 if trouble else 0
+
+    def _publish(self, parts: list[dict[str, Any]]) -> None:
+        write_parts(self.plan.state_dir, self.keeper.mark, parts)
 
     def _ask_to_stop(self) -> None:
         if self._stop_asked.is_set():
@@ -161,8 +166,8 @@ class House:
             self.screen.trouble(f"\n{trouble}")
         self.screen.note("\nStopping.")
         killed = await self.keeper.stop(STOP_ORDER)
-        with suppress(FileNotFoundError):
-            (self.plan.state_dir / REDIS_URL_FILE).unlink()
+        for name in (REDIS_URL_FILE, PARTS_FILE):
+            (self.plan.state_dir / name).unlink(missing_ok=True)
         if "web" in killed:  # of the others none has anything to lose
             self.screen.trouble("web did not end in time and was killed: its last ledger rows may be lost.")
         self.screen.note(f"Stopped in {time.monotonic() - began:.1f} s.")
@@ -189,7 +194,7 @@ class House:
                 standard_input=own.configuration(self.plan.state_dir),
                 ready_within_s=15,
                 stop_within_s=PATIENCE_S["redis"],
-                fatal_after=3,
+                longest_back_off_s=REDIS_LONGEST_BACK_OFF_S,
                 quiet=True,
             )
         )
@@ -215,7 +220,7 @@ class House:
             "--host": self.plan.host,
             "--port": self.plan.port,
             "--lifespan": "on",
-            "--loop": "uvloop",
+            "--loop": "controlplane.listening:create_loop",
             "--http": "httptools",
             "--log-level": "warning",
             "--backlog": 4096,
@@ -244,13 +249,19 @@ class House:
         argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and a comparison
         argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "house@%h", "--loglevel", "WARNING"]
         argv += ["--without-mingle", "--without-gossip"]
-        probe_app = Celery(broker=redis_url)
 
         async def probe() -> str | None:
-            answered = await asyncio.to_thread(probe_app.control.ping, timeout=0.5)
+            answered = await asyncio.to_thread(answering_workers, redis_url, CELERY_ANSWERS_WITHIN_S)
             return "worker with 3 processes on queues control and simulation" if answered else None
 
-        return Part("celery", argv, probe, stop_within_s=PATIENCE_S["celery"], told_early=True)
+        return Part(
+            "celery",
+            argv,
+            probe,
+            ready_within_s=CELERY_READY_WITHIN_S,
+            stop_within_s=PATIENCE_S["celery"],
+            told_early=True,
+        )
 
     def _beat(self) -> Part:
         schedule = str(self.plan.state_dir / "celerybeat-schedule")

@@ -4,15 +4,18 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from controlplane.supervisor.child import Child
 from controlplane.supervisor.guard import MARK, Guard, kill_marked
 from controlplane.supervisor.screen import Screen
 
 PROBE_S = 0.1
+PROBE_LIMIT_S = 10.0
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
+LONGEST_PATIENCE_S = 300.0
 SETTLED_S = 60.0  # a part that lived this long starts its back-off anew
 
 
@@ -25,10 +28,11 @@ class Part:
     """One process of the house.
 
     *probe* returns what to show once the part is ready and None until then; without one a part is ready when started.
-    It is started again whenever it dies. More than *fatal_after* deaths without a settled life between them end the
-    house; with None it is tried for ever, at most every `LONGEST_BACK_OFF_S`. A part with *told_early* takes long to end
-    and nothing needs it meanwhile: it is asked at the very beginning of the stop, and waited for in its turn. The output
-    of a *quiet* part is shown only when it fails, by its last line.
+    A probe that raises says "not ready", and why. The part is started again whenever it dies, with a pause that grows
+    up to *longest_back_off_s* and a patience that doubles up to `LONGEST_PATIENCE_S` (a machine that is too busy to start
+    it in time gets no better by starting it over), and *on_restart* is repeated until it succeeds. A part with
+    *told_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the stop, and
+    waited for in its turn. The output of a *quiet* part is shown only when it fails, by its last line.
     """
 
     name: str
@@ -39,42 +43,68 @@ class Part:
     standard_input: bytes = b""
     ready_within_s: float = 60.0
     stop_within_s: float = 1.0
-    fatal_after: int | None = None
+    longest_back_off_s: float = LONGEST_BACK_OFF_S
     told_early: bool = False
     quiet: bool = False
     on_restart: Callable[[], Awaitable[None]] | None = None
 
 
-class Keeper:
-    """Runs parts under one guard. `ended` resolves to one line when the house cannot go on."""
+@dataclass(slots=True)
+class PartStatus:
+    """How one part stands: what the console shows of it."""
 
-    def __init__(self, screen: Screen, environment: Mapping[str, str]) -> None:
+    name: str
+    state: str = "starting"  # starting, running, restarting
+    process_id: int | None = None
+    since: float = 0.0  # epoch seconds, of this state
+    restarts: int = 0
+    detail: str = ""
+
+
+class Keeper:
+    """Runs parts under one guard; *publish* is given every part's status when one has changed."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        environment: Mapping[str, str],
+        publish: Callable[[list[dict[str, Any]]], None] = lambda parts: None,
+    ) -> None:
         self.screen = screen
         self.environment = dict(environment)
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._mark = secrets.token_hex(8)
-        self._guard = Guard(self._mark)
+        self.mark = secrets.token_hex(8)
+        self._publish = publish
+        self._guard = Guard(self.mark)
         self._children: dict[str, tuple[Part, Child]] = {}
+        self._status: dict[str, PartStatus] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._hooks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, part: Part) -> None:
         """Start *part*, wait until it is ready, then keep it. Raises PartError, in one line, if it does not come up."""
         began = time.monotonic()
-        text = await self._bring_up(part)
+        self._note(part, "starting", "")
+        text = await self._bring_up(part, part.ready_within_s)
         self.screen.started(part.name, text, time.monotonic() - began)
-        self._tasks[part.name] = task = asyncio.create_task(self._keep(part))
-        task.add_done_callback(self._kept)
+        self._tasks[part.name] = asyncio.create_task(self._keep(part))
+
+    def process_id(self, name: str) -> int:
+        return self._children[name][1].process_id
 
     async def run(self, part: Part, on_line: Callable[[str], None] | None = None) -> None:
         """Run *part* to its end; *on_line* gets its output instead of the screen. Raises PartError if it fails."""
         child = await self._spawn(part, on_line)
-        if await child.wait() != "exit status 0":
-            raise PartError(f"{part.name} failed ({child.epitaph})")
-        del self._children[part.name]
+        try:
+            if await child.wait() != "exit status 0":
+                raise PartError(f"{part.name} failed ({child.epitaph})")
+        finally:
+            if child.running:  # we were cancelled
+                child.kill()
+        self._children.pop(part.name, None)
 
     async def stop(self, stages: Sequence[Sequence[str]]) -> list[str]:
         """Stop what no stage names, then stage by stage, then whatever is left. Returns those that had to be killed."""
-        for task in self._tasks.values():
+        for task in [*self._tasks.values(), *self._hooks.values()]:
             task.cancel()
         killed: list[str] = []
         for part, child in self._children.values():
@@ -85,7 +115,7 @@ class Keeper:
             running = [self._children[name] for name in stage if name in self._children]
             obeyed = await asyncio.gather(*(child.stop(part.stop_within_s) for part, child in running))
             killed += [part.name for (part, _), well in zip(running, obeyed, strict=True) if not well]
-        kill_marked(self._mark)
+        kill_marked(self.mark)
         self._guard.release()
         return killed
 
@@ -96,7 +126,7 @@ class Keeper:
 
     async def _spawn(self, part: Part, on_line: Callable[[str], None] | None = None) -> Child:
         # SPT_NOENV: titles set by setproctitle must leave the environment, and so the mark, readable.
-        own = {MARK: self._mark, "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
+        own = {MARK: self.mark, "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
         try:
             child = await Child.start(
                 part.argv,
@@ -110,59 +140,83 @@ class Keeper:
         self._children[part.name] = part, child
         return child
 
-    async def _bring_up(self, part: Part) -> str:
-        """Start *part* and wait until it is ready; returns what to show of it."""
+    async def _bring_up(self, part: Part, patience_s: float) -> str:
+        """Start *part* and wait until it is ready, for *patience_s* at most; returns what to show of it."""
         child = await self._spawn(part)
-        deadline = time.monotonic() + part.ready_within_s
+        deadline = time.monotonic() + patience_s
+        reason = ""
         while True:
             if not child.running:
                 raise PartError(f"{part.name} ended before it was ready ({child.epitaph})")
-            text = part.shows if part.probe is None else await part.probe()
+            text: str | None = part.shows
+            if part.probe is not None:
+                try:
+                    text, reason = await asyncio.wait_for(part.probe(), PROBE_LIMIT_S), ""
+                except Exception as error:  # whatever a probe raises, a later one may succeed
+                    text, reason = None, f" ({type(error).__name__}: {error})".replace(": )", ")")
             if text is not None:
+                self._note(part, "running", text)
                 return text
             if time.monotonic() > deadline:
                 said = f"; its last line: {child.last_line}" if child.last_line else ""
-                raise PartError(f"{part.name} was not ready within {part.ready_within_s:g} s{said}")
+                raise PartError(f"{part.name} was not ready within {patience_s:g} s{reason}{said}")
             await child.ends_within(PROBE_S)
 
     async def _keep(self, part: Part) -> None:
-        """Wait for *part* to end; start it again with a growing back-off, or end the house."""
-        back_off_s, deaths = FIRST_BACK_OFF_S, 0
-        came_up = time.monotonic()
+        """Wait for *part* to end and start it again, with a growing back-off, for as long as the stack runs."""
+        back_off_s, came_up = FIRST_BACK_OFF_S, time.monotonic()
         while True:
             _, child = self._children[part.name]
             await child.wait()
+            self._cancel_hook(part)
             if time.monotonic() - came_up > SETTLED_S:
-                back_off_s, deaths = FIRST_BACK_OFF_S, 0
+                back_off_s = FIRST_BACK_OFF_S
             trouble = f"{part.name} ended ({child.epitaph})"
+            patience_s = part.ready_within_s
             while True:
-                deaths += 1
-                if part.fatal_after is not None and deaths > part.fatal_after:
-                    self._end(f"{trouble}, and the house cannot go on without it")
-                    return
+                self._status[part.name].restarts += 1
+                self._note(part, "restarting", trouble)
                 self.screen.trouble(f"{trouble}; starting it again in {back_off_s:g} s")
                 await asyncio.sleep(back_off_s)
-                back_off_s = min(back_off_s * 2, LONGEST_BACK_OFF_S)
+                back_off_s = min(back_off_s * 2, part.longest_back_off_s)
                 began = time.monotonic()
                 try:
-                    await self._bring_up(part)
+                    await self._bring_up(part, patience_s)
                     break
-                except PartError as error:
-                    self._children[part.name][1].kill()
-                    trouble = str(error)
+                except Exception as error:  # not a PartError: a mistake of ours, which must not leave the part unkept
+                    trouble = str(error) if isinstance(error, PartError) else f"{part.name}: {error!r}"
+                    patience_s = min(patience_s * 2, max(LONGEST_PATIENCE_S, part.ready_within_s))
+                    _, child = self._children[part.name]
+                    child.kill()
+                    await child.wait()
             came_up = time.monotonic()
             self.screen.note(f"{part.name} is back after {came_up - began:.1f} s")
             if part.on_restart is not None:
-                try:
-                    await part.on_restart()
-                except PartError as error:
-                    self.screen.trouble(str(error))
+                self._hooks[part.name] = asyncio.create_task(self._after_restart(part, part.on_restart))
 
-    def _kept(self, task: asyncio.Task[None]) -> None:
-        """A mistake of ours while keeping a part must not leave it unkept in silence."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._end(f"supervisor: {error!r}")
+    async def _after_restart(self, part: Part, hook: Callable[[], Awaitable[None]]) -> None:
+        """Repeat *hook* until it succeeds; when *part* ends meanwhile, its next start begins anew."""
+        back_off_s = FIRST_BACK_OFF_S
+        while True:
+            try:
+                await hook()
+                return
+            except Exception as error:
+                text = str(error) if isinstance(error, PartError) else repr(error)
+                self.screen.trouble(f"{part.name}: {text}; trying again in {back_off_s:g} s")
+            await asyncio.sleep(back_off_s)
+            back_off_s = min(back_off_s * 2, part.longest_back_off_s)
 
-    def _end(self, line: str) -> None:
-        if not self.ended.done():
-            self.ended.set_result(line)
+    def _cancel_hook(self, part: Part) -> None:
+        if hook := self._hooks.pop(part.name, None):
+            hook.cancel()
+
+    def _note(self, part: Part, state: str, detail: str) -> None:
+        """Publish that *part* is in *state* from now on."""
+        status = self._status.setdefault(part.name, PartStatus(part.name))
+        status.state, status.detail, status.since = state, detail, time.time()
+        status.process_id = self.process_id(part.name) if state == "running" else None
+        try:
+            self._publish([asdict(one) for one in self._status.values()])
+        except OSError as error:  # a full disk: the console shows what was, and the stack goes on
+            self.screen.trouble(f"supervisor: the parts' status cannot be written: {error}")

@@ -75,12 +75,14 @@ def emulated() -> str:
 
 
 def vllm() -> str:
-    """Ask for the vLLM servers that ran when the house ended, for they ended with it; nothing to show if there are none."""
+    """Ask for the vLLM servers that ran here when the house ended, for they ended with it; empty if there are none."""
+    from controlplane.fleet import hosts
     from controlplane.fleet.models import Instance, Launcher
     from controlplane.fleet.states import ALIVE
     from workers.tasks.fleet import launcher_for
 
-    ran = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=ALIVE).select_related("deployment__model")
+    rows = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=ALIVE)
+    ran = [row for row in rows.select_related("deployment__model", "node") if not hosts.obstacle(row)]
     ended = [instance for instance in ran if not asyncio.run(launcher_for(instance).alive(instance.name))]
     return _start_again(ended) if ended else ""
 

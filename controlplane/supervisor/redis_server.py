@@ -1,5 +1,6 @@
 """The Redis of the house: the one of `REDIS_URL`, else one that the house starts for itself."""
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -14,6 +15,8 @@ import redis.asyncio
 
 BINARIES = ("redis-server", "valkey-server")
 PROBE_S = 1.0
+LOWEST_PORT = 10_000
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MAX_MEMORY = "256mb"
 
 
@@ -78,10 +81,24 @@ def own_redis() -> OwnRedis:
     except (OSError, subprocess.SubprocessError) as error:
         raise NoRedisError(f"No Redis: {binary} does not run ({error}).") from error
     version = re.search(r"v=([\w.]+)", said)
+    return OwnRedis(binary, version[1] if version else "", free_port(), secrets.token_urlsafe(24))
+
+
+def free_port() -> int:
+    """A free loopback port below those that outgoing connections are given.
+
+    While Redis is down everything tries to connect to its port. With one that the system gives to outgoing connections,
+    such a try can be given that very port and connect to itself, and Redis could not listen there again.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        first = int(EPHEMERAL_PORTS.read_text().split()[0])
+        for port in secrets.SystemRandom().sample(range(LOWEST_PORT, first), min(64, max(0, first - LOWEST_PORT))):
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+                return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return OwnRedis(binary, version[1] if version else "", port, secrets.token_urlsafe(24))
+        return int(probe.getsockname()[1])
 
 
 def without_password(url: str) -> str:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from controlplane import env
 
 KEY_FILE = "secret_key"
 REDIS_URL_FILE = "redis_url"
+PARTS_FILE = "parts.json"
 LOCK_FILE = "up.lock"
 
 
@@ -33,6 +35,20 @@ def write_private(path: Path, text: str) -> None:
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     draft.replace(path)
+
+
+def write_parts(folder: Path, mark: str, parts: list[dict[str, Any]]) -> None:
+    """Write how the parts of the stack stand; *mark* says which supervisor's children may believe it."""
+    write_private(folder / PARTS_FILE, json.dumps({"mark": mark, "parts": parts}))
+
+
+def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
+    """What the supervisor with *mark* wrote last; nothing where none runs."""
+    try:
+        written = json.loads((folder / PARTS_FILE).read_text())
+        return list(written["parts"]) if mark and written["mark"] == mark else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def keep_secret_key(base_dir: Path) -> None:

@@ -158,10 +158,10 @@ Kept = TypeVar("Kept")
 
 
 class PerPair(Generic[Pair, Kept]):
-    """What is kept for each (model, tenant), for the `PAIRS` lately used."""
+    """What is kept for each (model, tenant), or each of other keys, for the *most* lately used."""
 
-    def __init__(self, make: type[Kept]) -> None:
-        self._make = make
+    def __init__(self, make: type[Kept], most: int = PAIRS) -> None:
+        self._make, self._most = make, most
         self._kept: OrderedDict[Pair, Kept] = OrderedDict()
 
     def __getitem__(self, pair: Pair) -> Kept:
@@ -169,7 +169,7 @@ class PerPair(Generic[Pair, Kept]):
         kept = self._kept.get(pair)
         if kept is None:
             kept = self._kept[pair] = self._make()
-            if len(self._kept) > PAIRS:
+            if len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(pair)

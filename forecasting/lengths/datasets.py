@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forecasting.lengths.query import LengthQuery, Sample
 
@@ -25,6 +25,8 @@ TOKENS_A_CHARACTER: Final = 0.086
 
 TEST_SHARE: Final = 0.3
 """Of prompts, as in PreServe (section 5.2.2: 7 to 3)."""
+UNSEEN_SHARE: Final = 0.1
+"""Of the prompts of the free sets, those that the bundled student does not learn from; a part of the test's."""
 EVERY_NTH_MODEL: Final = 10
 """Of alpaca_eval's 227 models, by name: 23 stand for the models that a house serves."""
 DAVINCI: Final = "text-davinci-003"
@@ -32,6 +34,15 @@ DAVINCI: Final = "text-davinci-003"
 
 class DataMissing(ValueError):
     """A set's file is not there, or does not hold what it should; says which file."""
+
+
+class Answered(NamedTuple):
+    """A prompt and its answer, by whom; *source* parts a set by the sort of its prompts."""
+
+    prompt: str
+    answer: str
+    model: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +99,51 @@ def alpaca_eval(folder: Path) -> Iterator[Sample]:
             yield _sample(text, row["model"], "alpaca_eval", round(tokens))
 
 
-def arena_bench_v1(folder: Path) -> Iterator[Sample]:
+def arena_answers(folder: Path) -> Iterator[Answered]:
     """Answers of 19 models to 300 prompts of real users (Apache-2.0)."""
     for line in _lines(folder / "arena_bench_v1" / "pairs.jsonl.gz"):
         row = json.loads(line)
-        yield _sample(row["prompt"], row["model"], "arena_bench_v1", count_tokens(row["output"]))
+        yield Answered(row["prompt"], row["output"], row["model"], "arena_bench_v1")
 
 
-def _instructions(path: Path, model: str, tenant: str) -> Iterator[Sample]:
+def gpteacher_answers(folder: Path) -> Iterator[Answered]:
+    """10,819 role plays and tool calls answered by GPT-4 (MIT)."""
+    for part in ("roleplay-simple-deduped-roleplay", "toolformer-dedupe-only"):
+        yield from _instructions(folder / "gpteacher" / f"{part}-dataset.json", "gpt-4", part)
+
+
+def _instructions(path: Path, model: str, source: str) -> Iterator[Answered]:
     for row in _json(path):
         text = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
-        yield _sample(text, model, tenant, count_tokens(row["output"]))
+        yield Answered(text, row["output"], model, source)
+
+
+def _samples(answers: Iterable[Answered], tenant: str) -> Iterator[Sample]:
+    for each in answers:
+        yield _sample(each.prompt, each.model, tenant, count_tokens(each.answer))
+
+
+def arena_bench_v1(folder: Path) -> Iterator[Sample]:
+    """`arena_answers`, as samples."""
+    yield from _samples(arena_answers(folder), "arena_bench_v1")
 
 
 def stanford_alpaca_5k(folder: Path) -> Iterator[Sample]:
     """5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
-    yield from _instructions(folder / "stanford_alpaca_5k" / "alpaca_5000.json", DAVINCI, "stanford_alpaca_5k")
+    file = folder / "stanford_alpaca_5k" / "alpaca_5000.json"
+    yield from _samples(_instructions(file, DAVINCI, ""), "stanford_alpaca_5k")
 
 
 def gpteacher(folder: Path) -> Iterator[Sample]:
-    """10,819 role plays and tool calls answered by GPT-4 (MIT)."""
-    for part in ("roleplay-simple-deduped-roleplay", "toolformer-dedupe-only"):
-        yield from _instructions(folder / "gpteacher" / f"{part}-dataset.json", "gpt-4", "gpteacher")
+    """`gpteacher_answers`, as samples."""
+    yield from _samples(gpteacher_answers(folder), "gpteacher")
 
 
 def codealpaca(folder: Path) -> Iterator[Sample]:
     """6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
-    yield from _instructions(folder / "codealpaca" / "code_alpaca_2k.json", DAVINCI, "codealpaca")
-    yield from _instructions(folder / "codealpaca" / "new_codealpaca.json", "codealpaca-new", "codealpaca")
+    here = folder / "codealpaca"
+    yield from _samples(_instructions(here / "code_alpaca_2k.json", DAVINCI, ""), "codealpaca")
+    yield from _samples(_instructions(here / "new_codealpaca.json", "codealpaca-new", ""), "codealpaca")
 
 
 SETS: Final[dict[str, Callable[[Path], Iterable[Sample]]]] = {
@@ -127,8 +155,8 @@ SETS: Final[dict[str, Callable[[Path], Iterable[Sample]]]] = {
 }
 """By folder. Where a prompt is in two, the first keeps it."""
 
-FREE: Final = ("arena_bench_v1", "gpteacher")
-"""Sets whose licence lets a model fitted to them be shipped."""
+FREE: Final = {"arena_bench_v1": arena_answers, "gpteacher": gpteacher_answers}
+"""Sets whose licence lets a model fitted to them be shipped, with the texts of their answers."""
 
 
 def in_test(text: str, share: float = TEST_SHARE) -> bool:
@@ -148,6 +176,16 @@ def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = T
                 continue
             (split.test if in_test(sample.query.text, share) else split.training).append(sample)
     return split
+
+
+def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[Answered]:
+    """Answers of the sets `FREE` but to a share *unseen* of the prompts, which stay for the test. Raises DataMissing."""
+    return [
+        each
+        for read in FREE.values()
+        for each in read(folder)
+        if normalised(each.prompt) and count_tokens(each.answer) and not in_test(each.prompt, unseen)
+    ]
 
 
 def temperature_lengths(folder: Path) -> list[tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """What a cheap length model sees of a prompt: known n-grams and a few dozen measures, in tens of microseconds.
 
-Of a long prompt the first `FIRST` and the last `LAST` characters are read: the task stands at one of its ends, and of a
-conversation the last 512 tokens count (SSJF, section 3.1). Word n-grams are hashed, and those that a `Vocabulary` knows
+Of a conversation the last message is read, and of the others only their number and sizes count; where it is not known which
+message is the last, all of the text. Of a long one the first `FIRST` and the last `LAST` characters are read, since the task
+stands at one of its ends. Word n-grams are hashed, and those that a `Vocabulary` knows
 become the numbers of its rows. A vocabulary holds what several prompts of its training had in common, so features that are
 kept hold no name, no figure and no phrase that is a tenant's own, and neither the order nor the number of common words.
 """
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from forecasting.lengths import kernels
 from forecasting.lengths.query import LengthQuery
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEAD: Final = 5
 """Numbers of two bytes before the measures in what is kept."""
 FIRST, LAST = 500, 2000
@@ -69,8 +70,11 @@ MEASURES: Final = (
     "log_lines", "log_fences", "log_quotes", "log_list_lines",
     "digits", "upper", "foreign", "punctuation", "code_marks", "word_length",
     "ends_asking", "ends_colon", *(f"asked_{name}" for name in UNITS), *(f"says_{name}" for name in CATEGORIES),
+    "log_tools", "knows_conversation", "log_system", "log_answers", "log_mean_answer", "log_last_answer",
 )  # fmt: skip
 """Names of the measures, in their order."""
+BESIDE: Final = MEASURES.index("log_tools")
+"""The first of those that are not of the text."""
 
 
 def word_hash(word: str) -> int:
@@ -162,7 +166,7 @@ def read(text: str) -> str:
 
 def extract(query: LengthQuery) -> Prompt:
     """What is read of *query*'s prompt; what is said of model, tenant and limits is not in it."""
-    part = read(query.text)
+    part = read(query.asked)
     data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
     hashes = np.empty(kernels.MOST_HASHES, np.int64)
     opening = np.empty(kernels.MOST_OPENING_HASHES, np.int64)
@@ -185,7 +189,7 @@ def measures(
     """The values of `MEASURES` from what was counted in *size* bytes."""
     words = counts[kernels.WORDS]
     values = np.empty(len(MEASURES))
-    values[0] = len(query.text)
+    values[0] = len(query.asked)
     values[1] = max(query.prompt_tokens, 0)
     values[2] = max(query.turns, 0)
     values[3] = 1.0 if size else 0.0
@@ -196,8 +200,14 @@ def measures(
     values[17] = counts[kernels.ENDS_ASKING]
     values[18] = counts[kernels.ENDS_COLON]
     values[19 : 19 + len(UNITS)] = demands
-    values[19 + len(UNITS) :] = found
-    for part in (slice(0, 3), slice(4, 11), slice(19, 19 + len(UNITS))):
+    values[19 + len(UNITS) : BESIDE] = found
+    values[BESIDE:] = 0.0
+    values[BESIDE] = max(query.tools, 0)
+    if query.conversation is not None:
+        beside = query.conversation
+        mean = beside.answered_characters / max(beside.answers, 1)
+        values[BESIDE + 1 :] = (1.0, beside.system_characters, beside.answers, mean, beside.last_answer_characters)
+    for part in (slice(0, 3), slice(4, 11), slice(19, 19 + len(UNITS)), BESIDE, slice(BESIDE + 2, None)):
         values[part] = np.log1p(values[part])
     return values.astype(np.float16).astype(np.float32)
 

@@ -38,6 +38,7 @@ class Forest:
     ) -> Self:
         """Trees for a *quantile* of *target* (n) given *rows* (n, features), by pinball loss."""
         from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
 
         table = np.asarray(rows, np.float32)
         model = HistGradientBoostingRegressor(
@@ -45,7 +46,8 @@ class Forest:
             min_samples_leaf=min(LEAST_IN_LEAF, max(1, len(table) // 10)), l2_regularization=1.0, max_features=0.5,
             early_stopping=False, random_state=seed,
         )  # fmt: skip
-        model.fit(table, np.asarray(target, float), sample_weight=None if weights is None else np.asarray(weights))
+        with threadpool_limits(1):  # on a busy machine threads wait for one another far longer than they work
+            model.fit(table, np.asarray(target, float), sample_weight=None if weights is None else np.asarray(weights))
         return cls._of(model)
 
     @classmethod

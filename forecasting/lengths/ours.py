@@ -45,7 +45,7 @@ class Ours:
     ) -> None:
         self.embeddings = Embeddings(encoder, folder, told)
         self.trees = trees
-        self.network = Student(seed)
+        self.network = Student(seed, networks=1, trees=0)
         self.habits = Habits()
         self.forest: Forest | None = None
         self.centre: NDArray[np.float32] = np.zeros(0, np.float32)

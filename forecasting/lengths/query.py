@@ -12,6 +12,19 @@ QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Of every prediction; the third is the median."""
 
 
+class Conversation(NamedTuple):
+    """What is known of the messages of a conversation beside the last one; sizes are characters of all of each message."""
+
+    asked_characters: int
+    """How many of the last characters of the query's text are the last message: what is to be answered now."""
+    system_characters: int = 0
+    answers: int = 0
+    """Messages of the assistant."""
+    answered_characters: int = 0
+    """Of all those messages."""
+    last_answer_characters: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class LengthQuery:
     """One request whose output length is asked for."""
@@ -26,6 +39,17 @@ class LengthQuery:
     max_tokens: int | None = None
     turns: int = 1
     """Messages of the conversation so far."""
+    conversation: Conversation | None = None
+    """None: all of `text` is what is to be answered, or which part is not known."""
+    tools: int = 0
+    """Tools that the request offers."""
+
+    @property
+    def asked(self) -> str:
+        """The part of `text` that is to be answered now."""
+        if self.conversation is None:
+            return self.text
+        return self.text[max(0, len(self.text) - self.conversation.asked_characters) :]
 
 
 @dataclass(frozen=True, slots=True)

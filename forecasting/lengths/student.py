@@ -1,34 +1,45 @@
-"""The student: our own length model for the data path. Known n-grams and cheap measures into a small network of quantiles.
+"""The student: our own length model for the data path. Small networks of quantiles, averaged with boosted trees.
 
-Two bags of n-grams (all of the text; its opening) are averaged from one table, as fastText does, and join the measures of
-`features`, what is known of the served model and of the tenant, in a network with two hidden layers. It gives the median of
-the log-length and the steps down and up to the other quantiles, so that quantiles cannot cross. A prediction is a compiled
-walk over the prompt and a few small products in NumPy; only fitting imports torch (`student_training`).
+Two bags of n-grams (all of what is asked; its opening) are averaged from one table, as fastText does, and join the measures
+of `features`, what is known of the served model and of the tenant, in networks with two hidden layers (`network`). Trees on
+the measures and on what model and tenant usually answer give a second opinion of the median; the two err differently. A
+prediction is a compiled walk over the prompt, a few small products and walks through trees; only fitting imports torch and
+scikit-learn.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths import kernels
 from forecasting.lengths.features import MEASURES, Features, Vocabulary, extract, packed, unpacked
+from forecasting.lengths.forest import Forest
+from forecasting.lengths.network import MEDIAN, MOST_TOKENS, Scaling, Weights, answer
 from forecasting.lengths.query import QUANTILES, LengthModel, LengthQuery, Predictions, Sample
 from forecasting.lengths.state import load_model, save_model
+from forecasting.lengths.trees import Habits
 
-Weights = dict[str, NDArray[np.float32]]
-
-VERSION: Final = 1
+VERSION: Final = 2
 LEAST_PROMPTS: Final = 5
 """That share an n-gram, for it to be known: rarer ones are learned by heart, and may be private."""
 MOST_NGRAMS: Final = 24000
 BUNDLED: Final = Path(__file__).parent / "student.npz"
-MOST_TOKENS: Final = 32768.0
-"""Above it no length is predicted, whatever the network says."""
-MEDIAN: Final = QUANTILES.index(0.5)
-LARGE_STEP: Final = 30.0  # above it softplus is the identity
+NETWORKS: Final = 3
+TREES: Final = 80
+TREE_SHARE: Final = 0.5
+
+
+class Stage(NamedTuple):
+    """Trees for the median log-length, or for what the stages before are off by; of a retraining only the last is grown."""
+
+    habits: Habits
+    forest: Forest
+
+    def logs(self, measures: NDArray[np.float32], queries: Sequence[LengthQuery]) -> NDArray[np.float64]:
+        """(n) of (n, measures)."""
+        return self.forest.predict(np.concatenate([measures, self.habits.rows(queries)], axis=1))
 
 
 class Student:
@@ -36,12 +47,17 @@ class Student:
 
     name = "student"
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, networks: int = NETWORKS, trees: int = TREES) -> None:
         self.seed = seed
+        self.size = networks
+        self.trees = trees
+        """Of the first stage; 0: networks alone."""
         self.models: dict[str, int] = {}
         """Row of each served model that it knows; row 0 stands for all others."""
         self.tenants: dict[str, int] = {}
-        self.weights: Weights = {}
+        self.networks: list[Weights] = []
+        self.stages: list[Stage] = []
+        self.scaling: Scaling | None = None
         self.vocabulary: Vocabulary | None = None
         self.knots: NDArray[np.float64] = np.zeros(0)
         """Predicted median log-lengths, ascending, at which the shifts of the quantiles are known."""
@@ -49,7 +65,7 @@ class Student:
 
     @property
     def fitted(self) -> bool:
-        return bool(self.weights)
+        return bool(self.networks)
 
     def fit(self, samples: Sequence[Sample], teacher: LengthModel | None = None, epochs: int | None = None) -> Self:
         """Learn from *samples*, and from what *teacher* says of the same queries. Raises ValueError if there are none."""
@@ -110,27 +126,30 @@ class Student:
         return self.vocabulary
 
     def _answer(self, read: Features, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
-        weights = self.weights
-        if not weights:
-            raise ValueError("The student was asked before it was fitted.")
-        table = weights["table"]
-        width = table.shape[1]
-        inputs = weights["centre"].shape[0]
-        row = np.empty(inputs + 2 * width + weights["models"].shape[1] + weights["tenants"].shape[1], np.float32)
-        row[:inputs] = (read.measures - weights["centre"]) * weights["scale"]
-        kernels.gather(table, read.ids, row[inputs : inputs + width])
-        kernels.gather(table, read.opening, row[inputs + width : inputs + 2 * width])
-        at = inputs + 2 * width
-        names = weights["models"][self.models.get(query.model, 0)]
-        row[at : at + len(names)] = names
-        row[at + len(names) :] = weights["tenants"][self.tenants.get(query.tenant, 0)]
-        hidden = np.maximum(row @ weights["first"] + weights["first_bias"], 0.0)
-        hidden = np.maximum(hidden @ weights["second"] + weights["second_bias"], 0.0)
-        heads = hidden @ weights["heads"] + row @ weights["straight"] + weights["heads_bias"]
         most = MOST_TOKENS if query.max_tokens is None else max(1.0, float(query.max_tokens))
-        logs = self.shifted(ascending(heads.astype(float)))
-        quantiles = np.clip(np.expm1(logs), 1.0, most)
+        quantiles = np.clip(np.expm1(self.shifted(self.logs(read, query))), 1.0, most)
         return float(quantiles[MEDIAN]), quantiles
+
+    def logs(self, read: Features, query: LengthQuery) -> NDArray[np.float64]:
+        """Log-quantiles before they are put right by `shifted`. Raises ValueError before `fit`."""
+        if self.scaling is None:
+            raise ValueError("The student was asked before it was fitted.")
+        scaled = self.scaling(read.measures)
+        model, tenant = self.models.get(query.model, 0), self.tenants.get(query.tenant, 0)
+        logs = answer(self.networks[0], scaled, read, model, tenant)
+        for weights in self.networks[1:]:
+            logs += answer(weights, scaled, read, model, tenant)
+        logs /= len(self.networks)
+        if self.stages:
+            row = read.measures[None, :]
+            logs += TREE_SHARE * (sum(float(stage.logs(row, (query,))[0]) for stage in self.stages) - logs[MEDIAN])
+        return logs
+
+    def scaled(self, measures: NDArray[np.float32]) -> NDArray[np.float32]:
+        """*measures* of a prompt, brought to one size as the networks see them. Raises ValueError before `fit`."""
+        if self.scaling is None:
+            raise ValueError("The student was asked before it was fitted.")
+        return self.scaling(measures)
 
     def shifted(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log-quantiles put right by what held-out prompts showed, between bands of the predicted median; ascending."""
@@ -155,41 +174,41 @@ class Student:
     def load(cls, path: Path) -> Self:
         """The student in a file that `save` wrote. Raises ValueError for any other file, OSError as `open`."""
         student = cls.of_state(load_model(path, cls.name, VERSION))
-        width = student.weights["centre"].shape[0]
+        width = 0 if student.scaling is None else len(student.scaling.mean)
         if width != len(MEASURES):
             raise ValueError(f"{path}: a student with {width} measures, this version has {len(MEASURES)}.")
         return student
 
     def state(self) -> dict[str, Any]:
-        if not self.weights:
+        if self.scaling is None:
             raise ValueError("The student was not fitted: there is nothing to save.")
-        weights: dict[str, Any] = {name: value.astype(np.float16) for name, value in self.weights.items()}
-        weights |= {"centre": self.weights["centre"], "scale": self.weights["scale"]}
         return {
             "models": self.models, "tenants": self.tenants, "hashes": self._known().hashes.astype(np.uint32),
-            "weights": weights, "knots": self.knots, "shifts": self.shifts,
+            "networks": [{name: value.astype(np.float16) for name, value in each.items()} for each in self.networks],
+            "scaling": self.scaling.state(), "knots": self.knots, "shifts": self.shifts,
+            "stages": [
+                {"habits": each.habits.means, "overall": each.habits.overall, "forest": each.forest.state()}
+                for each in self.stages
+            ],
         }  # fmt: skip
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Self:
         student = cls()
         student.models, student.tenants = dict(state["models"]), dict(state["tenants"])
-        student.weights = {name: value.astype(np.float32) for name, value in state["weights"].items()}
+        student.networks = [
+            {name: value.astype(np.float32) for name, value in each.items()} for each in state["networks"]
+        ]
+        student.size = len(student.networks)
+        student.scaling = Scaling(**state["scaling"])
         student.vocabulary = Vocabulary(state["hashes"])
         student.knots, student.shifts = state["knots"], state["shifts"]
+        for each in state["stages"]:
+            habits = Habits()
+            habits.means, habits.overall = dict(each["habits"]), float(each["overall"])
+            student.stages.append(Stage(habits, Forest.of_state(each["forest"])))
+        student.trees = TREES if student.stages else 0
         return student
-
-
-def ascending(heads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-quantiles from a network's *heads*: the median as it is, every other a positive step away from its neighbour."""
-    steps = np.where(heads > LARGE_STEP, heads, np.log1p(np.exp(np.minimum(heads, LARGE_STEP))))
-    logs = np.empty_like(heads)
-    logs[MEDIAN] = min(max(float(heads[MEDIAN]), 0.0), float(np.log1p(MOST_TOKENS)))
-    for index in range(MEDIAN - 1, -1, -1):
-        logs[index] = logs[index + 1] - steps[index]
-    for index in range(MEDIAN + 1, len(heads)):
-        logs[index] = logs[index - 1] + steps[index]
-    return np.clip(logs, 0.0, np.log1p(MOST_TOKENS))
 
 
 def bundled() -> Student:

@@ -1,4 +1,8 @@
-"""Fitting a student with torch: pinball loss on log-lengths, beside a teacher's quantiles where one has spoken."""
+"""Fitting a student: networks by torch, trees by scikit-learn; pinball loss on log-lengths, long answers count for more.
+
+Fitted again, a student goes on from what it knows: measures are scaled anew by all that was seen, networks are moved to the
+new scales without a change of what they say, and a last stage of trees learns what the first ones are off by.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -7,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.lengths.features import Features, measure_matrix
+from forecasting.lengths.forest import Forest
+from forecasting.lengths.network import MEDIAN, Scaling, Weights
 from forecasting.lengths.query import QUANTILES, Predictions, Sample
+from forecasting.lengths.trees import Habits
 
 if TYPE_CHECKING:
-    from forecasting.lengths.student import Student
+    from forecasting.lengths.student import Stage, Student
 
 WIDTH: Final = 14
 """Of an n-gram's row."""
@@ -33,7 +40,9 @@ LEAST_TO_JUDGE: Final = 400
 HELD_OUT: Final = 0.1
 LONG_COUNT_MORE: Final = 0.5
 """Power of the predicted length in a sample's weight."""
-LEAST_SCALE: Final = 1e-2
+LEAVES: Final = 24
+LATER_TREES: Final = 40
+LATER_LEAVES: Final = 8
 
 
 def train(
@@ -46,14 +55,82 @@ def train(
     """Fit *student*; samples that reached their max_tokens count as "at least so long"."""
     import torch
 
+    fresh = not student.networks
+    measures = measure_matrix(features)
+    found = Scaling.of(measures)
+    scaling = found if student.scaling is None else student.scaling.with_more(found)
+    student.models, model_rows = _names(student.models, [sample.query.model for sample in samples])
+    student.tenants, tenant_rows = _names(student.tenants, [sample.query.tenant for sample in samples])
+    lengths = np.array([sample.output_tokens for sample in samples], float)
+    starts = [
+        _start(student, place, scaling, lengths, measures.shape[1])
+        for place in range(student.size if fresh else len(student.networks))
+    ]
+    student.scaling = scaling
+    cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
+                    for sample in samples])  # fmt: skip
+    held = _held_out(samples, features, np.random.default_rng(student.seed))
+    everything = {
+        "measures": torch.tensor(scaling(measures)),
+        "models": torch.tensor(model_rows),
+        "tenants": torch.tensor(tenant_rows),
+        "target": torch.tensor(np.log1p(lengths).astype(np.float32)),
+        "cut": torch.tensor(cut),
+    }
+    if taught is not None:
+        everything["lesson"] = torch.tensor(np.log1p(taught.quantiles).astype(np.float32))
+    bags = (Bags([each.ids for each in features]), Bags([each.opening for each in features]))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small products: more threads only wait for one another
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(student.seed)
-            _train(torch, student, features, samples, taught, epochs)
+            student.networks = []
+            for place, start in enumerate(starts):
+                torch.manual_seed(student.seed + place)
+                student.networks.append(
+                    _network(torch, start, everything, bags, held, epochs, fresh, student.seed + place)
+                )
+            middle = np.mean(
+                [_logs(torch, each, everything, bags, np.arange(len(samples)))[:, MEDIAN] for each in student.networks],
+                axis=0,
+            )
     finally:
         torch.set_num_threads(threads)
+    if student.trees:
+        weights = np.exp(LONG_COUNT_MORE * np.clip(middle, 0.0, None))
+        before = student.stages[:1]
+        student.stages = [*before, _stage(student, before, measures, samples, weights, ~held)]
+    if held.any():
+        rows: list[int] = np.flatnonzero(held).tolist()
+        _put_right(
+            student,
+            np.stack([student.logs(features[row], samples[row].query) for row in rows]),
+            np.log1p(lengths)[held],
+        )
+        if student.trees and fresh:  # what was held out has done its service
+            student.stages = [_stage(student, [], measures, samples, weights, np.ones(len(samples), bool))]
+
+
+def _stage(
+    student: "Student",
+    before: Sequence["Stage"],
+    measures: NDArray[np.float32],
+    samples: Sequence[Sample],
+    weights: NDArray[np.float64],
+    learned: NDArray[np.bool_],
+) -> "Stage":
+    """Trees for what the stages *before* leave of the log-lengths of the samples *learned*."""
+    from forecasting.lengths.student import Stage
+
+    chosen = [sample for sample, mine in zip(samples, learned, strict=True) if mine]
+    queries = [sample.query for sample in chosen]
+    rows, target = measures[learned], np.log1p([sample.output_tokens for sample in chosen])
+    for stage in before:
+        target = target - stage.logs(rows, queries)
+    habits = Habits().fit(chosen)
+    trees, leaves = (LATER_TREES, LATER_LEAVES) if before else (student.trees, LEAVES)
+    table = np.concatenate([rows, habits.rows(queries)], axis=1)
+    return Stage(habits, Forest.grow(table, target, 0.5, trees, student.seed, weights[learned], leaves))
 
 
 class Bags:
@@ -89,69 +166,40 @@ def _names(known: dict[str, int], names: Sequence[str]) -> tuple[dict[str, int],
     return known, np.array([known.get(name, 0) for name in names], np.int64)
 
 
-def _train(
+def _network(
     torch: Any,
-    student: "Student",
-    features: Sequence[Features],
-    samples: Sequence[Sample],
-    taught: Predictions | None,
+    start: Weights,
+    everything: dict[str, Any],
+    bags: Sequence[Bags],
+    held: NDArray[np.bool_],
     epochs: int | None,
-) -> None:
-    measures = measure_matrix(features)
-    fresh = not student.weights
-    student.models, model_rows = _names(student.models, [sample.query.model for sample in samples])
-    student.tenants, tenant_rows = _names(student.tenants, [sample.query.tenant for sample in samples])
-    if fresh:
-        centre, scale = measures.mean(axis=0), 1.0 / np.maximum(measures.std(axis=0), LEAST_SCALE)
-    else:
-        centre, scale = student.weights["centre"], student.weights["scale"]
-    measures = np.clip((measures - centre) * scale, -8.0, 8.0)
-    lengths = np.array([sample.output_tokens for sample in samples], float)
-    cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
-                    for sample in samples])  # fmt: skip
-    weights = _start(student, lengths, measures.shape[1])
-    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
-    bags, openings = Bags([each.ids for each in features]), Bags([each.opening for each in features])
-    everything = {
-        "measures": torch.tensor(measures),
-        "models": torch.tensor(model_rows),
-        "tenants": torch.tensor(tenant_rows),
-        "target": torch.tensor(np.log1p(lengths).astype(np.float32)),
-        "cut": torch.tensor(cut),
-    }
-    lesson = None if taught is None else torch.tensor(np.log1p(taught.quantiles).astype(np.float32))
-    steps_an_epoch = -(-len(samples) // BATCH)
+    fresh: bool,
+    seed: int,
+) -> Weights:
+    """One network's weights, from *start* on; the samples *held* out choose the round to stop at."""
+    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in start.items()}
+    steps_an_epoch = -(-len(held) // BATCH)
     rounds = epochs or max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
     rate = RATE if fresh else GO_ON_RATE
-    optimiser = torch.optim.AdamW(
-        [
-            {"params": [tensors[name] for name in ("table", "models", "tenants")], "weight_decay": 0.02},
-            {"params": [tensors[name] for name in tensors if name not in ("table", "models", "tenants")],
-             "weight_decay": 0.02},
-        ],
-        lr=rate,
-    )  # fmt: skip
+    optimiser = torch.optim.AdamW(list(tensors.values()), lr=rate, weight_decay=0.02)
     plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=rounds * steps_an_epoch + 1)
-    generator = np.random.default_rng(student.seed)
-    held = _held_out(samples, features, generator)
+    generator = np.random.default_rng(seed)
     learned = np.flatnonzero(~held)
-    judge = _judge(torch, tensors, everything, (bags, openings), np.flatnonzero(held))
+    judge = _judge(torch, tensors, everything, bags, np.flatnonzero(held))
     best, kept = np.inf, {name: value.detach().clone() for name, value in tensors.items()}
     for _ in range(rounds):
         order = generator.permutation(learned)
-        for start in range(0, len(order), BATCH):
-            chosen = order[start : start + BATCH]
+        for begin in range(0, len(order), BATCH):
+            chosen = order[begin : begin + BATCH]
             picked = torch.tensor(chosen)
             batch = {name: value[picked] for name, value in everything.items()}
             for name in ("models", "tenants"):
                 batch[name] = batch[name].masked_fill(torch.rand(len(chosen)) < FORGET_NAME, 0)
-            sources = [
-                [torch.tensor(each) for each in bag.batch(chosen, generator, DROP_IDS)] for bag in (bags, openings)
-            ]
+            sources = [[torch.tensor(each) for each in bag.batch(chosen, generator, DROP_IDS)] for bag in bags]
             logs = _forward(torch, tensors, batch, sources, DROP_HIDDEN)
             loss = _pinball(torch, logs, batch["target"], batch["cut"], LONG_COUNT_MORE)
-            if lesson is not None:
-                follow = torch.nn.functional.smooth_l1_loss(logs, lesson[picked], beta=0.1)
+            if "lesson" in batch:
+                follow = torch.nn.functional.smooth_l1_loss(logs, batch["lesson"], beta=0.1)
                 loss = (1.0 - TEACHER_SHARE) * loss + TEACHER_SHARE * follow
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -161,26 +209,19 @@ def _train(
             best, kept = found, {name: value.detach().clone() for name, value in tensors.items()}
     if held.any():
         tensors = kept
-    student.weights = {
-        name: value.detach().numpy().astype(np.float16).astype(np.float32) for name, value in tensors.items()
-    }
-    if held.any():
-        _put_right(
-            student, _logs(torch, tensors, everything, (bags, openings), np.flatnonzero(held)), np.log1p(lengths)[held]
-        )
-    student.weights |= {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+    return {name: value.detach().numpy().astype(np.float16).astype(np.float32) for name, value in tensors.items()}
 
 
-def _start(student: "Student", lengths: NDArray[np.float64], measures: int) -> dict[str, NDArray[np.float32]]:
-    """Weights to begin with: those that the student has, with a row of zeros for each new name, else random ones."""
+def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np.float64], measures: int) -> Weights:
+    """What network *place* begins with: the weights that it has, with a row of zeros for each new name, else random ones."""
     names = (("models", student.models), ("tenants", student.tenants))
-    if student.weights:
-        begin = {name: value.copy() for name, value in student.weights.items() if name not in ("centre", "scale")}
+    if student.scaling is not None:
+        begin = student.scaling.moved(student.networks[place], scaling)
         for name, known in names:
             missing = len(known) + 1 - len(begin[name])
             begin[name] = np.concatenate([begin[name], np.zeros((missing, begin[name].shape[1]), np.float32)])
         return begin
-    generator = np.random.default_rng(student.seed)
+    generator = np.random.default_rng(student.seed + place)
     inputs = measures + 2 * WIDTH + 2 * NAME_WIDTH
 
     def normal(rows: int, columns: int, size: float) -> NDArray[np.float32]:
@@ -206,7 +247,7 @@ def _start(student: "Student", lengths: NDArray[np.float64], measures: int) -> d
 def _forward(
     torch: Any, weights: dict[str, Any], batch: dict[str, Any], bags: Sequence[Sequence[Any]], drop: float
 ) -> Any:
-    """Log-quantiles (n, QUANTILES) of a batch; the same as `Student._answer`, for many rows."""
+    """Log-quantiles (n, QUANTILES) of a batch; the same as `network.answer`, for many rows."""
     functional = torch.nn.functional
     bag_sums = [
         functional.embedding_bag(ids, weights["table"], offsets, mode="sum", per_sample_weights=each)
@@ -251,7 +292,7 @@ def _held_out(
     """Which samples judge each round, by whole prompts: a tenth, none of few."""
     if len(samples) < LEAST_TO_JUDGE:
         return np.zeros(len(samples), bool)
-    keys = [sample.query.text or each.ids.tobytes() for sample, each in zip(samples, features, strict=True)]
+    keys = [sample.query.asked or each.ids.tobytes() for sample, each in zip(samples, features, strict=True)]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     chosen = generator.random(len(places)) < HELD_OUT
     return chosen[[places[key] for key in keys]]
@@ -271,9 +312,10 @@ def _put_right(student: "Student", logs: NDArray[np.float64], real: NDArray[np.f
 
 
 def _logs(
-    torch: Any, tensors: dict[str, Any], everything: dict[str, Any], bags: Sequence[Bags], rows: NDArray[np.int64]
+    torch: Any, weights: Weights, everything: dict[str, Any], bags: Sequence[Bags], rows: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Log-quantiles of *rows* as the weights stand."""
+    """Log-quantiles of *rows* by one network."""
+    tensors = {name: torch.tensor(value) for name, value in weights.items()}
     picked = torch.tensor(rows)
     batch = {name: value[picked] for name, value in everything.items()}
     sources = [[torch.tensor(each) for each in bag.batch(rows, None, 0.0)] for bag in bags]

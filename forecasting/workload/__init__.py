@@ -1,6 +1,5 @@
 """Workload series and their forecasters. pmdarima, statsmodels and torch are imported only when one of theirs is fitted."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +8,7 @@ from forecasting.workload.backtesting import backtest
 from forecasting.workload.blend import Blend
 from forecasting.workload.calibrated import Calibrated
 from forecasting.workload.ets import Ets
+from forecasting.workload.fallback import Fallback
 from forecasting.workload.files import StateError, read_state
 from forecasting.workload.forecast import Forecast, Forecaster
 from forecasting.workload.mlstm import Mlstm
@@ -18,25 +18,24 @@ from forecasting.workload.series import Series
 BEST: Final = Blend.name
 """The forecaster that is used where none is named."""
 
-FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {
+FORECASTERS: Final[dict[str, type[Calibrated]]] = {
     forecaster.name: forecaster for forecaster in (Naive, Arima, SeasonalArima, Ets, Mlstm, Blend)
 }
 
 
-def load(path: Path) -> Forecaster:
+def load(path: Path) -> Calibrated:
     """The forecaster in a file that `save` wrote, whichever it is. Raises StateError if there is none, OSError as `open`."""
     state = read_state(path)
     forecaster = FORECASTERS.get(str(state.get("forecaster")))
     if forecaster is None:
         raise StateError(f"{path}: no forecaster is called {state.get('forecaster')!r}")
-    assert isinstance(forecaster, type)
-    assert issubclass(forecaster, Calibrated)
     return forecaster.load(state)
 
 
 __all__ = [
     "BEST",
     "FORECASTERS",
+    "Fallback",
     "Forecast",
     "Forecaster",
     "Series",

@@ -90,6 +90,11 @@ class Calibrated:
             self.end_s, self.window_s, path, ends[:, 0], ends[:, 1], ends[:, 2], ends[:, 3], self.name, self.note
         )
 
+    @property
+    def series(self) -> Series:
+        """The windows that it keeps."""
+        return Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values)
+
     def prepare(self) -> None:
         """Import what takes long, so that it is not counted as fitting."""
         self._own.prepare()
@@ -125,7 +130,7 @@ class Calibrated:
 
     def _fit_again(self) -> None:
         if self._own_can_take_over():
-            self.fit(Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values))
+            self.fit(self.series)
             return
         started_s = time.perf_counter()
         self.values = _trimmed(self.values, self.season)

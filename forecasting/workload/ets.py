@@ -43,8 +43,9 @@ class EtsModel(PointModel):
             self.alpha, self.beta, self.gamma, self.phi = 1.0, 0.0, 0.0, 0.0
             self.level, self.trend, self.seasons = float(y[-1]), 0.0, np.zeros(1)
             return
-        forms = [self.form] if self.form else [form for form in FORMS if SEASON not in form or len(y) >= 2 * season]
-        if SEASON in self.form and len(y) < 2 * season:
+        seasonal = season > 1 and len(y) >= 2 * season  # windows of a day or more have no season within it
+        forms = [self.form] if self.form else [form for form in FORMS if SEASON not in form or seasonal]
+        if SEASON in self.form and not seasonal:
             forms = [FORMS[1]]
         best = np.inf
         for form in forms:

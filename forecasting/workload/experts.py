@@ -187,7 +187,8 @@ def days_before(
     back = -(-(horizon + width) // period) + np.arange(periods).reshape(-1, *(1,) * origin.ndim)
     now = origin - back * period
     usable = now >= width
-    before, after = smooth[np.where(usable, now, width)], smooth[np.where(usable, now + horizon, width)]
+    # Where there is no such period, any window may be read: a short trail has none at `width`, and nothing is made of it.
+    before, after = smooth[np.where(usable, now, 0)], smooth[np.where(usable, now + horizon, 0)]
     count = np.cumsum(usable, axis=0)
     with np.errstate(invalid="ignore"):
         moved = np.cumsum(np.where(usable, after - before, 0.0), axis=0) / count

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, move, percent, use_words, valid
+from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, move, percent, use_words, valid
 
 Wish = tuple[int, str]
 """By how many instances, and why."""
@@ -40,11 +40,16 @@ class ByEndpoint(ABC):
         if self.tick_s == 0:
             raise ValueError("tick_s must be above 0")
 
+    @property
+    def pace(self) -> str:
+        """When it moves instances to a plan's targets, in words that follow its name."""
+        return "moves an instance when load asks for it"
+
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """As `Strategy.decide`."""
         moves = []
         for at, (view, advised) in enumerate(zip(views, advice, strict=True)):
-            delta, why = self._bounds(view) or self._judge(now_s, view, advised)
+            delta, why = self._bounds(view) or self._unless_new(now_s, view, advised)
             if made := move(at, view, delta, why):
                 moves.append(made)
         return moves
@@ -57,6 +62,16 @@ class ByEndpoint(ABC):
         if view.instances > view.max_instances:
             return view.max_instances - view.instances, f"More than the {view.max_instances} it may have"
         return None
+
+    def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
+        """What to do, but take none away while its newest instance is in its grace period; the wish is made again then."""
+        remembered = dict(self.memory)
+        delta, why = self._judge(now_s, view, advice)
+        if delta >= 0 or view.since_ready_s >= GRACE_S:
+            return delta, why
+        self.memory.clear()
+        self.memory.update(remembered)
+        return 0, ""
 
     def _judge(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
         if advice is None or not valid(advice, now_s):

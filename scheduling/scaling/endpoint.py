@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 SOON_S = 1200.0
 """About twice what the slowest start of an instance with local weights takes."""
+GRACE_S = 60.0
+"""A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class EndpointView:
     """Sum over the ready instances of their highest KV use in the next 100 iterations; nan where no map is kept."""
     peak_kv_most: float = nan
     """The highest of those."""
+    since_ready_s: float = inf
+    """Since the last of its instances became ready; infinity for never."""
 
     @property
     def instances(self) -> int:
@@ -66,6 +70,13 @@ class Advice:
     """What an instance can serve; 0 for unknown."""
     soon_instances: int | None = None
     """What the next `SOON_S` alone ask for, where the planner tells it apart from the rest of its time."""
+    next_plan_s: float | None = None
+    """When the next plan is due, where this one is valid for longer, in case the next is late."""
+
+    @property
+    def window_ends_s(self) -> float:
+        """End of the decision window: the time that is this plan's own."""
+        return self.valid_until_s if self.next_plan_s is None else min(self.valid_until_s, self.next_plan_s)
 
 
 class PlansFor(NamedTuple):

@@ -1,9 +1,10 @@
 """SageServe's strategies (sections 4 and 6.5): reactive over silos or one pool, and three ways to follow an hourly plan."""
 
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView
+from scheduling.scaling.endpoint import Advice, EndpointView, percent
 from scheduling.scaling.reactive import Reactive
 
 
@@ -41,6 +42,10 @@ class LongTermImmediate(ByEndpoint):
 
     name: str = field(default="lt_i", init=False)
 
+    @property
+    def pace(self) -> str:
+        return "moves once, when a plan is made"
+
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         if not self._first_sight("acted", view, advice):
             return 0, ""
@@ -55,6 +60,10 @@ class LongTermByUse(ByEndpoint):
 
     name: str = field(default="lt_u", init=False)
 
+    @property
+    def pace(self) -> str:
+        return f"adds only while use is above {percent(self.out_above)}, and takes away only below {percent(self.in_below)}"
+
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         delta, why = self._by_use(view)
         missing = advice.target_instances - view.instances
@@ -67,7 +76,9 @@ class LongTermByUse(ByEndpoint):
 class LongTermByUseAndGap(LongTermByUse):
     """LT-UA: as LT-U; once there, in the last 20 minutes of a plan, traffic far off the forecast moves it further.
 
-    Out at 5 times the forecast or more, in at half of it or less, one by one.
+    Out at 5 times the forecast or more, in at half of it or less, one by one. The paper's 20 minutes are a third of its
+    decision window, an hour; of a shorter window it is a third too. Beside the paper: no such move is made that use would
+    have taken back at the next tick, as when half of the forecast is still more than one instance fewer could serve.
     """
 
     name: str = field(default="lt_ua", init=False)
@@ -84,15 +95,27 @@ class LongTermByUseAndGap(LongTermByUse):
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         delta, why = super()._advised(now_s, view, advice)
-        if delta or advice.valid_until_s - now_s > self.gap_last_s or view.since_change_s < self.cooldown_s:
+        if delta or not self._last_third(now_s, advice) or view.since_change_s < self.cooldown_s:
             return delta, why
         seen, expected = view.tokens_per_s, advice.forecast_tokens_per_s
         missing = advice.target_instances - view.instances
-        if seen > 0 and seen >= self.gap_out * expected and missing <= 0:
+        if seen > 0 and seen >= self.gap_out * expected and missing <= 0 and self._use_with(view, 1) >= self.in_below:
             return 1, f"{_gap(seen, expected)}, at least {self.gap_out:g} times, and the plan is reached"
-        if seen <= self.gap_in * expected and missing >= 0:
+        if seen <= self.gap_in * expected and missing >= 0 and self._use_with(view, -1) <= self.out_above:
             return -1, f"{_gap(seen, expected)}, at most {self.gap_in:g} times, and the plan is reached"
         return 0, ""
+
+    def _last_third(self, now_s: float, advice: Advice) -> bool:
+        last_s = min(self.gap_last_s, (advice.window_ends_s - advice.made_at_s) / 3)
+        return advice.window_ends_s - now_s <= last_s
+
+    @staticmethod
+    def _use_with(view: EndpointView, delta: int) -> float:
+        """Use of the endpoint if the same load ran on *delta* instances more."""
+        ready = view.ready + delta
+        if not isfinite(view.use) or ready < 1:
+            return inf if view.use > 0 else 0.0
+        return view.use * view.ready / ready
 
 
 def _gap(seen: float, expected: float) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.affinity import BLOCK_TOKENS, Affinity, allocate_affinity
+from scheduling.allowance import ROUND_TRIP_S
 from scheduling.fleet import allocate_endpoints, allocate_fleet, index_members
 from scheduling.ordering import allocate_waiting
 from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE
@@ -53,6 +54,8 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
+        key = spec.model, spec.region
+        fleet.ahead_limit[at], fleet.round_trips[at, ROUND_TRIP_S] = cluster.ahead_limit(key), cluster.round_trip_s(key)
     index_members(fleet, members)
 
     catalog = list(cluster.engines().values())
@@ -66,6 +69,9 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
             first.append(len(candidates))
     slots = max(1, min(count, FIRST_WAITING))
     policies = _policies(cluster)
+    takes_time = bool(policies["round_trip_s"].any())
+    if takes_time:
+        held_at_once *= 2  # an allowance is never more than what runs at once
     np.add.at(policies["serving"], fleet.endpoint, [spec.state == State.READY for spec in specs])
     np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
     return World(
@@ -80,7 +86,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
             requests,
             anticipate=bool((policies["routing"] >= PRESERVE).any()),
         ),
-        events=allocate_events(2 * instances + regions * regions + endpoints),
+        events=allocate_events(2 * instances + regions * regions + endpoints * (1 + takes_time)),
         arrivals=_arrivals(requests),
         outcomes=_outcomes(count),
         policies=policies,
@@ -91,6 +97,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         way=np.full((2, regions * regions), -1, np.int64),
+        sent=np.full((2, endpoints), -1, np.int32),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
@@ -158,6 +165,7 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.stretch = cluster.of(cluster.ordering_stretch, key)
         for name, value in asdict(cluster.yardstick(key)).items():
             record[name] = value
+        record.round_trip_s = cluster.round_trip_s(key)
         record.queue_bound = cluster.bound(key)
         record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
         record.batch_wait_s = batching.wait_timeout_s

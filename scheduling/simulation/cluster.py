@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scheduling.allowance import MEASURED
 from scheduling.profile import Profile
 from scheduling.regions import THRESHOLD as REGION_THRESHOLD
 from scheduling.routing import POLICY_CODES
@@ -105,6 +106,10 @@ class Cluster:
     ordering: PerEndpoint[str] = "fcfs"
     ordering_stretch: PerEndpoint[float] = STRETCH
     """Of `ssjf`; see `scheduling.turns.turn_key`."""
+    dispatch_round_trip_s: PerEndpoint[float] = 0.0
+    """From a decision until the instance has the request."""
+    requests_ahead_limit: PerEndpoint[int | None] = None
+    """Requests at the most that an instance is given beyond what it runs; None: as many as end in a round trip."""
     batching: PerEndpoint[Batching] = field(default_factory=Batching)
     queue_bound: PerEndpoint[int] | None = None
     threshold: float = REGION_THRESHOLD
@@ -156,6 +161,11 @@ class Cluster:
         stretch = self.of(self.ordering_stretch, key)
         if not 0 <= stretch < np.inf:
             raise ValueError(f"{where}: ordering_stretch must be a number from 0 up, not {stretch}")
+        round_trip_s, ahead = self.round_trip_s(key), self.of(self.requests_ahead_limit, key)
+        if not 0 <= round_trip_s < np.inf:
+            raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")
+        if ahead is not None and not 0 <= ahead < 1 << 31:
+            raise ValueError(f"{where}: requests_ahead_limit must be a count from 0 up or nothing, not {ahead}")
         self.of(self.batching, key)
         bound = self.bound(key)
         if bound < 1:
@@ -172,6 +182,14 @@ class Cluster:
 
     def bound(self, key: EndpointKey) -> int:
         return NO_BOUND if self.queue_bound is None else self.of(self.queue_bound, key)
+
+    def round_trip_s(self, key: EndpointKey) -> float:
+        return self.of(self.dispatch_round_trip_s, key)
+
+    def ahead_limit(self, key: EndpointKey) -> int:
+        """As `FleetArrays.ahead_limit`."""
+        limit = self.of(self.requests_ahead_limit, key)
+        return MEASURED if limit is None else limit
 
     def yardstick(self, key: EndpointKey) -> Profile:
         """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scheduling.affinity import BLOCK_TOKENS, learn, note
+from scheduling.allowance import close_ahead, note_end, open_ahead
 from scheduling.compiled import compiled_aside, compiled_part, index
 from scheduling.dispatch import dispatch, send
 from scheduling.foreseeing import dispatch_ahead
@@ -20,7 +21,7 @@ from scheduling.simulation.batch import give
 from scheduling.simulation.choices import column, shortest
 from scheduling.simulation.events import set_time
 from scheduling.simulation.sequences import free_sequence, take_sequence
-from scheduling.simulation.state import GIVEN
+from scheduling.simulation.state import GIVEN, NONE
 from scheduling.simulation.totals import observe_endpoint, observe_memory, tell
 from scheduling.simulation.world import DONE, REFUSED, RUNNING, World
 from scheduling.turns import FCFS, PRIORITY, SJF, engine_priority, turn_key
@@ -64,10 +65,65 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
         decision.instance, decision.waiting = instance, waiting.size[endpoint]
         books.decisions += 1
     free_slot(waiting, slot)
+    if world.policies[endpoint].round_trip_s > 0.0:
+        _send_off(world, endpoint, sequence, now_s)
+        return
     event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
     tell(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
+
+
+@compiled_part
+def _sent_node(world: World, endpoint: int) -> int:
+    return int(2 * world.fleet.endpoint.size + world.way.shape[1] + world.sent.shape[1] + endpoint)
+
+
+@compiled_aside
+def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
+    """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
+    this = world.engines.sequences[sequence]
+    this.reaches_s = now_s + world.policies[endpoint].round_trip_s
+    this.next = NONE
+    if world.sent[0, endpoint] == NONE:
+        world.sent[0, endpoint] = sequence
+        set_time(world.events, _sent_node(world, endpoint), this.reaches_s)
+    else:
+        world.engines.sequences[world.sent[1, endpoint]].next = sequence
+    world.sent[1, endpoint] = sequence
+    tell(world.fleet, world.engines, int(this.instance))
+
+
+@compiled_aside
+def land(world: World, endpoint: int, now_s: float) -> None:
+    """The first sequence that *endpoint* sent off reaches its instance."""
+    engines = world.engines
+    sequence = int(world.sent[0, endpoint])
+    this = engines.sequences[sequence]
+    following, instance = int(this.next), int(this.instance)
+    world.sent[0, endpoint] = following
+    event_s = np.inf if following == NONE else engines.sequences[following].reaches_s
+    set_time(world.events, _sent_node(world, endpoint), event_s)
+    event_s = give(world.fleet, engines, instance, sequence, now_s, True)
+    tell(world.fleet, engines, instance)
+    if event_s >= 0.0:
+        set_time(world.events, instance, event_s)
+
+
+@compiled_part
+def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """`choices.shortest`, where no instance has room among those that may have a request ahead."""
+    opened = False
+    while True:
+        instance = shortest(world, endpoint, slot, now_s, source)
+        if instance >= 0 or opened or world.policies[endpoint].round_trip_s == 0.0:
+            break
+        opened = open_ahead(world.fleet, world.endpoints, endpoint)
+        if not opened:
+            break
+    if opened:
+        close_ahead(world.fleet, world.endpoints, endpoint)
+    return instance
 
 
 @compiled_aside
@@ -149,7 +205,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
 
 @compiled_part
 def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
-    """Dispatch requests of *endpoint*, in order, while an instance has room."""
+    """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
     if world.policies[endpoint].batch_size > 0:
         _batch_pump(world, endpoint, now_s, source)
         return
@@ -159,7 +215,7 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
     while slot >= 0:
         if routing == JOIN_SHORTEST_QUEUE:
-            instance = shortest(world, endpoint, slot, now_s, source)
+            instance = _shortest(world, endpoint, slot, now_s, source)
             if instance >= 0:
                 send(fleet, world.endpoints, waiting, slot, instance)
         elif routing >= PRESERVE:
@@ -231,6 +287,8 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     outcome.e2e_s = now_s - this.origin_s
     outcome.state = DONE
     world.books[0].ended += 1
+    if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
+        note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
     tell(world.fleet, engines, instance)
     if engines.ahead.clock.size > 0:

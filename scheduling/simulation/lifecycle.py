@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.allowance import ROUND_TRIP_S
 from scheduling.fleet import assign_endpoint
 from scheduling.simulation.changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, TO_CALLER
 from scheduling.simulation.cluster import Cluster, Delays
@@ -106,7 +107,7 @@ class Lives:
     def _move(self, instance: int, endpoint: int) -> None:
         """Let the idle *instance* belong to *endpoint*, with the engine that its model has on this GPU type."""
         fleet, policies = self.world.fleet, self.world.policies
-        model, _ = self._cluster.endpoints[endpoint]
+        key = model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
         before = int(fleet.endpoint[instance])
         coming = bool(COMING >> int(self.state[instance]) & 1)
@@ -118,6 +119,8 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
+        fleet.ahead_limit[instance], fleet.round_trips[instance] = self._cluster.ahead_limit(key), 0.0
+        fleet.round_trips[instance, ROUND_TRIP_S] = self._cluster.round_trip_s(key)
         configure(self.world.engines, instance, config)
         for each in (before, endpoint):
             capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]

@@ -1,7 +1,8 @@
 """The compiled loop: arrivals, iterations' ends and changes of state, in order of time, through the live decision kernels.
 
 What happens at one moment happens in this order: control ticks (by the caller, before `run` goes on), arrivals, ends of
-instances' iterations, changes of instances' states, arrivals from other regions, batches' timeouts; each by number.
+instances' iterations, changes of instances' states, arrivals from other regions, batches' timeouts, arrivals at instances;
+each by number.
 What becomes of a request at its endpoint is in `dispatcher`. Before every decision the fleet arrays are brought up to the
 moment: all tokens that have come out, and no others, are counted.
 """
@@ -26,7 +27,7 @@ from scheduling.simulation.changes import (
     act,
 )
 from scheduling.simulation.choices import choose_endpoint, column, trigger
-from scheduling.simulation.dispatcher import finish, flagged, pump, queue, refuse
+from scheduling.simulation.dispatcher import finish, flagged, land, pump, queue, refuse
 from scheduling.simulation.events import set_time
 from scheduling.simulation.state import IDLE, NONE
 from scheduling.simulation.totals import observe_endpoint, sum_up, tell, tell_growth
@@ -129,6 +130,9 @@ def _run(
                     endpoint = int(world.outcomes[reached].endpoint)
                 else:
                     endpoint = node - 2 * instances - ways
+                    if endpoint >= world.policies.size:
+                        land(world, endpoint - world.policies.size, now_s)
+                        continue
         if request >= 0:
             endpoint = choose_endpoint(world, request, now_s, source)
             if endpoint < 0:

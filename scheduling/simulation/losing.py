@@ -12,8 +12,29 @@ from scheduling.simulation.state import FREE_SEQUENCES, IDLE, NONE, SEGMENT
 from scheduling.simulation.world import World
 
 
+def _recall(world: World, instance: int) -> int:
+    """Take those on their way to *instance* off it; the first of a list of them, NONE for none."""
+    endpoint, sequences = int(world.fleet.endpoint[instance]), world.engines.sequences
+    at = int(world.sent[0, endpoint])
+    kept: list[int] = []
+    mine: list[int] = []
+    while at != NONE:
+        (mine if sequences[at]["instance"] == instance else kept).append(at)
+        at = int(sequences[at]["next"])
+    for each in (kept, mine):
+        for one, following in zip(each, [*each[1:], NONE], strict=False):  # none of none
+            sequences[one]["next"] = following
+    if mine:
+        world.sent[:, endpoint] = (kept[0], kept[-1]) if kept else NONE
+        node = 2 * world.fleet.endpoint.size + world.way.shape[1] + world.sent.shape[1] + endpoint
+        reset_time(world.events, node, float(sequences[kept[0]]["reaches_s"]) if kept else np.inf)
+    return mine[0] if mine else NONE
+
+
 def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
     """Empty *instance*; its requests, and whether a token of each had come out, in order of admission, then of turn.
+
+    Last those that are on their way there.
 
     The fleet arrays must be up to the moment.
     """
@@ -21,7 +42,7 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
     engine: Any = engines.instances[instance]
     iteration = int(engine.iteration + (engine.counted if engine.phase == SEGMENT else 0))
     lost = []
-    for first in (int(engine.first_running), int(engine.first_waiting)):
+    for first in (int(engine.first_running), int(engine.first_waiting), _recall(world, instance)):
         at = first
         while at != NONE:
             this: Any = engines.sequences[at]

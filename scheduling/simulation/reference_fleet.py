@@ -6,7 +6,8 @@ go, fail, sleep and change their model.
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class ReferenceFleet:
         self._waiting: dict[int, Held] = {}
         self._latency_s = cluster.latencies()
         self._ways: list[tuple[float, int, int, Held]] = []  # moment, way, order, request
+        self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # moment, endpoint, order, what and where
         self._opened_s = [NEVER] * len(cluster.endpoints)
         self._timeout_s = [NEVER] * len(cluster.endpoints)
         self._scaled_s = [-NEVER] * len(cluster.endpoints)
@@ -72,7 +74,8 @@ class ReferenceFleet:
             living = min(servers, key=lambda server: server.until_s)
             way_s = self._ways[0][0] if self._ways else NEVER
             timeout_s = min(self._timeout_s)
-            self._now_s = min(command_s, arrival_s, working.event_s, living.until_s, way_s, timeout_s)
+            sent_s = self._sent[0][0] if self._sent else NEVER
+            self._now_s = min(command_s, arrival_s, working.event_s, living.until_s, way_s, timeout_s, sent_s)
             if self._now_s == NEVER:
                 raise RuntimeError(f"{arrivals.size - self._ended} requests wait for ever")
             if command_s == self._now_s:
@@ -93,8 +96,11 @@ class ReferenceFleet:
                 self._queue(held)
                 self._pump(held.endpoint)
                 self._scale(held.endpoint)
-            else:
+            elif timeout_s == self._now_s:
                 self._pump(self._timeout_s.index(timeout_s))
+            else:
+                _, _, _, server, sent = heappop(self._sent)
+                self._land(server, sent)
         return self.outcomes
 
     # The dispatcher
@@ -183,11 +189,13 @@ class ReferenceFleet:
         if number < 0:
             return None
         held = self._waiting[number]
+        size = held.expected_prompt, held.expected_output
         if name in FORESEEING:
             self._sight.hashes = self._hashes(number)
-            instance = FORESEEING[name](self._fleet, self._sight, endpoint, held.expected_prompt, held.expected_output)
+            router = partial(FORESEEING[name], self._fleet, self._sight, endpoint, *size)
         else:
-            instance = POLICIES[name](self._fleet, endpoint, held.expected_prompt, held.expected_output)
+            router = partial(POLICIES[name], self._fleet, endpoint, *size)
+        instance = self._fleet.dispatch(router, endpoint)
         return None if instance < 0 else self.lives.servers[instance]
 
     def _hashes(self, number: int) -> tuple[int, ...]:
@@ -248,7 +256,17 @@ class ReferenceFleet:
         if self.cluster.cached_block_sizes():
             self._sight.index.learn(self._fleet, held.endpoint, hashes, server.number)
         prompt, output = int(requests.prompt_tokens[number]), int(requests.output_tokens[number])
-        server.engine.add(EngineRequest(str(number), prompt, output, held.priority, self._now_s, hashes))
+        given = EngineRequest(str(number), prompt, output, held.priority, self._now_s, hashes)
+        if server.plain.round_trip_s > 0:
+            heappush(
+                self._sent, (self._now_s + server.plain.round_trip_s, held.endpoint, len(self.decisions), server, given)
+            )
+        else:
+            self._land(server, given)
+
+    def _land(self, server: Server, given: EngineRequest) -> None:
+        """What was given to *server* is there."""
+        server.engine.add(given)
         if server.step is None:
             server.event_s = self._now_s
 
@@ -264,6 +282,7 @@ class ReferenceFleet:
                 held = server.held.pop(request_id)
                 del server.admitted[request_id]
                 self._latency(held, "e2e_s")
+                server.plain.note_end(self._now_s)
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)
@@ -379,6 +398,8 @@ class ReferenceFleet:
     def _fail(self, server: Server, repair_s: float | None = None) -> None:
         """What had no token yet is queued again, up to three times; the rest has failed."""
         lost = self.lives.fail(server, self._now_s, self.cluster.delays.repair_s if repair_s is None else repair_s)
+        self._sent = [each for each in self._sent if each[3] is not server]
+        heapify(self._sent)
         for held in lost:
             self._release(held, server)
         for held in lost:

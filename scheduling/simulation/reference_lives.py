@@ -92,6 +92,7 @@ class ReferenceLives:
             memory_tokens=spec.engine.kv_capacity_tokens,
             profile=astuple(spec.engine.profile),
         )
+        self._limit_ahead(plain)
         if self._one_by_one(plain.endpoint):
             plain.max_num_seqs = 1
         return Server(
@@ -104,6 +105,11 @@ class ReferenceLives:
             [spec.model],
             ReferenceEngine(spec.engine),
         )
+
+    def _limit_ahead(self, plain: PlainInstance) -> None:
+        key = self.cluster.endpoints[plain.endpoint]
+        plain.ahead_limit, plain.round_trip_s = self.cluster.ahead_limit(key), self.cluster.round_trip_s(key)
+        plain.trips = []
 
     def _one_by_one(self, endpoint: int) -> bool:
         return self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]).mode == "none"
@@ -161,6 +167,7 @@ class ReferenceLives:
             server.plain.max_num_seqs = 1 if self._one_by_one(endpoint) else server.config.max_num_seqs
             server.plain.kv_capacity_tokens = server.plain.memory_tokens = server.config.kv_capacity_tokens
             server.plain.profile = astuple(server.config.profile)
+            self._limit_ahead(server.plain)
         self.put(server, now_s, *states)
 
     def _swap_s(self, server: Server, model: str) -> float:
@@ -194,7 +201,8 @@ class ReferenceLives:
 
     def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
         """*server* is lost; the requests that it had, those that ran in order of admission, then the others in turn."""
-        lost = [server.held[name] for name in (*server.admitted, *server.engine.waiting_in_order())]
+        there = (*server.admitted, *server.engine.waiting_in_order())
+        lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None
         loading = State.LOADING, self.delays.local_weights_s
         self.put(server, now_s, (State.FAILED, repair_s), loading, (State.READY, NEVER))

@@ -138,6 +138,8 @@ class Policies(Part):
     routing: str = "join_shortest_queue"
     ordering: str = "fcfs"
     ordering_stretch: AtLeast0 = STRETCH
+    dispatch_round_trip_ms: AtLeast0 = 0.0
+    requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 = 0.7
     queue_bound: Size | None = None
     batching: BatchingOf = BatchingOf()

@@ -164,6 +164,8 @@ def _cluster(scenario: Scenario) -> Cluster:
         routing=policies.routing,
         ordering=policies.ordering,
         ordering_stretch=policies.ordering_stretch,
+        dispatch_round_trip_s=policies.dispatch_round_trip_ms / 1000,
+        requests_ahead_limit=policies.requests_ahead_limit,
         threshold=policies.region_threshold,
         queue_bound=policies.queue_bound,
         batching=batching,

@@ -150,6 +150,7 @@ SEQUENCE = record(
         ("priority", np.int64),
         ("number", np.int64),  # order of dispatch
         ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
+        ("reaches_s", np.float64),  # its instance, while it is on its way there
     ]
 )
 """One request on an instance."""

@@ -120,7 +120,8 @@ class Control:
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
         count = len(cluster.endpoints)
-        self._changed_s = np.full(count, -np.inf)
+        self._changed_s, self._ready_s = np.full(count, -np.inf), np.full(count, -np.inf)
+        self._ready: NDArray[np.int64] | None = None
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         self._lines = np.zeros((2, ITERATIONS + 1), np.int64)
@@ -154,6 +155,10 @@ class Control:
         states = simulation.states
         by_state = np.bincount(fleet.endpoint * STATES + states, minlength=count * STATES).reshape(count, STATES)
         coming = by_state[:, ON_THE_WAY].sum(axis=1)
+        ready = by_state[:, State.READY]
+        if self._ready is not None:
+            self._ready_s[ready > self._ready] = now_s
+        self._ready = ready
         waiting = world.waiting.size
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use)
         if self._ahead:
@@ -182,6 +187,7 @@ class Control:
                 overloaded_instances=int(self._overloaded[at]),
                 peak_kv_sum=float(self._peaks[0, at]),
                 peak_kv_most=float(self._peaks[1, at]),
+                since_ready_s=now_s - float(self._ready_s[at]),
             )
             for at, (model, region) in enumerate(keys)
         ]

@@ -135,6 +135,7 @@ ENDPOINT = record(
         ("ordering", np.int64),
         ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
         *((field.name, np.float64) for field in fields(Profile)),
+        ("round_trip_s", np.float64),  # from a decision until the instance has the request
         ("queue_bound", np.int64),
         ("batch_size", np.int64),  # 0: continuous; else a batch is given whole to an idle instance (SSJF: dynamic)
         ("batch_wait_s", np.float64),
@@ -211,7 +212,8 @@ class World(NamedTuple):
     waiting: WaitingArrays
     engines: EngineArrays
     events: EventTree
-    """Nodes: instances' work; instances' lives; ways between regions (from * regions + to); endpoints' batches."""
+    """Nodes: instances' work; instances' lives; ways between regions (from * regions + to); endpoints' batches; what is on
+    its way from endpoints to their instances, where that takes time."""
     arrivals: Arrivals
     outcomes: NDArray[np.void]
     """OUTCOME records, by request."""
@@ -229,6 +231,8 @@ class World(NamedTuple):
     """For each request on its way to another region the one after it; one element when no way takes time."""
     way: NDArray[np.int64]
     """2 x ways: first and last request on each."""
+    sent: NDArray[np.int32]
+    """2 x endpoints: first and last sequence on its way to an instance of each; the one after it is its `next`."""
     decisions: NDArray[np.void]
     """DECISION records; of none when no log is kept."""
     busy: NDArray[np.uint8]

@@ -66,7 +66,11 @@ class TestInstances:
             "state": "ready",
             "state_reason": "",
             "state_changed_at": 0,
+            "startup": "",
             "kv_capacity_tokens": 1000,
+            "host": "",
+            "failures": 0,
+            "outdated": [],
             "created_at": 0,
         }
 
@@ -152,6 +156,31 @@ class TestActions:
         assert not Event.objects.exists()
 
 
+class TestLog:
+    @pytest.fixture(autouse=True)
+    def log(self, make_instance, settings, tmp_path):
+        settings.STATE_DIR = tmp_path
+        (tmp_path / "instances").mkdir()
+        make_instance(name="p", launcher="process", state=InstanceState.FAILED, engine={"version": "0.32.0"})
+        text = "Traceback (most recent call last):\n  File x\nValueError: too small\nlast\n"
+        (tmp_path / "instances/p.log").write_text(text)
+
+    def test_the_last_lines_and_the_error(self, sign_in, tmp_path):
+        answer = sign_in("operator").get("instances/p/log", lines=2).json()
+        assert answer["lines"] == ["ValueError: too small", "last"]
+        assert answer["error"] == "ValueError: too small"
+        assert answer["file"] == str(tmp_path / "instances/p.log")
+        assert sign_in("operator").get("instances/p").json()["engine"] == {"version": "0.32.0"}
+
+    @pytest.mark.parametrize("who", ["viewer", "member", "stranger"])
+    def test_it_is_for_operators(self, who, sign_in):
+        assert sign_in(who).get("instances/p/log").status_code == 403
+
+    def test_a_server_started_elsewhere_has_none(self, sign_in, make_instance):
+        make_instance(name="e", launcher="external")
+        assert sign_in("operator").get("instances/e/log").json() == {"lines": [], "file": "", "error": ""}
+
+
 class TestDeployments:
     def test_change_is_checked_and_recorded(
         self, sign_in, deployment, fleet_admin, messages, django_capture_on_commit_callbacks
@@ -177,6 +206,7 @@ class TestDeployments:
             ({"max_instances": "many"}, "max_instances"),
             ({"routing_policy": "best"}, "routing_policy"),
             ({"ordering_stretch": -1}, "ordering_stretch"),
+            ({"requests_ahead_limit": -1}, "requests_ahead_limit"),
             ({"queue_bound": 10**9}, "queue_bound"),
             ({"url": "http://elsewhere"}, "url"),
         ],
@@ -191,6 +221,16 @@ class TestDeployments:
         caller = sign_in("fleet_admin")
         answer = caller.patch(f"deployments/{deployment.pk}", ordering_policy="ssjf", ordering_stretch=25).json()
         assert (answer["ordering_policy"], answer["ordering_stretch"]) == ("ssjf", 25.0)
+
+    def test_requests_ahead_are_measured_unless_there_is_a_limit(self, sign_in, deployment):
+        caller = sign_in("fleet_admin")
+        for limit in (0, 3, None):
+            answer = caller.patch(f"deployments/{deployment.pk}", requests_ahead_limit=limit).json()
+            assert answer["requests_ahead_limit"] == limit
+            deployment.refresh_from_db()
+            assert deployment.requests_ahead_limit == limit
+        caller.patch(f"deployments/{deployment.pk}", requests_ahead_limit=2)
+        assert caller.patch(f"deployments/{deployment.pk}", queue_bound=9).json()["requests_ahead_limit"] == 2
 
     @pytest.mark.parametrize(("name", "why"), [("sjf", "only a simulation knows"), ("shortest", "wait for ever")])
     def test_an_ordering_for_simulations_is_refused_with_the_reason(self, name, why, sign_in, deployment):

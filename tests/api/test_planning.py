@@ -77,7 +77,7 @@ def test_lists_narrow_and_have_pages(rows, sign_in, plan):
     caller = sign_in("viewer")
     assert caller.get("forecasts", quantity="output").json()["items"] == []
     assert caller.get("forecasts", region="us-east", quantity="prompt").json()["items"][0]["mean"] == [1.0, 2.0]
-    assert caller.get("scaling/plans", status="applied").json()["items"] == []
+    assert caller.get("scaling/plans", status="carried_out").json()["items"] == []
     assert caller.get("scaling/moves", source="plan", model="llama-3.1-8b").json()["items"][0]["plan"] == plan.pk
     assert caller.get("scaling/moves", source="nobody").status_code == 422
     ScalingPlan.objects.create(model=plan.model, strategy="lt_u", valid_until=timezone.now())
@@ -119,6 +119,21 @@ def test_operators_decide_once(verb, status, sign_in, plan):
     again = sign_in("fleet_admin").post(f"scaling/plans/{plan.pk}/{verb}")
     assert again.status_code == 409
     assert f"is {status}" in again.json()["error"]["message"]
+
+
+def test_what_a_newer_plan_repeats_is_decided_about_there_and_another_says_what_changed(sign_in, plan):
+    old = ScalingPlan.objects.get(pk=plan.pk)
+    ScalingPlan.objects.filter(pk=plan.pk).update(status=PlanStatus.SUPERSEDED)
+    old.pk, old.status = None, PlanStatus.ADVICE
+    old.save()
+    answer = sign_in("operator").post(f"scaling/plans/{plan.pk}/approve", reason="the evening peak")
+    assert (answer.status_code, answer.json()["id"], answer.json()["status"]) == (200, old.pk, "approved")
+    old.targets = [target | {"target": target["target"] + 1} for target in old.targets]
+    old.pk, old.status = None, PlanStatus.ADVICE
+    old.save()
+    answer = sign_in("operator").post(f"scaling/plans/{plan.pk}/approve", reason="the evening peak")
+    assert answer.status_code == 409
+    assert f"was replaced by plan {old.pk}, which asks for" in answer.json()["error"]["message"]
 
 
 def test_operators_set_policies(sign_in, language_model):

@@ -21,6 +21,7 @@ from tests.bench._load import drive
 
 ROOT = Path(__file__).parents[2]
 KEY = "ph_bench-key"
+LOOP = "controlplane.listening:create_loop"
 CHUNKS = 64
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -86,7 +87,7 @@ def seed(environment: dict[str, str], urls: dict[str, str]) -> None:
 
 def uvicorn(target: str, port: int) -> list[str]:
     return [sys.executable, "-m", "uvicorn", target, "--port", str(port), "--no-access-log", "--log-level", "warning",
-            "--loop", "uvloop", "--http", "httptools", "--lifespan", "on"]  # fmt: skip
+            "--loop", LOOP, "--http", "httptools", "--lifespan", "on"]  # fmt: skip
 
 
 async def measure(port: int, pid: int | None, seconds: float) -> dict[str, float]:

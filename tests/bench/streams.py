@@ -1,7 +1,8 @@
 """A thousand streams at once through one gateway process, on emulated instances, for a minute.
 
-Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, how long
-`/healthz` took at worst (asked ten times a second), and what the gateway's memory did between the first and last quarter.
+Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, time to first
+byte, how long `/healthz` took at worst (asked ten times a second), and what the gateway's memory did between the first and
+last quarter.
 """
 
 import argparse
@@ -40,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Stream(asyncio.Protocol):
     """One connection: asks, counts events, asks again."""
 
-    def __init__(self, totals: dict[str, int], requests: list[bytes], stop_s: float) -> None:
-        self.totals, self.requests, self.stop_s = totals, requests, stop_s
+    def __init__(self, totals: dict[str, int], ttft_ms: list[float], requests: list[bytes], stop_s: float) -> None:
+        self.totals, self.ttft_ms, self.requests, self.stop_s = totals, ttft_ms, requests, stop_s
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport):
@@ -51,11 +52,13 @@ class Stream(asyncio.Protocol):
     def ask(self):
         self.tail = b""
         self.began = False
+        self.asked_s = time.perf_counter()
         self.transport.write(random.choice(self.requests))
 
     def data_received(self, data):
         if not self.began:
             self.began = True
+            self.ttft_ms.append((time.perf_counter() - self.asked_s) * 1000)
             if b" 200 " not in data[:20]:
                 self.totals["errors"] += 1
                 print(data[:300], file=sys.stderr)
@@ -101,6 +104,7 @@ def request(tokens: int) -> bytes:
 async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     totals = {"streams": 0, "events": 0, "errors": 0}
+    ttft_ms: list[float] = []
     lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # no two streams keep step for long
     requests = [request(tokens) for tokens in lengths]
     watch = subprocess.Popen(  # noqa: ASYNC220
@@ -112,7 +116,7 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
         made.append(
             (
                 await loop.create_connection(
-                    lambda: Stream(totals, requests, began_s + options.seconds), "127.0.0.1", port
+                    lambda: Stream(totals, ttft_ms, requests, began_s + options.seconds), "127.0.0.1", port
                 )
             )[1]
         )
@@ -124,12 +128,15 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
     health_ms, memory_mb = sorted(seen["health_ms"]), seen["memory_mb"]
     elapsed_s = time.perf_counter() - began_s
     used_s = cpu_s(pid) - cpu_before_s
+    ttft_ms.sort()
     quarter = max(1, len(memory_mb) // 4)
     return {
         "concurrent_streams": options.streams,
         "streams": totals["streams"],
         "errors": totals["errors"],
         "tokens_per_s": totals["events"] / elapsed_s,
+        "ttft_p50_ms": ttft_ms[len(ttft_ms) // 2],
+        "ttft_p99_ms": ttft_ms[int(len(ttft_ms) * 0.99)],
         "healthz_p99_ms": health_ms[int(len(health_ms) * 0.99)],
         "healthz_p50_ms": health_ms[len(health_ms) // 2],
         "healthz_max_ms": health_ms[-1],

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from controlplane.console import dashboards
+from controlplane.console.attention import Known
 from controlplane.console.hub import LiveHub, hub
 from controlplane.console.state import LiveState, Source
 from tests.console.feed import Feed
@@ -39,7 +40,7 @@ def live(monkeypatch):
     hub._looked.set()
     hub._state = LiveState(source=Source.SILENT)
     hub._history.clear()
-    hub._bounds = {}
+    hub._known = Known()
     hub._events, hub._last_event_id = (), None
     dashboards._built.clear()
     yield Live(hub)

@@ -59,6 +59,7 @@ class Feed:
         self.sequence = 0
         self.started_at = 0.0
         self.drift: list[Row] = []  # model, tenant, longer, since
+        self.trouble: dict[str, Row] = {}  # values of a job or part by its name
 
     def load(self, number: int, ts: float) -> float:
         """Between 0 and 1, moving slowly, with a phase of its own for each instance."""
@@ -71,13 +72,15 @@ class Feed:
         alive = row["state"] in ("ready", "draining")
         answers = alive and row.get("reachable", True)
         kv = row.get("kv_ratio", round(load, 4)) if answers else None
+        running, limit = row.get("running", round(load * 60)) if answers else 0, row.get("max_num_seqs", 128)
         return {
             **{name: row[name] for name in ("id", "name", "model", "region", "gpu_type", "state")},
             "reachable": row.get("reachable", row["state"] not in ("failed", "stopped", "provisioning")),
-            "running": round(load * 60) if answers else 0,
+            "running": running,
             "waiting": row.get("waiting", 0),
-            "max_num_seqs": 128,
+            "max_num_seqs": limit,
             "kv_ratio": kv,
+            "use_ratio": None if kv is None else round(max(running / limit, kv), 4),
             "output_tokens_per_s": round(load * 2400, 1) if answers else 0.0,
             "ttft_p95_ms": round(180 + load * 420, 1) if answers else None,
             "itl_p95_ms": round(16 + load * 24, 1) if answers else None,
@@ -109,6 +112,40 @@ class Feed:
             "endpoints": columns(endpoints),
             "instances": columns(instances),
             "lengths": self.lengths(ts),
+            "system": self.system(ts),
+        }
+
+    def system(self, ts: float) -> dict[str, Any]:
+        """What the gateway tells of jobs and parts: all well, but for what `trouble` names."""
+
+        def job(name: str, kind: str, period_s: float, **values: Any) -> Row:
+            done = {"last_success_at": ts - period_s / 2, "last_error": "", "last_error_at": None}
+            counts = {"failures_in_a_row": 0, "failures_total": 0, "last_duration_s": period_s / 90, "quiet": False}
+            row = {"name": name, "kind": kind, "state": "ok", "period_s": period_s, "due_at": ts + period_s / 2}
+            return {**row, **done, **counts, **self.trouble.get(name, {}), **values}
+
+        def part(name: str, detail: str, restarts: int | None = None) -> Row:
+            row = {"name": name, "state": "ok", "detail": detail, "since": ts - 4000, "restarts": restarts}
+            return {**row, "process_id": None if restarts is None else 4_000 + len(name), **self.trouble.get(name, {})}
+
+        return {
+            "jobs": [
+                job("forecasts", "celery", 600.0),
+                job("plans", "celery", 3600.0),
+                job("run-strategies", "celery", 5.0),
+                job("prune-ledger", "celery", 3600.0),
+                job("flush-ledger", "gateway", 0.5),
+                job("heartbeats", "gateway", 1.0),
+            ],
+            "parts": [
+                part("web", "feed:1 owns the regions; 12 requests under way", 0),
+                part("redis", "answers in 0.4 ms", 0),
+                part("database", "the inventory is read in 6 ms; 0 ledger rows wait to be written"),
+                part("celery", "house@feed: control, simulation", 1),
+                part("beat", "a periodic task ended 2 s ago", 0),
+                part("instances", f"{len(self.rows)} of {len(self.rows)} ready"),
+                part("lengths", "student 2 answers", 0),
+            ],
         }
 
     def lengths(self, ts: float) -> dict[str, Any]:
@@ -166,6 +203,8 @@ class Feed:
             "prompt_tokens_per_s": round(total["prompt_tokens_per_s"], 1),
             "errors_per_s": 0.0,
             "slo_met_ratio": round(0.996 - max(0.0, (p95 - 430) / 2000), 4) if p95 else None,
+            "slo_judged": round(total["requests_per_s"] * 240) if p95 else 0,
+            "slo_ended": round(total["requests_per_s"] * 300) if p95 else 0,
             "ttft_p50_ms": round(p95 * 0.46, 1) if p95 else None,
             "ttft_p95_ms": p95,
             "ttft_p99_ms": round(p95 * wobble, 1) if p95 else None,

@@ -231,7 +231,7 @@ def plans(now: datetime) -> None:
         {"status": PlanStatus.ADVICE},
         {"status": PlanStatus.SHADOW, "deltas": (0,), "strategy": "preserve"},
         {
-            "status": PlanStatus.APPLIED,
+            "status": PlanStatus.CARRIED_OUT,
             "deltas": (1, 0, 0),
             "decided_by": "planner",
             "note": "us-west falls 412 tokens/s short of its share",
@@ -239,11 +239,11 @@ def plans(now: datetime) -> None:
     ]
     for number, model in enumerate(Model.objects.order_by("name")[:3]):
         for back in (3, 2, 1):
-            status = (PlanStatus.SUPERSEDED, PlanStatus.REJECTED, PlanStatus.APPLIED)[(back + number) % 3]
+            status = (PlanStatus.SUPERSEDED, PlanStatus.REJECTED, PlanStatus.CARRIED_OUT)[(back + number) % 3]
             by = "operator" if status != PlanStatus.SUPERSEDED else ""
             plan(model, now - timedelta(hours=back), status, decided_by=by, valid_until=now - timedelta(hours=back - 1))
         values = dict(ends[number % 3])
-        applied = {"applied_at": now} if values["status"] == PlanStatus.APPLIED else {}
+        applied = {"carried_out_at": now} if values["status"] == PlanStatus.CARRIED_OUT else {}
         plan(model, now - timedelta(minutes=12), values.pop("status"), **values, **applied)
 
 
@@ -255,7 +255,7 @@ def moves(now: datetime) -> None:
         (MoveSource.FLOOR, "reactive", -1, "use is 22 %, below 30 %, for 15 s"),
     )
     rows = list(Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
-    newest = ScalingPlan.objects.filter(status=PlanStatus.APPLIED).first()
+    newest = ScalingPlan.objects.filter(status=PlanStatus.CARRIED_OUT).first()
     for number, row in enumerate(rows[:14]):
         source, strategy, delta, reason = said[number % len(said)]
         ScalingMove.objects.create(

@@ -1,11 +1,13 @@
 """The live connection: who may, what it says, that nothing queues, and how it ends."""
 
 import asyncio
+import gc
 import time
 
 import pytest
 from channels.db import database_sync_to_async
 from django.test import Client
+from uvicorn.protocols.utils import ClientDisconnected
 
 from controlplane.asgi import websockets
 from controlplane.console import consumers, deltas
@@ -224,6 +226,53 @@ async def test_a_reader_that_does_not_read_is_dropped(live, viewer, monkeypatch)
     await asyncio.wait_for(websockets(scope, receive, send), 5)
     assert sent[-1] == {"type": "websocket.close", "code": consumers.TOO_SLOW}
     assert live.hub.clients == 0
+
+
+async def test_a_tab_that_closes_while_something_is_sent_leaves_no_line_in_the_log(live, fleet_feed, viewer, caplog):
+    """As uvicorn does: once the peer is gone, sending raises `ClientDisconnected`."""
+    live.show(fleet_feed)
+    gone, sending = asyncio.Event(), asyncio.Event()
+    sent = []
+
+    async def send(message):
+        if message["type"] == "websocket.send" and sent:
+            sending.set()
+            await gone.wait()
+            raise ClientDisconnected
+        sent.append(message)
+
+    async def receive():
+        if not sent:
+            return {"type": "websocket.connect"}
+        await sending.wait()
+        gone.set()
+        return {"type": "websocket.disconnect", "code": 1006}
+
+    unretrieved = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context["message"]))
+    cookies = await database_sync_to_async(cookies_of)(viewer)
+    cookie = f"sessionid={cookies['sessionid']}".encode()
+    headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"cookie", cookie)]
+    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview", "headers": headers}
+    await asyncio.wait_for(websockets(scope, receive, send), 5)
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert unretrieved == []
+    assert live.hub.clients == 0
+
+
+async def test_the_system_is_for_operators(open_socket, live, fleet_feed, operator):
+    live.show(fleet_feed)
+    socket = await open_socket("/ws/live/?topics=system")
+    assert (await socket.receive())["closed"] == consumers.NOT_ALLOWED
+    cookies = await database_sync_to_async(cookies_of)(operator)
+    socket = await open_socket("/ws/live/?topics=system", cookies=cookies)
+    assert set((await socket.next("snapshot"))["tables"]) == {"jobs", "parts"}
+    fleet_feed.trouble["forecasts"] = {"state": "late"}
+    live.show(fleet_feed, ts=time.time() + 60)
+    assert (await socket.next("delta"))["changes"]["jobs"]["set"]["state"] == [[0], ["late"]]
+    await socket.close()
 
 
 def test_without_a_websocket_the_snapshot_is_polled(client, live, fleet_feed, viewer):

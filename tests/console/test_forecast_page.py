@@ -15,6 +15,7 @@ from controlplane.console import outlooks, planning_charts
 from controlplane.console.outlooks import Asked
 from controlplane.console.previews import preview
 from controlplane.events.services import record
+from controlplane.exports import cell
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import selectors
@@ -187,12 +188,12 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     query = {"table": "forecast", "quantity": "prompt", "hours": "6"}
     html = page(reader, **query)
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
-    assert rows[0][:3] == ["Window from", "Actual (tok/s)", "Forecast (tok/s)"]
+    assert rows[0][:3] == ["Window from (UTC)", "Actual (tok/s)", "Forecast (tok/s)"]
     assert html.count('<th scope="row">20 Nov ') + html.count('<th scope="row">21 Nov ') == len(rows) - 1
     asked = Asked(*SERIES, "prompt", 6)
     outlook = outlooks.see(asked, NOW).outlook
-    assert [row[1] for row in rows[1:]] == ["" if value is None else str(value) for value in outlook.actual]
-    assert [row[2] for row in rows[1:]] == ["" if seen is None else str(seen.mean) for seen in outlook.expected]
+    assert [row[1] for row in rows[1:]] == [cell(value) for value in outlook.actual]
+    assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
 
 
 @pytest.mark.parametrize("name", ["series", "backtest", "horizon", "coverage"])
@@ -277,7 +278,7 @@ def test_the_file_and_the_redrawn_chart_are_of_the_class_too(reader, flexible):
     query = {"table": "forecast", "class": "flexible"}
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
     outlook = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
-    assert [row[2] for row in rows[1:]] == ["" if seen is None else str(seen.mean) for seen in outlook.expected]
+    assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
     assert {row[-1] for row in rows[1:]} == {""}  # capacity
     answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast", "class": "flexible"})
     assert answer.json()["charts"]["forecast"]["sentence"].startswith("Demand of the class flexible: ")
@@ -346,6 +347,26 @@ def test_a_first_forecast_that_is_due_points_at_celery(reader, deployment):
     html = page(reader)
     assert "the first is due" in html
     assert "Celery" in html
+
+
+def test_but_not_when_the_forecaster_failed(reader, deployment):
+    minute(NOW - timedelta(hours=2), 600)
+    why = "2 series have no forecast. llama-3.1-8b us-east output: IndexError: index 20"
+    record("planning.forecaster_failed", actor="planner", reason=why, severity="critical")
+    html = page(reader)
+    assert "The forecaster failed" in html
+    assert why in html
+    assert "Celery" not in html
+    assert page(reader, kind="planning.forecaster_failed")
+
+
+def test_nor_is_celery_blamed_when_old_forecasts_are_not_followed_by_new_ones_for_that(reader, flexible):
+    Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
+    assert "look whether Celery" in page(reader)
+    record("planning.forecasts_failed", actor="planner", reason="MemoryError: none left", severity="critical")
+    html = page(reader)
+    assert "MemoryError: none left" in html
+    assert "look whether Celery" not in html
 
 
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):

@@ -2,7 +2,9 @@
 
 import itertools
 import re
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.template.loader import render_to_string
@@ -10,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from controlplane.accounts.models import hash_secret
 from controlplane.console.finders import PACKAGE_DATA, guarded_style_ids
 from controlplane.console.state import Source
 from controlplane.events.models import Event
@@ -35,7 +38,7 @@ def page(reader, name, *args, **query) -> str:
 
 
 def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
-    summary = live.show(fleet_feed)
+    summary = live.show(fleet_feed, ts=time.time() + 60)  # a slow machine is not told apart from a late summary
     html = page(reader, "overview")
     for label in ("Requests", "SLO met, 5 min", "TTFT p95", "ITL p95", "Waiting", "KV cache, max", "Instances ready"):
         assert label in html
@@ -83,8 +86,6 @@ def test_overview_without_instances_says_the_next_step(reader, live):
 
 
 def test_old_numbers_are_called_old(reader, live, fleet_feed):
-    import time
-
     live.show(fleet_feed, ts=time.time() - 7)
     assert "Delayed, 7 s" in page(reader, "overview")
     live.show(fleet_feed, ts=time.time() - 40)
@@ -148,6 +149,42 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
     assert "Running and waiting" in html
     assert 'id="dialog-' not in html  # a viewer has no actions
     assert reader.get(reverse("console:instance", args=["nobody"])).status_code == 404
+
+
+@pytest.fixture
+def process(make_instance, settings, tmp_path):
+    """An instance whose server is a process of this machine and whose start has failed; its log is vLLM's own."""
+    settings.STATE_DIR = tmp_path
+    (tmp_path / "instances").mkdir()
+    log = Path(__file__).parents[1] / "workers/data/logs/context-too-long.log"
+    engine = {
+        "version": "0.32.0",
+        "kv_cache_tokens": 4096,
+        "arguments": ["vllm", "serve", "<m>"],
+        "memory_bytes": 2**31,
+    }
+    row = make_instance(name="p", launcher="process", state="failed", startup="Loading weights, 50 %", engine=engine)
+    (tmp_path / "instances/p.log").write_text(log.read_text())
+    return row
+
+
+def test_an_instances_page_has_its_start_engine_error_and_log(client, operator, process):
+    client.force_login(operator)
+    html = page(client, "instance", "p")
+    assert "Loading weights, 50 %" in html
+    assert "0.32.0" in html
+    assert "vllm serve &lt;m&gt;" in html
+    assert "2.0 GiB" in html
+    assert "ValidationError: User-specified max_model_len (40960)" in html
+    assert "Resolved architecture: LlamaForCausalLM" in html
+    assert "Loading weights, 50 %" in page(client, "instances")
+
+
+def test_a_log_is_for_operators(client, viewer, process):
+    client.force_login(viewer)
+    html = page(client, "instance", "p")
+    assert "0.32.0" in html
+    assert "Resolved architecture" not in html
 
 
 @pytest.mark.parametrize(
@@ -243,9 +280,20 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     client.force_login(key_manager)
     url = reverse("console:keys")
     made = client.post(url, {"name": "CI", "tenant": acme.pk})
-    secret = re.search(r"ph_[\w-]{43}", text_of(made))[0]
-    assert made["Cache-Control"].startswith("max-age=0, no-cache, no-store")
     key = acme.api_keys.get()
+    shown_at = reverse("console:key-created", args=[key.pk])
+    assert (made.status_code, made["Location"]) == (302, shown_at)
+    assert not re.search(r"ph_[\w-]{43}", f"{made.headers} {made.cookies} {text_of(made)} {dict(client.session)}")
+    shown = client.get(shown_at)
+    secret = re.search(r"ph_[\w-]{43}", text_of(shown))[0]
+    assert hash_secret(secret) == key.sha256
+    assert shown["Cache-Control"] == "no-store"
+    assert shown.cookies["shown_once"].value == ""
+    again = client.get(shown_at)  # reloaded, or reached by the back button
+    assert again.status_code == 200
+    assert secret not in text_of(again)
+    assert "not shown again" in text_of(again)
+    assert acme.api_keys.count() == 1
     assert secret not in text_of(client.get(url))
     assert key.prefix in text_of(client.get(url))
     revoke = reverse("console:revoke-key", args=[key.pk])
@@ -256,6 +304,24 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     assert Event.objects.filter(kind="api_key.revoked", reason="leaked").exists()
     assert key.prefix not in text_of(client.get(url))
     assert key.prefix in text_of(client.get(url, {"show": "all"}))
+
+
+def test_a_secret_is_for_the_browser_that_made_the_key(client, key_manager, operator, member, acme):
+    client.force_login(key_manager)
+    made = client.post(reverse("console:keys"), {"name": "CI", "tenant": acme.pk})
+    shown_at = made["Location"]
+    for user, status in ((member, 404), (operator, 200)):
+        other = Client()
+        other.force_login(user)
+        answer = other.get(shown_at)
+        assert answer.status_code == status
+        assert not re.search(r"ph_[\w-]{43}", text_of(answer))
+    assert client.head(shown_at).status_code == 200  # looks, and takes nothing
+    assert re.search(r"ph_[\w-]{43}", text_of(client.get(shown_at)))
+    client.post(reverse("console:keys"), {"name": "another", "tenant": acme.pk})
+    del client.cookies["shown_once"]
+    lost = reverse("console:key-created", args=[acme.api_keys.get(name="another").pk])
+    assert "not shown again" in text_of(client.get(lost))
 
 
 def test_a_key_needs_a_name_and_the_right(client, key_manager, member, acme, globex):
@@ -323,7 +389,7 @@ def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet
 
 
 # With the two of session and user.
-PINNED = {"overview": 7, "instances": 6, "requests": 9, "keys": 9, "events": 7, "about": 5}
+PINNED = {"overview": 7, "instances": 9, "requests": 9, "keys": 9, "events": 7, "about": 5}
 
 
 @pytest.mark.parametrize("name", sorted(PINNED))

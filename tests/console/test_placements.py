@@ -106,7 +106,7 @@ def reader(client, viewer):
 
 
 def test_the_page_says_why_and_what_was_predicted(reader, make_request):
-    html = page(reader, make_request(instance="one", trace=[DELAY], output_tokens=96))
+    html = page(reader, make_request(instance="one", trace=[DELAY], predicted_output_tokens=120, output_tokens=96))
     for words in (
         "Least delay, 3.41 s; next is two with 6.90 s.",
         "Delay to others",
@@ -149,8 +149,29 @@ def test_a_prediction_that_cannot_be_judged_says_so(reader, make_request):
     assert placements.predicted(make_request(output_tokens=64)).verdict == "exactly right"
 
 
-def test_a_tenants_people_see_no_links_to_instances(client, member, make_request):
+def test_a_tenants_people_see_what_they_asked_and_got(client, member, make_request):
+    """Not where in the fleet, nor what else ran there: `tests/access` looks at every address."""
     client.force_login(member)
-    html = page(client, make_request(instance="one", trace=[DELAY]))
-    assert "Least delay" in html
-    assert reverse("console:instance", args=["one"]) not in html
+    row = make_request(
+        instance="one", trace=[DELAY], predicted_output_tokens=120, outcome="failed", status_code=502,
+        error_code="upstream_failed", error_message="The request was tried on 3 instances.",
+    )  # fmt: skip
+    html = page(client, row)
+    assert "upstream_failed, status 502: The request was tried on 3 instances." in html
+    assert "Predicted 120 tokens" in html
+    for hidden in ("Why this instance", "Least delay", "Placements tried", reverse("console:instance", args=["one"])):
+        assert hidden not in html
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"streamed": False, "ttft_ms": None}, "not streamed: no time to first token to judge"),
+        ({"outcome": "cancelled"}, "cancelled by the caller"),
+        ({"outcome": "failed", "status_code": 400}, "the request itself was at fault"),
+        ({}, "the class has no target"),
+    ],
+)
+def test_no_verdict_is_explained(reader, make_request, values, why):
+    assert f"not judged: {why}" in page(reader, make_request(slo_met=None, **values))
+    assert "not judged" not in page(reader, make_request(slo_met=False))

@@ -95,7 +95,7 @@ def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
 
 def test_a_plan_that_is_out_of_date_says_nothing(two_places, now):
     model = two_places[0].model
-    plan = planning_rows.plan(model, now - timedelta(hours=3), "applied", (1, 1))
+    plan = planning_rows.plan(model, now - timedelta(hours=3), "carried_out", (1, 1))
     matrix = scaling_tables.matrix("", {model.name: plan}, {}, now)
     assert [cell.target for cell in matrix.lines[0].cells] == [None, None]
     assert matrix.target == matrix.present == 4
@@ -204,6 +204,38 @@ def test_approving_is_kept_with_its_reason(acting, two_places, now, operator):
     assert f'id="approve-{plan.pk}"' not in page(acting)
 
 
+def test_a_dialog_that_was_open_while_plans_were_made_anew(acting, two_places, now):
+    """What a newer plan repeats is approved there; of another one the answer says what changed."""
+    model = two_places[0].model
+    old = planning_rows.plan(model, now - timedelta(minutes=2), "superseded", (1, -1))
+    new = planning_rows.plan(model, now, "advice", (1, -1))
+    answer = acting.post(url("decide", old.pk, "approve"), {"reason": "the peak"}, follow=True).content.decode()
+    assert f"Plan {new.pk}, which repeats plan {old.pk}, for {model} is approved" in answer
+    new.refresh_from_db()
+    assert new.status == "approved"
+    ScalingPlan.objects.filter(pk=new.pk).update(status="superseded")
+    newest = planning_rows.plan(model, now, "advice", (2, -1))
+    answer = acting.post(url("decide", old.pk, "approve"), {"reason": "the peak"}, follow=True).content.decode()
+    assert f"was replaced by plan {newest.pk}, which asks for" in answer
+    newest.refresh_from_db()
+    assert newest.status == "advice"
+
+
+def test_a_plan_says_what_is_left_and_when_its_strategy_moves(reader, two_places, now):
+    model = two_places[0].model
+    going = planning_rows.plan(model, now, "in_progress", (2, -1))
+    going.targets[0] |= {"left": 2, "obstacle": "a100-80gb: no node has 2 free GPUs"}
+    going.targets[1] |= {"left": 0}
+    going.save()
+    html = page(reader, "plan", going.pk)
+    assert "In progress" in html
+    assert "2 instances not added in" in html
+    assert "no node has 2 free GPUs" in html
+    followed = planning_rows.plan(model, now, "in_force", (2, -1), strategy="lt_ua")
+    assert "In force" in page(reader, "plan", followed.pk)
+    assert "LT-UA adds only while use is above 70 %" in page(reader, "plan", followed.pk)
+
+
 def test_rejecting_leaves_instances_as_they_are(acting, two_places, now):
     plan = planning_rows.plan(two_places[0].model, now, "advice")
     acting.post(url("decide", plan.pk, "reject"), {"reason": "a launch is on"})
@@ -216,7 +248,8 @@ def test_rejecting_leaves_instances_as_they_are(acting, two_places, now):
     ("status", "hours", "reason", "words"),
     [
         ("shadow", 1, "why not", "only advice can be approved"),
-        ("advice", -1, "why not", "approve a newer one"),
+        ("superseded", 1, "why not", "is superseded, and no newer one"),
+        ("advice", -1, "why not", "no newer one asks for a change"),
         ("advice", 1, "   ", "give a reason"),
     ],
 )
@@ -323,11 +356,11 @@ def test_plans_filter_and_page(reader, two_places, now):
     model = two_places[0].model
     for _ in range(55):
         planning_rows.plan(model, now, "superseded")
-    planning_rows.plan(model, now, "applied", strategy="preserve")
+    planning_rows.plan(model, now, "carried_out", strategy="preserve")
     assert page(reader, "plans").count('<th scope="row">') == 50
     oldest = ScalingPlan.objects.order_by("pk")[6].pk
     assert page(reader, "plans", before=oldest).count('<th scope="row">') == 6
-    assert page(reader, "plans", status="applied").count('<th scope="row">') == 1
+    assert page(reader, "plans", status="carried_out").count('<th scope="row">') == 1
     assert page(reader, "plans", strategy="preserve").count('<th scope="row">') == 1
     assert len(table(reader.get(url("plans"), {"status": "superseded", "format": "csv"}))) == 55
 
@@ -403,7 +436,9 @@ def test_names_of_points_keep_out_of_each_others_way(width, height):
 
 
 def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
-    plan = planning_rows.plan(two_places[0].model, now, "applied", inputs={"usd_per_gpu_hour": {"a100-80gb": "1.35"}})
+    plan = planning_rows.plan(
+        two_places[0].model, now, "carried_out", inputs={"usd_per_gpu_hour": {"a100-80gb": "1.35"}}
+    )
     inputs = plan_inputs.read(plan, {})
     assert (inputs.demand, inputs.facts) == ([], [])
     assert [(row["usd"], row["used"]) for row in inputs.hardware] == [(1.35, None)]

@@ -22,11 +22,12 @@ PAGES = {
     "keys": "/keys/?show=all",
     "events": "/events/",
     "event": "/events/{event}/",
+    "system": "/system/",
     "about": "/about/",
     "not-found": "/no/such/page/",
 }
-EMPTY = ("overview", "instances", "requests", "keys", "events", "about")
-LIVE = ("overview", "instances", "instance", "events")
+EMPTY = ("overview", "instances", "requests", "keys", "events", "system", "about")
+LIVE = ("overview", "instances", "instance", "events", "system")
 
 
 def address(name: str) -> str:

@@ -257,6 +257,18 @@ def test_draining_asks_and_is_an_event(house, open_page):
     expect(page.locator("#subject-state .status")).to_have_text("Ready")
 
 
+def test_the_overview_of_one_model_stays_so(house, open_page):
+    """What the live connection pushes is of all models: the lists of this page keep to theirs."""
+    model = "llama-3.1-8b"
+    page = open_page(house, f"/?model={model}")
+    number = page.locator("[data-tile=output_tokens_per_s] b")
+    before = number.text_content()
+    expect(number).not_to_have_text(before)
+    for item in page.locator("[data-attention] li").all():
+        text = item.text_content()
+        assert model in text or model.replace(".", "-") in text or "whole fleet" in text, text
+
+
 def test_a_key_is_made_copied_and_revoked(house, open_page):
     page = open_page(house, "/keys/", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Name").fill("nightly job")
@@ -268,7 +280,11 @@ def test_a_key_is_made_copied_and_revoked(house, open_page):
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == secret
-    page.get_by_role("link", name="Done").click()
+    page.reload()  # makes no second key, and shows the secret no more
+    expect(page.get_by_text("is not shown again")).to_be_visible()
+    expect(page.get_by_text(secret)).to_have_count(0)
+    assert ApiKey.objects.filter(name="nightly job").count() == 1
+    page.get_by_role("link", name="API keys").last.click()
     expect(page.get_by_text(secret)).to_have_count(0)
     page.get_by_role("button", name="Revoke… nightly job").click()
     page.get_by_role("dialog").get_by_label("Reason").fill("the job moved")
@@ -348,8 +364,9 @@ def test_everything_by_keyboard(house, open_page):
         ("r", "Requests"),
         ("i", "Instances"),
     ):
-        page.keyboard.press("g")
-        page.keyboard.press(key)
+        with page.expect_navigation():
+            page.keyboard.press("g")
+            page.keyboard.press(key)
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
     page.keyboard.press("/")
     expect(page.locator("[data-search]")).to_be_focused()

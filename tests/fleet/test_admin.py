@@ -5,6 +5,7 @@ from django.urls import reverse
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models import Model as LanguageModel
 from controlplane.fleet.states import Action, InstanceState
 
 pytestmark = pytest.mark.django_db
@@ -130,3 +131,59 @@ class TestRows:
                 {"name": "us-east", "title": "East", "active": "on"},
             )
         assert messages == ["nudge"]
+
+
+class TestSecrets:
+    def values(self, deployment, **changes):
+        form = self.page.context["adminform"].form
+        fields = {name: form.initial.get(name) for name in form.fields}
+        plain = {name: value for name, value in fields.items() if value not in (None, "", {}, False)}
+        return {**plain, "environment": "{}", "secrets": "", "api_key": "", **changes}
+
+    @pytest.fixture(autouse=True)
+    def opened(self, as_admin, deployment):
+        deployment.secrets, deployment.api_key = {"HF_TOKEN": "hidden-1"}, "hidden-2"
+        deployment.save()
+        self.path = reverse("admin:fleet_deployment_change", args=[deployment.pk])
+        self.page = as_admin.get(self.path)
+
+    def saved(self, as_admin, deployment, **changes):
+        response = as_admin.post(self.path, self.values(deployment, **changes))
+        assert response.status_code == 302, response.context["adminform"].form.errors
+        deployment.refresh_from_db()
+        return deployment.secrets, deployment.api_key
+
+    def test_they_are_named_and_not_shown(self, as_admin):
+        text = self.page.content.decode()
+        assert "HF_TOKEN, API key" in text
+        assert "hidden-" not in text
+
+    def test_empty_fields_keep_them(self, as_admin, deployment):
+        assert self.saved(as_admin, deployment, max_instances=2) == ({"HF_TOKEN": "hidden-1"}, "hidden-2")
+        assert Event.objects.get(kind="deployment.changed").after == {"max_instances": 2}
+
+    def test_others_take_their_place_and_the_event_has_marks_alone(self, as_admin, deployment):
+        secrets, token = self.saved(as_admin, deployment, secrets='{"OTHER": "hidden-3"}', api_key="hidden-4")
+        assert (secrets, token) == ({"OTHER": "hidden-3"}, "hidden-4")
+        event = Event.objects.get(kind="deployment.changed")
+        assert set(event.after) == {"secrets", "api_key"}
+        assert "hidden-" not in f"{event.before}{event.after}"
+
+    def test_they_can_be_removed(self, as_admin, deployment):
+        assert self.saved(as_admin, deployment, secrets="{}", forget_api_key="on") == ({}, "")
+
+    def test_a_mistake_is_shown_at_its_field(self, as_admin, deployment):
+        response = as_admin.post(self.path, self.values(deployment, secrets='{"HF_TOKEN": 1}'))
+        assert set(response.context["adminform"].form.errors) == {"secrets"}
+
+
+def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path):
+    from workers.vllm import tiny_model
+
+    tiny_model.write(tmp_path)
+    values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "active": "on"}
+    assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
+    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 512
+    values |= {"name": "none", "source": ""}
+    form = as_admin.post(reverse("admin:fleet_model_add"), values).context["adminform"].form
+    assert set(form.errors) == {"weights_bytes"}

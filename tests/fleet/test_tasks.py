@@ -42,8 +42,10 @@ class FakeLauncher:
 class FakeClient:
     calls: list
     error: Exception | None = None
+    asleep = False
+    obeys = True
 
-    def __init__(self, url, *, timeout_s):
+    def __init__(self, url, *, timeout_s, api_key=""):
         self.url = url
 
     async def __aenter__(self):
@@ -52,12 +54,17 @@ class FakeClient:
     async def __aexit__(self, *error):
         pass
 
+    async def is_sleeping(self):
+        return FakeClient.asleep
+
     async def sleep(self, level, mode):
+        FakeClient.asleep = self.obeys
         self.calls.append(("sleep", self.url, level, mode))
         if self.error:
             raise self.error
 
     async def wake_up(self):
+        FakeClient.asleep = not self.obeys
         self.calls.append(("wake_up", self.url))
         if self.error:
             raise self.error
@@ -73,7 +80,7 @@ def launcher(monkeypatch):
 
 @pytest.fixture
 def client(monkeypatch):
-    FakeClient.calls, FakeClient.error = [], None
+    FakeClient.calls, FakeClient.error, FakeClient.asleep, FakeClient.obeys = [], None, False, True
     monkeypatch.setattr(tasks, "VllmClient", FakeClient)
     return FakeClient
 
@@ -185,6 +192,18 @@ class TestSleepAndWake:
         assert (now(command), command.error) == (CommandState.FAILED, "answered 404")
         assert Event.objects.filter(kind="instance.sleep_failed").exists()
         services.resume(instance, "test", "so be it")  # nothing is in the way any more
+
+    @pytest.mark.parametrize(("verb", "state"), [("sleep", S.READY), ("wake", S.SLEEPING)])
+    def test_an_answer_is_no_proof(self, verb, state, make_instance, client, monkeypatch):
+        """The server answers 200 and does not do it: `is_sleeping` tells."""
+        monkeypatch.setattr(tasks, "SLEEP_PROOF_S", 0.0)
+        client.obeys = False
+        instance = make_instance(state=state)
+        command = services.ACTIONS[verb](instance, "test", "night")
+        tasks.run_command(command.pk)
+        assert now(command) == CommandState.FAILED
+        assert "says that it is " in command.error
+        assert now(instance) != (S.SLEEPING if verb == "sleep" else S.LOADING)
 
     def test_an_instance_that_failed_meanwhile_is_not_put_to_sleep(self, make_instance, client):
         instance = make_instance()

@@ -3,6 +3,7 @@
 import pytest
 from django.core.exceptions import ValidationError
 
+from controlplane.fleet import services
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -16,6 +17,7 @@ from controlplane.fleet.models import (
     SloKind,
 )
 from controlplane.fleet.states import InstanceState
+from workers.tasks import fleet as tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +51,13 @@ class TestDeployment:
             ({"vllm_args": "--enforce-eager"}, set()),
             ({"vllm_args": "--port 1"}, {"vllm_args"}),
             ({"vllm_args": "--port=1"}, {"vllm_args"}),
+            ({"vllm_args": "--max_num_seqs 1"}, {"vllm_args"}),
+            ({"environment": {"VLLM_USE": "1"}}, set()),
+            ({"environment": {"not a name": "1"}}, {"environment"}),
+            ({"environment": {"VLLM_USE": 1}}, {"environment"}),
+            ({"environment": ["VLLM_USE"]}, {"environment"}),
+            ({"secrets": {"VLLM_API_KEY": "x"}}, {"secrets"}),
+            ({"api_key": "two words"}, {"api_key"}),
             ({"vllm_args": "eager"}, {"vllm_args"}),
             ({"vllm_args": "--name 'unclosed"}, {"vllm_args"}),
         ],
@@ -258,3 +267,51 @@ class TestOthers:
 
     def test_models_have_names_in_errors(self, deployment):
         assert Model.objects.get(pk=deployment.model_id).name in str(deployment)
+
+
+class TestFlagsAskedOfVllm:
+    """vLLM's own parser is asked when flags change; here a program stands in for it."""
+
+    @pytest.fixture(autouse=True)
+    def python(self, settings, tmp_path):
+        program = tmp_path / "python"
+        program.write_text(f"""#!/bin/sh
+echo asked >> {tmp_path}/count
+case "$2" in *--bad*) echo '{{"error": "unrecognized arguments: --bad"}}';; *) echo '{{"error": ""}}';; esac
+""")
+        program.chmod(0o755)
+        settings.VLLM_PYTHON, settings.STATE_DIR = str(program), tmp_path
+
+    def test_a_refusal_names_the_argument(self, deployment):
+        deployment.vllm_args = "--bad 3"
+        with pytest.raises(ValidationError) as refusal:
+            deployment.full_clean()
+        said = "vLLM does not take this: unrecognized arguments: --bad."
+        assert refusal.value.message_dict == {"vllm_args": [said]}
+
+    def test_it_is_asked_when_they_change_and_not_at_every_save(self, deployment, tmp_path):
+        deployment.vllm_args = "--enforce-eager"
+        deployment.full_clean()
+        deployment.save()
+        deployment.max_instances = 2
+        deployment.full_clean()
+        assert (tmp_path / "count").read_text().count("asked") == 1
+
+    def test_a_start_is_refused_too(self, make_instance, deployment):
+        """Where the console has no vLLM, the worker has."""
+        Deployment.objects.update(vllm_args="--bad")
+        command = services.start(make_instance(state=InstanceState.STOPPED, launcher=Launcher.PROCESS), "test", "x")
+        tasks.run_command(command.pk)
+        command.refresh_from_db()
+        assert "vLLM does not take its further flags: unrecognized arguments: --bad" in command.error
+        assert Instance.objects.get().state == InstanceState.FAILED
+
+
+def test_cpus_have_a_cache_of_their_own_size_and_no_gpus(make_instance, deployment, node, gpu_type, settings):
+    gpu_type.device = "cpu"
+    gpu_type.save()
+    Deployment.objects.update(environment={"A": "1"}, secrets={"B": "2"}, api_key="token")
+    spec = tasks.launch_spec(Instance.objects.get(pk=make_instance(launcher=Launcher.PROCESS, node=node).pk))
+    assert spec.gpus == 0
+    assert spec.cpu_kv_bytes == pytest.approx(2 * 80 * 2**30 * 0.9 - 16_060_000_000, abs=131_072)
+    assert (spec.environment, spec.api_key) == ({"A": "1", "B": "2"}, "token")

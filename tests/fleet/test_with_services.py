@@ -9,15 +9,20 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 import redis
+from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet import services
-from controlplane.fleet.models import CommandState, InstanceCommand, Launcher
+from controlplane.fleet import launching, rollouts, services
+from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import InstanceState
+from controlplane.planning import executor
 from workers.tasks import fleet as tasks
+from workers.tasks import planning as planning_tasks
+from workers.tasks.rollouts import advance_rollouts
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher
 
@@ -77,7 +82,7 @@ def emulator(monkeypatch):
     try:
         url = re.search(r"http://[\w.:]+", process.stdout.readline())[0]
         monkeypatch.setattr(tasks, "launcher_for", lambda instance: EmulatedLauncher(url))
-        monkeypatch.setattr(tasks, "EMULATED_STARTUP_S", 0.0)
+        monkeypatch.setattr(launching, "EMULATED_STARTUP_S", 0.0)
         yield url
     finally:
         process.terminate()
@@ -138,6 +143,50 @@ def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):
     run(services.start(instance, "test", "again"))
     assert instance.state == S.LOADING
     until(lambda: ask(VllmClient.health))
+
+
+def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
+    redis_url, emulator, make_instance, deployment, node
+):
+    """Every part is the real one but for the gateway, which makes ready what answers."""
+
+    def health(row):
+        async def once():
+            async with VllmClient(row.url) as client:
+                return await client.health()
+
+        return asyncio.run(once())
+
+    def turn():
+        for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
+            tasks.run_command(command.pk)
+        for row in Instance.objects.filter(state=S.LOADING):
+            until(lambda row=row: health(row))
+            services.move(row, S.READY, actor="gateway", reason="answers")
+        settled = timezone.now() - executor.DRAIN_SETTLE
+        Instance.objects.filter(state=S.DRAINING, state_changed_at__gt=settled).update(state_changed_at=settled)
+        planning_tasks.finish_drains()
+        ready.append(Instance.objects.filter(state=S.READY).count())
+
+    ready = []
+    for name in ("one", "two"):
+        services.start(make_instance(state=S.PROVISIONING, name=name, node=node), "test", "begin")
+    turn()
+    Deployment.objects.update(max_num_seqs=3, min_instances=2)
+    rollout = rollouts.start(deployment, "test", "three at once")
+    for _ in range(30):
+        advance_rollouts()
+        turn()
+        rollout.refresh_from_db()
+        if rollout.ended_at:
+            break
+    assert (rollout.state, rollout.up_to_date, rollout.total) == ("succeeded", 2, 2), rollout.message
+    assert min(ready) == 2
+    serving = Instance.objects.filter(state=S.READY)
+    assert [row.max_num_seqs for row in serving] == [3, 3]
+    with urllib.request.urlopen(f"{emulator}/emulator/instances", timeout=5) as answer:
+        living = json.load(answer)
+    assert {row.name for row in serving} == {row["name"] for row in living["instances"]}
 
 
 def test_an_emulator_that_is_gone_fails_the_instance(redis_url, monkeypatch, make_instance):

@@ -6,6 +6,13 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+ENGINE_DEAD = {  # vLLM 0.32's EngineDeadError, in a body or in a stream
+    "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "type": "InternalServerError",
+    "param": None,
+    "code": 500,
+}
+
 
 @dataclass
 class Script:
@@ -14,8 +21,11 @@ class Script:
     tokens: int = 3
     token_s: float = 0.0
     first_token_s: float = 0.0
+    lingers_s: float = 0.0  # between a stream's last event and its end
     status: int = 200
-    die: str = ""  # "at_once": close without a byte; "midway": close after the first token
+    die: str = ""  # "at_once": close without a byte; "midway": close after the first token; "engine": as vLLM says it
+    choices: int = 1
+    fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
     kv_cache_tokens: int = 100_000
     hold: asyncio.Event | None = None  # answers wait for it
@@ -29,6 +39,8 @@ class Backend:
     raw: list[bytes] = field(default_factory=list)
     headers: list = field(default_factory=list)
     running: int = 0
+    prefilled: int = 0  # prompt tokens since its start, as vLLM counts them
+    generated: int = 0  # output tokens, while answers are made
     aborted: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -56,6 +68,8 @@ class Backend:
             f"vllm:num_requests_running{{{labels}}} {self.running}.0\n"
             f"vllm:num_requests_waiting{{{labels}}} 0.0\n"
             f"vllm:kv_cache_usage_perc{{{labels}}} 0.25\n"
+            f"vllm:prompt_tokens_total{{{labels}}} {self.prefilled}.0\n"
+            f"vllm:generation_tokens_total{{{labels}}} {self.generated}.0\n"
             f'vllm:cache_config_info{{block_size="16",engine="0",kv_cache_size_tokens="{self.script.kv_cache_tokens}",'
             f'num_gpu_blocks="{self.script.kv_cache_tokens // 16}"}} 1.0\n'
         )
@@ -83,6 +97,8 @@ class Backend:
             return web.Response()
         if script.hold:
             await script.hold.wait()
+        if script.die == "engine" and not body.get("stream"):
+            return web.json_response({"error": ENGINE_DEAD}, status=500)
         if script.status != 200:
             error = {"message": "scripted", "type": "BadRequestError", "param": None, "code": script.status}
             return web.json_response({"error": error}, status=script.status)
@@ -100,6 +116,15 @@ class Backend:
         async def event(data: dict) -> None:
             await response.write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
 
+        async def engine_dies() -> web.StreamResponse:
+            await event({"error": ENGINE_DEAD})
+            await response.write(b"data: [DONE]\n\n")
+            return response
+
+        asked_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        stamp = {"system_fingerprint": script.fingerprint} if script.fingerprint else {}
+        if script.die == "engine" and script.tokens == 0:
+            return await engine_dies()
         base = {"id": "chatcmpl-" + request.headers["X-Request-Id"], "object": "chunk", "model": body["model"]}
         if chat:
             await event(base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
@@ -107,10 +132,17 @@ class Backend:
             if script.die == "midway" and index == 1:
                 request.transport.abort()
                 return response
+            if script.die == "engine" and index == 1:
+                return await engine_dies()
             piece = {"delta": {"content": f"t{index} "}} if chat else {"text": f"t{index} "}
-            await event(base | {"choices": [{"index": 0, **piece, "finish_reason": None}]})
+            for choice in range(script.choices):
+                last = script.fingerprint and index == tokens - 1
+                ended = {"finish_reason": "length" if last else None}
+                stamped = stamp if last and not asked_usage else {}
+                await event(base | {"choices": [{"index": choice, **piece, **ended}]} | stamped)
             await asyncio.sleep(script.token_s)
-        if (body.get("stream_options") or {}).get("include_usage"):
-            await event(base | {"choices": [], "usage": usage})
+        if asked_usage:
+            await event(base | {"choices": [], "usage": usage} | stamp)
         await response.write(b"data: [DONE]\n\n")
+        await asyncio.sleep(script.lingers_s)
         return response

@@ -10,9 +10,11 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import OperationalError
+from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Instance, InstanceCommand, PerformanceProfile
+from controlplane.fleet import restarts, services
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
 from controlplane.gateway import floor as module
 from controlplane.planning import executor
 from controlplane.planning import floor as rows
@@ -21,7 +23,7 @@ from scheduling.scaling import Floor, Reactive
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from workers.tasks import fleet as tasks
-from workers.vllm.launcher import Launched
+from workers.vllm.launcher import Launched, LaunchError
 
 WITHIN_S = 10.0
 
@@ -55,6 +57,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(module, "EASE_S", 0.3)
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(module, "GRACE_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_S", 0.1)
+    monkeypatch.setattr(restarts, "FIRST", timedelta(seconds=0.5))
+    monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 2)
     monkeypatch.setattr(module, "PAUSE_S", 0.1)
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
@@ -190,8 +196,6 @@ class TestAlone:
         await release(managed, sent)
 
     async def test_not_past_the_maximum(self, managed, launcher):
-        from controlplane.fleet.models import Deployment
-
         await database_sync_to_async(Deployment.objects.update)(max_instances=1)
         await until(lambda: managed.gateway.topology.endpoints[0].spec.max_instances == 1)
         sent = await fill(managed, 5)
@@ -206,14 +210,122 @@ class TestAlone:
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
-    async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher):
-        """Nothing waits then: who asks is refused and told to come again, and the next one is served."""
+    async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher, monkeypatch):
+        """Who asks is held until it is there."""
+        await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
         await until(lambda: not managed.gateway.topology.replicas)
-        assert (await managed.chat()).status == 503
-        await until(lambda: "m-0" in launcher.backends, WITHIN_S)  # the stopped one is the nearest way
+        assert not launcher.backends
+        async with asyncio.timeout(WITHIN_S):
+            assert (await managed.chat()).status == 200
+        assert "m-0" in launcher.backends  # the stopped one is the nearest way
+
+    async def test_what_cannot_be_started_is_not_held_for_ever(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "REFUSED_HOLD_S", 0.5)
+        monkeypatch.setattr(launcher, "start", refuse)
+        looping = {"state": "failed", "url": "", "failures": 12}
+        await database_sync_to_async(Deployment.objects.update)(max_instances=1)
+        await database_sync_to_async(Instance.objects.update)(**looping, state_changed_at=timezone.now())
+        await until(lambda: not managed.gateway.topology.fleet.accepting.any())
+        async with asyncio.timeout(WITHIN_S):
+            response = await managed.chat()
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "model_unavailable"
+
+
+async def refuse(spec):
+    raise AssertionError("it is in a crash loop")
+
+
+class TestTheMinimum:
+    """A minimum is kept without a strategy and beneath one."""
+
+    @pytest.fixture(params=["alone", "beneath a strategy"], autouse=True)
+    def strategy(self, request, monkeypatch):
+        if request.param == "beneath a strategy":
+
+            async def exchange(self, message) -> None:
+                self.strategists = frozenset({"m"})
+
+            monkeypatch.setattr(module.Floor, "_exchange", exchange)
+
+    async def test_a_failed_instance_is_started_again(self, managed, launcher):
+        managed.backends[0].script.metrics = False  # silent, as when its server was killed
+        await until(lambda: "m-0" in launcher.backends, WITHIN_S)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
+        (move,) = await of(ScalingMove.objects, "delta", "instance", "reason")
+        assert move == (1, "m-0", "Floor: 1 fewer than the 1 it must have.")
+        assert await database_sync_to_async(Instance.objects.count)() == 1
+
+    async def test_one_that_was_never_there_is_made(self, managed, launcher):
+        await database_sync_to_async(Deployment.objects.update)(min_instances=2)
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
+        await asyncio.sleep(0.5)
+        assert len(await of(ScalingMove.objects, "pk")) == 1
+
+    async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=6.0, min_instances=0))
+        await database_sync_to_async(Deployment.objects.update)(min_instances=4)
+        await until(lambda: len(launcher.backends) == 3, 6.0 + WITHIN_S)
+        first, *_, last = [at for (at,) in await of(ScalingMove.objects.order_by("pk"), "at")]
+        assert (last - first).total_seconds() < 6.0
+
+    async def test_each_failure_waits_longer_and_a_crash_loop_is_said(self, managed, launcher, monkeypatch):
+        starts = []
+
+        async def fails(spec):
+            starts.append(time.monotonic())
+            raise LaunchError("the driver is too old")
+
+        monkeypatch.setattr(launcher, "start", fails)
+        monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
+        managed.backends[0].script.metrics = False
+        crash_loop = Event.objects.filter(kind="instance.crash_loop")
+        async with asyncio.timeout(2 * WITHIN_S):
+            while not await of(crash_loop, "pk"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert len(starts) == 2  # it failed, and twice again
+        assert starts[1] - starts[0] > 0.9  # 0.5 s, doubled
+        reason = (await managed.instance(0)).state_reason
+        assert reason == "Crash loop: failed 3 times in a row, the next start waits 2 s. the driver is too old"
+        # It is not counted on any more: another one is tried, and not without end.
+        await until(lambda: len(starts) >= 6, 2 * WITHIN_S)
+        assert await database_sync_to_async(Instance.objects.count)() <= 1 + 4
+
+    async def test_stopping_the_last_one_under_load_refuses_nobody(self, managed, launcher):
+        answers = []
+
+        async def go_on() -> None:
+            while len(answers) < 200 and "m-0" not in launcher.backends:
+                answers.append((await managed.chat()).status)
+                await asyncio.sleep(0.01)
+            answers.append((await managed.chat()).status)
+
+        asking = [asyncio.create_task(go_on()) for _ in range(3)]
+        await until(lambda: len(answers) > 10)
+
+        def stop() -> None:
+            command = services.stop(Instance.objects.get(), "an operator", "a new driver")
+            tasks.run_command(command.pk)
+
+        await asyncio.to_thread(rows.in_a_thread(stop))
+        async with asyncio.timeout(2 * WITHIN_S):
+            await asyncio.gather(*asking)
+        assert set(answers) == {200}
+        assert "m-0" in launcher.backends
+
+    async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=1.0, min_instances=0))
+
+        def stop() -> None:
+            tasks.run_command(services.stop(Instance.objects.get(), "an operator", "a new driver").pk)
+
+        await asyncio.to_thread(rows.in_a_thread(stop))
+        await database_sync_to_async(Deployment.objects.update)(min_instances=0)
+        await asyncio.sleep(1.5)
+        assert not launcher.backends
 
 
 def call_names(launcher) -> set[str]:

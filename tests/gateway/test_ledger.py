@@ -5,6 +5,7 @@ from channels.db import database_sync_to_async
 from django.db import OperationalError
 
 from controlplane.gateway import ledger as module
+from controlplane.gateway.journal import PATTERN
 from controlplane.gateway.ledger import Entry, Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from tests.gateway.rows import make_rows
@@ -42,7 +43,7 @@ def rows() -> list[LedgerRow]:
 
 
 async def test_rows_and_minutes_agree(entries, tmp_path):
-    ledger = Ledger(10, tmp_path / "spill")
+    ledger = Ledger(10, tmp_path)
     for entry in entries:
         ledger.add(entry)
         await ledger.flush()  # one batch each: minute rows must add up over batches
@@ -56,11 +57,11 @@ async def test_rows_and_minutes_agree(entries, tmp_path):
 
 
 async def test_rows_wait_while_the_database_is_away(entries, tmp_path, monkeypatch):
-    ledger = Ledger(10, tmp_path / "spill")
+    ledger = Ledger(10, tmp_path)
     for entry in entries:
         ledger.add(entry)
 
-    def fail(batch):
+    def fail(batch, **_):
         raise OperationalError("database is locked")
 
     with monkeypatch.context() as patch:
@@ -72,34 +73,113 @@ async def test_rows_wait_while_the_database_is_away(entries, tmp_path, monkeypat
 
 
 async def test_what_cannot_be_written_at_a_stop_is_there_at_the_next_start(entries, tmp_path, monkeypatch):
-    spill = tmp_path / "spill"
-    ledger = Ledger(10, spill)
+    folder = tmp_path / "state"
+    ledger = Ledger(10, folder)
     for entry in entries:
         ledger.add(entry)
 
-    def fail(batch):
+    def fail(batch, **_):
         raise OperationalError("disk full")
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write", fail)
         await ledger.stop()
-    assert spill.exists()
-    following = Ledger(10, spill)
+    assert list(folder.glob(PATTERN))
+    following = Ledger(10, folder)
     await following.start()
     await following.stop()
-    assert not spill.exists()
+    assert not list(folder.glob(PATTERN))
     assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0", "r1", "r2", "r3"]
 
 
 async def test_memory_is_bounded_and_says_what_it_gave_up(entries, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HELD_ROWS", 3)
 
-    def fail(batch):
+    def fail(batch, **_):
         raise OperationalError("gone")
 
     monkeypatch.setattr(module, "write", fail)
-    ledger = Ledger(10, tmp_path / "spill")
+    ledger = Ledger(10, tmp_path)
     for entry in entries:
         ledger.add(entry)
     await ledger.flush()
     assert (ledger.held, ledger.given_up) == (3, 1)
+
+
+async def killed(entries, folder) -> None:
+    """A process that ends before it has written *entries*: its locks go with it, its files stay."""
+    ledger = Ledger(10, folder)
+    for entry in entries:
+        ledger.add(entry)
+    ledger.journal.close()
+
+
+async def test_rows_of_a_process_that_was_killed_are_written_at_the_next_start(entries, tmp_path):
+    await killed(entries, tmp_path)
+    following = Ledger(10, tmp_path)
+    await following.start()
+    await following.stop()
+    assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0", "r1", "r2", "r3"]
+    assert not list(tmp_path.glob(PATTERN))
+
+
+async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries, tmp_path):
+    await killed(entries, tmp_path)
+    await database_sync_to_async(module.write)(entries[:3])
+    following = Ledger(10, tmp_path)
+    await following.start()
+    again = entries[0]._replace(arrived_at=entries[0].arrived_at + 300)  # another request of the same id
+    following.add(again)
+    await following.stop()
+    found = await database_sync_to_async(rows)()
+    assert [row.request_id for row in found] == ["r0", "r1", "r2", "r3", "r0"]
+    minutes = await database_sync_to_async(lambda: sum(row.requests for row in MinuteRow.objects.all()))()
+    assert minutes == 5
+
+
+async def test_an_error_after_the_commit_doubles_nothing(entries, tmp_path, monkeypatch):
+    ledger = Ledger(10, tmp_path)
+    for entry in entries:
+        ledger.add(entry)
+    real = module.write
+
+    def commit_and_fail(batch, **options):
+        real(batch, **options)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write", commit_and_fail)
+        assert not await ledger.flush()
+    assert await ledger.flush()
+    assert len(await database_sync_to_async(rows)()) == 4
+    assert not list(tmp_path.glob(PATTERN))
+
+
+async def test_files_of_a_process_that_lives_are_left_alone(entries, tmp_path):
+    living = Ledger(10, tmp_path)
+    living.add(entries[0])
+    other = Ledger(10, tmp_path)
+    await other.start()
+    await other.stop()
+    assert await database_sync_to_async(rows)() == []
+    await living.stop()
+    assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0"]
+
+
+async def test_a_line_cut_off_by_a_crash_is_left_out(entries, tmp_path):
+    await killed(entries[:1], tmp_path)
+    (path,) = tmp_path.glob(PATTERN)
+    path.write_bytes(path.read_bytes() + b'["r9",17')
+    following = Ledger(10, tmp_path)
+    await following.start()
+    await following.stop()
+    assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0"]
+
+
+async def test_a_disk_that_takes_nothing_fails_no_request(entries, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    ledger = Ledger(10, tmp_path / "file")
+    for entry in entries:
+        ledger.add(entry)
+    assert await ledger.flush()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

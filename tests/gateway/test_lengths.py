@@ -17,8 +17,10 @@ from controlplane.events.models import Event
 from controlplane.gateway import lengths as module
 from controlplane.gateway.validation import parse
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
+from controlplane.lengths.services import InUse
 from forecasting.lengths import OutputQuery, aside
 from forecasting.lengths.aside import Apart, InLine
+from forecasting.lengths.state import save_model
 from tests.gateway.conftest import until
 from tests.lengths.bad_models import Scripted, constant, slow
 
@@ -429,3 +431,31 @@ async def test_versions_are_taken_up_and_given_back_while_serving(house, tmp_pat
     await asyncio.sleep(0.5)
     await say(house, "a third question, of a broken version", 40)
     assert (await told(house))["source"] == "student 0"
+
+
+async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(house, caplog, tmp_path):
+    lengths = house.gateway.lengths
+    for task in lengths._tasks:
+        task.cancel()
+    save_model(tmp_path / "student-1.npz", "student", 1, {"weights": {}})
+    before = lengths.predictor
+    await lengths._take_up(InUse(1, "student", str(tmp_path / "student-1.npz")))
+    assert "student of version 1, this version reads 2" in caplog.text
+    assert (lengths.active, lengths.predictor) == (module.BUNDLED, before)
+    await say(house, LONG, 40)
+    assert (await told(house))["source"] == "student 0"
+
+
+async def test_a_message_of_history_does_not_multiply(house):
+    turns = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "Paris."}]
+    found = []
+    for count in (0, 1, 2, 10):
+        response = await house.chat(messages=[*turns * count, turns[0]])
+        assert response.status == 200
+        await response.read()
+        said = await told(house)
+        assert said["source"] in {"student 0", "semantic cache", "cache"}
+        if said["source"] == "student 0":
+            found.append(said["tokens"])
+    assert len(found) >= 2
+    assert max(found) < 3 * min(found)

@@ -15,7 +15,7 @@ from controlplane.gateway.limits import Limits
 from controlplane.gateway.measures import Count, Latency, Windows
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.ticket import MOVES, IllegalTicketMove, Ticket, TicketState
-from controlplane.gateway.upstream import Usage, split_events, upstream_priority, without_usage_event
+from controlplane.gateway.upstream import Usage, Withheld, split_events, upstream_priority
 from scheduling.turns import ORDERINGS, turn_key
 
 
@@ -98,8 +98,8 @@ class TestEvents:
     def test_only_the_usage_event_is_withheld(self):
         keep = b'data: {"choices":[{"delta":{"content":"\\"choices\\":[]"}}]}\n\n'
         usage = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":1}}\n\n'
-        assert without_usage_event(keep + usage + b"data: [DONE]\n\n") == keep + b"data: [DONE]\n\n"
-        assert without_usage_event(keep) == keep
+        assert Withheld(1, b"").take(keep + usage + b"data: [DONE]\n\n") == keep + b"data: [DONE]\n\n"
+        assert Withheld(1, b"").take(keep) == keep
 
 
 def test_upstream_priority_stays_in_its_band():
@@ -210,3 +210,48 @@ async def test_pace_lets_a_few_begin_each_turn_and_all_in_order():
     assert max(turns) <= 3
     await asyncio.gather(*tasks, return_exceptions=True)
     assert pace.enter() is None
+
+
+class TestWithheld:
+    """What a tenant who asked for no usage gets: the bytes that vLLM would have sent without that wish of ours."""
+
+    TOKEN = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":null}]}\n\n'
+    END = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":"stop"}]'
+    USAGE = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1},"system_fingerprint":"vllm-0.32.0-x"}\n\n'
+    STAMP = b',"system_fingerprint":"vllm-0.32.0-x"'
+    DONE = b"data: [DONE]\n\n"
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    def test_the_fingerprint_is_where_it_would_have_been(self, size):
+        events = [self.TOKEN, self.END + b"}\n\n", self.USAGE, self.DONE]
+        parts = [b"".join(events[at : at + size]) for at in range(0, 4, size)]
+        stream = Withheld(1, b"")
+        assert b"".join(map(stream.take, parts)) + stream.rest() == (
+            self.TOKEN + self.END + self.STAMP + b"}\n\n" + self.DONE
+        )
+        assert stream.fingerprint == self.STAMP[1:]
+
+    def test_tokens_are_not_held_back(self):
+        stream = Withheld(1, b"")
+        assert stream.take(self.TOKEN) == self.TOKEN
+        assert stream.take(self.END + b"}\n\n") == b""
+        assert stream.take(self.USAGE) == b""
+        assert stream.take(self.DONE).endswith(self.STAMP + b"}\n\n" + self.DONE)
+
+    def test_of_several_choices_only_the_last_waits(self):
+        stream = Withheld(2, self.STAMP[1:])  # known from the stream before
+        first = stream.take(self.END + b"}\n\n")
+        assert first == self.END + self.STAMP + b"}\n\n"
+        assert stream.take(self.END + b"}\n\n") == b""
+        assert stream.take(self.USAGE + self.DONE) == first + self.DONE
+
+    def test_a_server_without_one(self):
+        usage = self.USAGE.replace(self.STAMP, b"")
+        stream = Withheld(1, b"")
+        assert stream.take(self.END + b"}\n\n" + usage + self.DONE) == self.END + b"}\n\n" + self.DONE
+
+    def test_a_stream_that_breaks_off(self):
+        stream = Withheld(1, b"")
+        assert stream.take(self.END + b"}\n\n") == b""
+        assert stream.rest() == self.END + b"}\n\n"
+        assert stream.rest() == b""

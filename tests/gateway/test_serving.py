@@ -9,7 +9,7 @@ from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.events.models import Event
-from controlplane.fleet.models import Instance
+from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import MinuteRow
 from tests.gateway.conftest import until
 
@@ -76,6 +76,18 @@ async def test_priority_follows_the_class_and_only_steps_back(house):
     assert [body["priority"] for body in house.backends[0].bodies] == [5000, 5007, 499]
 
 
+async def test_who_leaves_with_the_whole_answer_has_not_gone_away(house):
+    """SDKs close at the last event, which comes a moment before the instance ends the stream."""
+    house.backends[0].script.lingers_s = 30.0
+    response = await house.chat(stream=True)
+    while b"[DONE]" not in await response.content.readany():
+        pass
+    response.close()
+    await until(lambda: house.gateway.active == 0)
+    (row,) = await house.rows()
+    assert (row.outcome, row.error_code, row.output_tokens, row.prompt_tokens) == ("done", "", 3, 7)
+
+
 async def test_disconnect_aborts_upstream_and_is_written_down(house):
     house.backends[0].script.tokens, house.backends[0].script.token_s = 1000, 0.05
     response = await house.chat(stream=True)
@@ -98,10 +110,14 @@ async def test_disconnect_while_queued_leaves_the_queue(house):
     await until(lambda: house.gateway.dispatcher.waiting_count == 1)
     queued.cancel()
     await until(lambda: house.gateway.dispatcher.waiting_count == 0)
+    await until(lambda: house.gateway.active == 8)
     backend.script.hold.set()
     for task in running:
         assert (await task).status == 200
     assert len(backend.bodies) == 8
+    rows = await house.rows()
+    assert sorted(row.outcome for row in rows) == ["cancelled", *["done"] * 8]
+    assert house.gateway.limits.concurrent(rows[0].tenant_id) == 0
 
 
 @pytest.mark.parametrize("house_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
@@ -205,9 +221,9 @@ async def test_a_tenant_over_its_limit_is_told_and_written_down(house):
     house.gateway.keys._grants.clear()
     backend = house.backends[0]
     backend.script.hold = asyncio.Event()
-    first = asyncio.create_task(house.chat(max_tokens=200))
+    first = asyncio.create_task(house.chat(max_tokens=200, ignore_eos=True))
     await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are spoken for
-    async with await house.chat(max_tokens=200) as response:
+    async with await house.chat(max_tokens=200, ignore_eos=True) as response:
         assert response.status == 429
         assert response.headers["x-should-retry"] == "true"
         assert 0 < int(response.headers["retry-after-ms"]) < 60_000
@@ -310,3 +326,18 @@ async def test_health_endpoints_answer(house):
     assert 'pilothouse_requests_total{model="m",outcome="done",region="east",slo_class="interactive"} 1.0' in text
     async with house.http.get(f"{house.url}/metrics", headers={"X-Forwarded-For": "10.1.2.3"}) as response:
         assert response.status == 401
+
+
+async def test_the_instances_own_token_is_sent_and_its_refusal_is_not_the_tenants(house):
+    """A server that asks for a token gets that of its deployment; the tenant's key never reaches it."""
+    async with sdk(house, max_retries=0) as client:
+        await client.completions.create(model="m", prompt="hello")
+        assert "Authorization" not in house.backends[0].headers[-1]
+        await database_sync_to_async(Deployment.objects.update)(api_key="of-the-server")
+        await until(lambda: all(replica.spec.api_key for replica in house.gateway.topology.replicas.values()))
+        await client.completions.create(model="m", prompt="hello")
+        assert house.backends[0].headers[-1]["Authorization"] == "Bearer of-the-server"
+        house.backends[0].script.status = 401
+        with pytest.raises(openai.InternalServerError) as failure:
+            await client.completions.create(model="m", prompt="hello")
+    assert failure.value.status_code == 502

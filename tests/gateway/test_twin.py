@@ -4,6 +4,7 @@ The dispatcher is the gateway's own, over reference engines in place of servers;
 Every request must go to the same instance, in the same order, at the same moment.
 """
 
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from controlplane.gateway.keys import SloTerms
 from controlplane.gateway.ticket import Ticket
 from controlplane.gateway.topology import Topology
 from controlplane.gateway.upstream import upstream_priority
+from scheduling.allowance import ROUND_TRIP_S
 from scheduling.foreseeing import FORESEEING
 from scheduling.profile import Profile
 from scheduling.reference_ahead import noted_places
@@ -73,18 +75,23 @@ class Live:
                         number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                         spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
                         profile=spec.engine.profile,
+                        requests_ahead_limit=fleet.ahead_limit((spec.model, spec.region)),
                     )
                     for number, spec in enumerate(fleet.instances)
                 ),
                 ttft_slo_ms=None,
             )
         )  # fmt: skip
+        self.round_trip_s = fleet.dispatch_round_trip_s
+        self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER)
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
         self.steps = [None] * len(self.engines)
         self.events_s = [NEVER] * len(self.engines)
         self.tickets = {}
         self.given = 0
+        self.sent = deque()
+        """What is on its way: (moment, slot, request)."""
         self.refused = []
 
     def arrive(self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due):
@@ -115,14 +122,19 @@ class Live:
             output = self.tickets[ticket.request_id][1]
             ordering = ORDERINGS[ticket.endpoint.spec.ordering_policy]
             priority = upstream_priority(ordering, ticket.terms.priority, None, ticket.turn_s)
-            self.engines[slot].add(
-                EngineRequest(
-                    ticket.request_id, ticket.prompt_tokens, output, priority, self.now_s, tuple(ticket.call.hashes)
-                )
+            request = EngineRequest(
+                ticket.request_id, ticket.prompt_tokens, output, priority, self.now_s, tuple(ticket.call.hashes)
             )
-            if self.steps[slot] is None:
-                self.events_s[slot] = self.now_s
+            if self.round_trip_s:
+                self.sent.append((self.now_s + self.round_trip_s, slot, request))
+            else:
+                self.land(slot, request)
         self.given = len(self.dispatcher.decided)
+
+    def land(self, slot: int, request: EngineRequest):
+        self.engines[slot].add(request)
+        if self.steps[slot] is None:
+            self.events_s[slot] = self.now_s
 
     def work(self, slot: int):
         step, self.steps[slot] = self.steps[slot], None
@@ -134,7 +146,9 @@ class Live:
                 ticket.output_tokens += 1
             self.dispatcher.count_tokens()
             for request_id in step.finished:
-                self.dispatcher.leave(self.tickets[request_id][0])
+                ticket = self.tickets[request_id][0]
+                self.dispatcher.finished(ticket, ticket.replica)
+                self.dispatcher.leave(ticket)
                 self.give()
         self.steps[slot] = self.engines[slot].step(self.now_s)
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
@@ -145,10 +159,14 @@ class Live:
         while True:
             arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
             event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
-            self.now_s = min(arrival_s, event_s)
+            sent_s = self.sent[0][0] if self.sent else NEVER
+            self.now_s = min(arrival_s, event_s, sent_s)
             if self.now_s == NEVER:
                 return
-            if arrival_s <= event_s:
+            if sent_s < min(arrival_s, event_s):
+                _, slot, request = self.sent.popleft()
+                self.land(slot, request)
+            elif arrival_s <= event_s:
                 self.arrive(
                     arrived,
                     fleet.models[requests.model[arrived]],
@@ -168,19 +186,21 @@ ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin"
 
 
 @pytest.mark.parametrize(
-    ("routing", "ordering", "load_per_s"),
+    ("routing", "ordering", "load_per_s", "round_trip_s", "limit"),
     [
         *(
-            (routing, ordering, load)
+            (routing, ordering, load, 0.0, None)
             for routing in ROUTINGS
             for ordering in ("fcfs", "priority")
             for load in (1.0, 40.0)
         ),
-        *(("join_shortest_queue", ordering, 40.0) for ordering in ("ssjf", "deadline", "slack")),
-        *(("least_request", ordering, 40.0) for ordering in ("ssjf", "deadline", "slack")),
+        *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
+        *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
+        *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
+        *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
     ],
 )
-async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s):
+async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
     specs = []
     for model, speed in (("m", 1.0), ("n", 0.6)):
@@ -197,7 +217,10 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
                     prefix_caching=routing == "least_delay",
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
-    fleet = simulated.Cluster(specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40)
+    fleet = simulated.Cluster(
+        specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
+        dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit,
+    )  # fmt: skip
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
     prompt = random.integers(1, 55, REQUESTS)
     # Four kinds of prompts that begin alike, each for some way.
@@ -230,5 +253,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused
     assert len(live_decisions) + len(live.refused) == REQUESTS
+    ahead = [ticket.trace[-1]["requests_ahead"] for _, ticket, _, _ in live.dispatcher.decided]
+    assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if load_per_s > 1:
-        assert (result.outcomes["queue_s"] > 0).sum() >= 15, "or order would hardly matter"
+        assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"

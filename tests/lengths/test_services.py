@@ -1,5 +1,6 @@
 """Versions of the length model: trained, judged, promoted, rejected, rolled back; and what is deleted in time."""
 
+import math
 import random
 from datetime import timedelta
 
@@ -15,6 +16,9 @@ from controlplane.lengths import services as versions
 from controlplane.lengths.books import Drift, Notes, Sampled
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from forecasting.lengths import LengthQuery, bundled
+from forecasting.lengths.conversation import read_turns
+from forecasting.lengths.features import MEASURES, unpacked
+from forecasting.lengths.state import save_model
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
 
@@ -215,6 +219,41 @@ def test_a_trained_file_can_be_promoted(operator, state_folder):
     assert versions.in_use()[0].file == str(state_folder / "lengths" / "student-1.npz")
 
 
+def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypatch, state_folder):
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    (state_folder / "lengths").mkdir()
+    save_model(state_folder / "lengths" / "student-1.npz", "student", 1, {"weights": {}})
+    old = made(1, file="lengths/student-1.npz")
+    with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
+        versions.promote(old, operator)
+    LengthVersion.objects.update(state=STATES.ACTIVE)
+    assert versions._begin(versions.in_use()[0]).fitted  # training goes on from the bundled one
+    with pytest.raises(ActionError, match="cannot be used"):
+        versions.promote(made(2, file="lengths/student-1.npz"), operator)
+
+
+def test_samples_carry_the_conversation_to_the_next_training(acme):
+    said = [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi there."), ("user", "And now?")]
+    text, conversation = read_turns(said)
+    queries = [
+        LengthQuery(text, 12, "m", "acme", "interactive", None, 4, conversation, 3),
+        LengthQuery("", 900, "m", "acme", "interactive"),
+    ]
+    now = timezone.now().timestamp()
+    books.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
+    found = [
+        dict(zip(MEASURES, unpacked(bytes(row.features), books.reader().vocabulary).measures.tolist(), strict=True))
+        for row in LengthSample.objects.order_by("pk")
+    ]
+    assert [row["has_text"] for row in found] == [1.0, 0.0]
+    chat = found[0]
+    assert chat["log_turns"] == pytest.approx(math.log1p(4), abs=0.01)
+    assert chat["log_tools"] == pytest.approx(math.log1p(3), abs=0.01)
+    assert chat["log_system"] == chat["log_last_answer"] == pytest.approx(math.log1p(9), abs=0.01)
+    assert chat["log_characters"] == pytest.approx(math.log1p(len("And now?")), abs=0.01)
+    assert found[1]["log_prompt_tokens"] == pytest.approx(math.log1p(900), abs=0.01)
+
+
 # Judging
 
 
@@ -230,7 +269,10 @@ def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, reque
     assert states() == {1: state}
     if state != "shadow":
         event = Event.objects.get(kind__in=["length_version.promoted", "length_version.rejected"])
-        assert f"{shadow_error}.0 tokens over {requests} requests" in event.reason
+        assert f"{shadow_error}.0 tokens over {requests:,} requests, student 0 100.0 over 6,000" in event.reason
+        why = {80: "20.0 % better, at least 2 %", 99: "1.0 % better, less than the 2 % wanted", 120: "20.0 % worse"}
+        assert why[shadow_error] in event.reason
+        assert LengthVersion.objects.get(number=1).note == event.reason
         assert event.actor == versions.ACTOR
     version.refresh_from_db()
 

@@ -206,7 +206,7 @@ async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(house, address
             """
             from controlplane.events.models import Event
             from controlplane.planning.models import ScalingPlan
-            events = Event.objects.filter(kind="planning.plans_failed", reason="ArithmeticError: the solver is broken")
+            events = Event.objects.filter(kind="job.failing", subject_id="plans", reason__contains="the solver is broken")
             print(events.count(), ScalingPlan.objects.count())
             """,
         )

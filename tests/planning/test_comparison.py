@@ -67,6 +67,31 @@ def ledger(acme, deployment):
     return rows
 
 
+def test_too_little_says_what_is_missing(ledger, make_instance, monkeypatch):
+    """Many requests of a young ledger lack time, not requests."""
+    make_instance()
+    LedgerRow.objects.filter(arrived_at__lt=NOW - timedelta(seconds=180)).delete()
+    note = comparison.compare_strategies(1.0, NOW).note
+    assert note == f"Too little to compare: {LedgerRow.objects.count()} requests of the 200 that are needed."
+    monkeypatch.setattr(comparison, "LEAST_REQUESTS", 100)
+    first = LedgerRow.objects.order_by("arrived_at").first().arrived_at
+    covered_s = int((NOW - first).total_seconds())
+    note = comparison.compare_strategies(1.0, NOW).note
+    assert note == f"Too little to compare: requests of {covered_s} s; 5 minutes are needed."
+
+
+def test_the_newest_requests_of_a_busy_fleet_are_compared_whatever_time_they_cover(
+    ledger, make_instance, monkeypatch, settings
+):
+    make_instance()
+    monkeypatch.setattr(comparison.Replay, "line", lambda self, name: {"strategy": name})
+    settings.COMPARE_REQUESTS = 250
+    row = comparison.compare_strategies(1.0, NOW)
+    assert row.requests == 250
+    assert len(row.rows) == len(strategies.names()) - 1
+    assert row.note.startswith("the newest 250 requests, of 4.")
+
+
 @pytest.mark.slow
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()
@@ -91,7 +116,19 @@ def test_bounded_in_requests_the_newest_first(ledger, make_instance, settings):
     assert len(replay.arrived_s) == 300
     assert replay.from_at == ledger[-300].arrived_at
     assert replay.arrived_s == sorted(replay.arrived_s)
-    assert replay.notes == ["the newest 300 requests"]
+    assert replay.notes == ["the newest 300 requests, of 5.1 min"]
+
+
+def test_the_fleet_has_the_round_trips_and_limits_that_it_had_live(ledger, make_instance):
+    fleet = inventory.read({PLACE[0]})
+    (deployment,) = fleet.deployments.values()
+    cluster = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    assert (cluster.round_trip_s(PLACE[:2]), cluster.ahead_limit(PLACE[:2])) == (0.0, -1)
+    LedgerRow.objects.update(trace=[{"moved": "a to b"}, {"round_trip_ms": 40.0}])
+    LedgerRow.objects.filter(pk__in=[row.pk for row in ledger[-3:]]).update(trace=[{"round_trip_ms": None}])
+    deployment.requests_ahead_limit = 2
+    cluster = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    assert (cluster.round_trip_s(PLACE[:2]), cluster.ahead_limit(PLACE[:2])) == (0.04, 2)
 
 
 def test_and_in_time(ledger, make_instance, settings):

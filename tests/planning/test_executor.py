@@ -67,11 +67,12 @@ class TestAdding:
     def test_a_failed_one_is_the_last_way_and_not_at_once(self, make_instance, node, deployment):
         deployment.max_instances = 4
         deployment.save()
-        Node.objects.update(gpu_count=2)
-        failed = make_instance(state=S.FAILED, node=node)
+        Node.objects.update(gpu_count=4)
+        make_instance(node=node)
+        failed = make_instance(state=S.FAILED, node=node, failures=4)
         with pytest.raises(executor.Refused, match="no node has 2 free GPUs, 0 at most"):
             executor.add(*PLACE, why())
-        long_ago(failed, minutes=2)
+        long_ago(failed, seconds=41)  # 5 s, doubled three times
         assert executor.add(*PLACE, why()).instance == failed.name
         assert states()[failed.name] == S.PROVISIONING
 
@@ -143,6 +144,53 @@ class TestAdding:
     def test_names_are_not_given_twice(self, make_instance):
         make_instance(name="llama-3-1-8b-us-east-1")
         assert executor.add(*PLACE, why()).instance == "llama-3-1-8b-us-east-2"
+
+
+class TestBelowTheMinimum:
+    """A failed instance is started again first; a new one is made where that does not help."""
+
+    @pytest.fixture(autouse=True)
+    def two(self, deployment):
+        deployment.min_instances, deployment.max_instances = 2, 3
+        deployment.save()
+
+    def test_the_failed_one_is_waited_for(self, make_instance):
+        make_instance()
+        failed = make_instance(state=S.FAILED, failures=1)
+        with pytest.raises(executor.Waits):
+            executor.add(*PLACE, why())
+        assert executor.attempt(1, *PLACE, why()) is None
+        assert not Event.objects.filter(kind="scaling.refused").exists()  # nothing is wrong with that
+        long_ago(failed, seconds=6)
+        move = executor.add(*PLACE, why())
+        assert (move.instance, move.inputs["how"]) == (failed.name, "started again (failed)")
+        assert Instance.objects.count() == 2
+
+    def test_a_second_one_missing_is_made(self, make_instance):
+        make_instance(state=S.FAILED, failures=1)
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+        with pytest.raises(executor.Waits):
+            executor.add(*PLACE, why())
+
+    def test_a_stopped_one_need_not_be_waited_for(self, make_instance):
+        make_instance(), make_instance(state=S.FAILED, failures=1)
+        stopped = make_instance(state=S.STOPPED)
+        assert executor.add(*PLACE, why()).instance == stopped.name
+
+    def test_one_in_a_crash_loop_is_replaced(self, make_instance):
+        make_instance(), make_instance(state=S.FAILED, failures=3)
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+
+    def test_but_not_without_end(self, make_instance):
+        looping = [make_instance(state=S.FAILED, failures=5) for _ in range(3)]
+        with pytest.raises(executor.Waits):
+            executor.add(*PLACE, why())
+        long_ago(looping[1], minutes=2)
+        assert executor.add(*PLACE, why()).instance == looping[1].name
+
+    def test_above_it_nothing_is_waited_for(self, make_instance):
+        make_instance(), make_instance(), make_instance(state=S.FAILED, failures=1)
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
 
 
 class TestRemoving:

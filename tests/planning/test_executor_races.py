@@ -27,6 +27,7 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
 )
+from controlplane.fleet.restarts import CRASH_LOOP
 from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning import executor, rollout
 from controlplane.planning.floor import in_a_thread
@@ -111,10 +112,15 @@ def other(deployment, language_model, profile):
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.FAILED], ids=["started again", "new"])
 def test_two_models_do_not_get_the_same_gpus(state, make_instance, deployment, other, node, monkeypatch):
-    """Stopped ones would start again on their node; beside ones that failed a moment ago new ones are made."""
+    """Stopped ones would start again on their node; beside ones in a crash loop new ones are made."""
     Node.objects.update(gpu_count=2)  # room for one
     for row in (deployment, other):
-        make_instance(state=state, deployment=row, node=node if state == S.STOPPED else None)
+        make_instance(
+            state=state,
+            deployment=row,
+            node=node if state == S.STOPPED else None,
+            failures=CRASH_LOOP if state == S.FAILED else 0,
+        )
     monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
     answers = at_once(PLACE, OTHER)
     assert sorted(answer.startswith("refused") for answer in answers) == [False, True]

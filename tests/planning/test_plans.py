@@ -209,7 +209,48 @@ class TestForecasts:
 
         monkeypatch.setattr(forecasts._Learner, "predict", predict)
         assert sorted(row.slo_class for row in services.make_forecasts(NOW)) == ["", "", "interactive", "interactive"]
-        assert "no forecast of llama-3.1-8b us-east prompt flexible" in caplog.text
+        assert "2 series have no forecast. llama-3.1-8b us-east prompt flexible" in caplog.text
+
+    def test_where_a_forecaster_fails_a_simpler_one_stands_in_and_the_row_says_so(
+        self, make_minutes, monkeypatch, settings, caplog
+    ):
+        from forecasting.workload.blend import BlendModel
+
+        def fails(*_):
+            raise IndexError("index 20 is out of bounds")
+
+        settings.FORECASTER = "blend"
+        monkeypatch.setattr(BlendModel, "fit", fails)
+        make_minutes(20)
+        for minute in range(3):
+            now = NOW + timedelta(minutes=minute)
+            rows = services.make_forecasts(now)
+            make_minutes(1, until=now + timedelta(minutes=1))
+            assert {(row.slo_class, row.forecaster) for row in rows} == {("", "ets"), ("interactive", "ets")}
+            assert {row.note for row in rows} == {"blend failed (IndexError: index 20 is out of bounds): ets stands in"}
+        # Once for all series and rounds: neither an event nor a traceback for each.
+        event = Event.objects.get(kind="planning.forecaster_failed")
+        assert event.severity == "warning"
+        assert event.reason.startswith(
+            "2 series are forecast by a simpler forecaster. llama-3.1-8b us-east prompt: Index"
+        )
+        assert caplog.text.count("Traceback") == 1
+        # When it is fitted anew, the forecaster itself is tried again.
+        monkeypatch.undo()
+        settings.FORECASTER, settings.FORECAST_REFIT_S = "blend", -1.0
+        rows = services.make_forecasts(NOW + timedelta(minutes=3))
+        assert {(row.forecaster, row.note) for row in rows} == {("blend", "")}
+
+    def test_refits_take_a_part_of_a_round_and_the_others_wait(self, make_minutes, monkeypatch, settings):
+        make_minutes(40)
+        services.make_forecasts(NOW)
+        settings.FORECAST_REFIT_S = -1.0
+        fitted, real = [], forecasts._Learner._new
+        monkeypatch.setattr(forecasts._Learner, "_new", lambda self: fitted.append(self.series.name) or real(self))
+        clock = iter(range(0, 100_000, int(forecasts.REFITS_SHARE * settings.FORECAST_EVERY_S) - 1))
+        monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        assert len(services.make_forecasts(NOW)) == 4
+        assert fitted == ["llama-3.1-8b us-east prompt"]
 
     def test_when_their_time_is_over_the_classes_left_come_first_the_next_time(
         self, make_minutes, settings, monkeypatch
@@ -328,7 +369,7 @@ class TestPlans:
         needed = target["demand_tokens_per_s"] / target["capability_tokens_per_s"]
         assert target["target"] == min(3, np.ceil(needed))
         assert target["reason"]
-        assert row.valid_until == NOW.replace(second=0) + timedelta(minutes=5)
+        assert row.valid_until == NOW + timedelta(hours=2)  # two periods of plans
         assert (row.strategy, row.status) == ("lt_ua", PlanStatus.SHADOW)
         assert row.inputs["demand_tokens_per_s"]["us-east"] == [pytest.approx(30_000, rel=0.01)] * 5
         assert row.inputs["capability_tokens_per_s"]["a100-80gb"]["source"] == "profile"
@@ -343,7 +384,7 @@ class TestPlans:
         [
             (PolicyMode.SHADOW, "lt_u", PlanStatus.SHADOW),
             (PolicyMode.ASK, "lt_u", PlanStatus.ADVICE),
-            (PolicyMode.AUTO, "lt_u", PlanStatus.APPLIED),
+            (PolicyMode.AUTO, "lt_u", PlanStatus.IN_FORCE),
             (PolicyMode.AUTO, "reactive", PlanStatus.SHADOW),
         ],
     )
@@ -351,8 +392,51 @@ class TestPlans:
         policy(language_model, mode, strategy)
         (row,) = services.make_plans(NOW)
         assert row.status == status
-        assert (row.applied_at is not None) == (status == PlanStatus.APPLIED)
-        assert Event.objects.filter(kind="plan.applied").exists() == (status == PlanStatus.APPLIED)
+        assert row.carried_out_at is None  # nothing has been moved yet
+        assert Event.objects.filter(kind="plan.in_force").exists() == (status == PlanStatus.IN_FORCE)
+
+    def test_a_plan_that_its_strategy_did_not_carry_out_says_so_and_why(self, busy, language_model):
+        policy(language_model, PolicyMode.AUTO, "lt_ua")
+        (first,) = services.make_plans(NOW)
+        Deployment.objects.update(max_instances=2)
+        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        first.refresh_from_db()
+        assert (first.status, second.status) == (PlanStatus.SUPERSEDED, PlanStatus.IN_FORCE)
+        wanted = first.targets[0]["target"] - 1
+        assert first.note.startswith(f"0 of {wanted} moves made; LT-UA adds only while use is above 70 %")
+
+    def test_a_plan_in_force_that_the_next_repeats_goes_on(self, busy, language_model, make_instance, node):
+        """Also when its strategy has added one meanwhile: three are wanted, of which there was one at first."""
+        policy(language_model, PolicyMode.AUTO, "lt_ua")
+        (first,) = services.make_plans(NOW)
+        assert first.targets[0]["target"] == 3
+        make_instance(node=node)
+        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        assert (second.pk, second.status) == (first.pk, PlanStatus.IN_FORCE)
+        assert (second.targets[0]["present"], second.targets[0]["target"]) == (1, 3)
+        assert second.made_at > first.made_at
+        make_instance(node=node)
+        (third,) = services.make_plans(NOW + timedelta(minutes=2))
+        first.refresh_from_db()
+        assert (first.status, third.status) == (PlanStatus.CARRIED_OUT, PlanStatus.CARRIED_OUT)
+        assert "nothing to move" in third.note
+
+    def test_a_plan_is_valid_until_its_successor_may_be_late(self, busy, language_model, settings):
+        settings.PLAN_EVERY_S = 60.0
+        policy(language_model, PolicyMode.AUTO)
+        (row,) = services.make_plans(NOW)
+        assert row.valid_until == NOW.replace(second=0) + timedelta(minutes=5)  # the end of its forecast
+        settings.PLAN_EVERY_S = 600.0
+        (row,) = services.make_plans(NOW)
+        assert row.valid_until == NOW + timedelta(minutes=20)
+
+    def test_an_approved_plan_that_the_next_repeats_goes_on(self, busy, language_model, operator):
+        policy(language_model, PolicyMode.ASK)
+        (first,) = services.make_plans(NOW)
+        ScalingPlan.objects.update(status=PlanStatus.IN_PROGRESS)
+        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        assert (second.pk, second.status) == (first.pk, PlanStatus.IN_PROGRESS)
+        assert second.valid_until > first.valid_until
 
     def test_a_model_that_is_off_or_has_no_policy_is_not_planned(self, busy, language_model):
         assert services.make_plans(NOW) == []
@@ -363,12 +447,12 @@ class TestPlans:
         policy(language_model, PolicyMode.SHADOW)
         (first,) = services.make_plans(NOW)
         applied = ScalingPlan.objects.create(
-            model=language_model, strategy="x", status=PlanStatus.APPLIED, valid_until=NOW
+            model=language_model, strategy="x", status=PlanStatus.CARRIED_OUT, valid_until=NOW
         )
         services.make_plans(NOW + timedelta(minutes=1))
         first.refresh_from_db()
         applied.refresh_from_db()
-        assert (first.status, applied.status) == (PlanStatus.SUPERSEDED, PlanStatus.APPLIED)
+        assert (first.status, applied.status) == (PlanStatus.SUPERSEDED, PlanStatus.CARRIED_OUT)
 
     def test_advice_that_would_be_the_same_stays_the_same_row(self, busy, language_model):
         policy(language_model, PolicyMode.ASK)
@@ -376,7 +460,7 @@ class TestPlans:
         (second,) = services.make_plans(NOW + timedelta(minutes=1))
         assert first.pk == second.pk
         first.refresh_from_db()
-        assert first.valid_until == NOW.replace(second=0) + timedelta(minutes=6)
+        assert first.valid_until == NOW + timedelta(hours=2, minutes=1)
         assert first.made_at == NOW + timedelta(minutes=1)
 
     def test_nothing_to_do_is_no_advice(self, make_minutes, make_instance, language_model):
@@ -385,7 +469,7 @@ class TestPlans:
         services.make_forecasts(NOW)
         policy(language_model, PolicyMode.ASK)
         (row,) = services.make_plans(NOW)
-        assert row.status == PlanStatus.APPLIED
+        assert row.status == PlanStatus.CARRIED_OUT
         assert row.note.startswith("nothing to move")
 
     def test_what_nobody_can_value_is_not_planned_away(self, busy, language_model, profile, caplog):

@@ -49,10 +49,10 @@ def test_instances_are_added_up_to_the_target(approved, make_instance):
     assert [move.delta for move in moves] == [1, 1]
     assert {(move.source, move.plan, move.reason) for move in moves} == {(MoveSource.PLAN, plan, "a peak")}
     plan.refresh_from_db()
-    assert plan.status == PlanStatus.APPLIED
-    assert plan.applied_at is not None
-    event = Event.objects.get(kind="plan.applied")
-    assert event.after == {"status": "applied", "moves": 2, "left": 0}
+    assert plan.status == PlanStatus.CARRIED_OUT
+    assert plan.carried_out_at is not None
+    event = Event.objects.get(kind="plan.carried_out")
+    assert event.after == {"status": "carried_out", "moves": 2}
     assert apply() == []  # once
 
 
@@ -62,7 +62,7 @@ def test_or_taken_away_down_to_it(approved, make_instance):
     assert [move.delta for move in apply()] == [-1, -1]
     assert Instance.objects.filter(state=S.DRAINING).count() == 2
     plan.refresh_from_db()
-    assert plan.status == PlanStatus.APPLIED
+    assert plan.status == PlanStatus.CARRIED_OUT
 
 
 def test_what_others_moved_meanwhile_is_not_moved_again(approved, make_instance):
@@ -70,7 +70,7 @@ def test_what_others_moved_meanwhile_is_not_moved_again(approved, make_instance)
     approved(2)
     make_instance()
     assert apply() == []
-    assert ScalingPlan.objects.get().status == PlanStatus.APPLIED
+    assert ScalingPlan.objects.get().status == PlanStatus.CARRIED_OUT
 
 
 def test_a_full_node_is_waited_for(approved, make_instance, node):
@@ -80,12 +80,12 @@ def test_a_full_node_is_waited_for(approved, make_instance, node):
     plan = approved(2)
     assert apply() == []
     plan.refresh_from_db()
-    assert (plan.status, plan.targets[0]["left"]) == (PlanStatus.APPROVED, 1)
+    assert (plan.status, plan.targets[0]["left"]) == (PlanStatus.IN_PROGRESS, 1)
     assert "no node has 2 free GPUs" in Event.objects.get(kind="scaling.refused").reason
     Instance.objects.filter(pk=leaving.pk).update(state=S.FAILED, node=None)
     assert [move.delta for move in apply()] == [1]
     plan.refresh_from_db()
-    assert plan.status == PlanStatus.APPLIED
+    assert plan.status == PlanStatus.CARRIED_OUT
 
 
 def test_while_it_waits_it_takes_nothing_away_that_others_added(approved, make_instance, node):
@@ -105,19 +105,68 @@ def test_when_its_time_is_over_it_says_what_is_missing(approved, make_instance, 
     assert len(apply()) == 1
     apply(timedelta(hours=2))
     plan.refresh_from_db()
-    assert plan.status == PlanStatus.APPLIED
-    assert plan.note.startswith("1 instance could not be added in time.")
-    assert Event.objects.get(kind="plan.applied").severity == Severity.WARNING
+    assert (plan.status, plan.carried_out_at) == (PlanStatus.EXPIRED, None)
+    assert plan.note.startswith("1 instance not added in us-east: a100-80gb: no node has 2 free GPUs")
+    event = Event.objects.get(kind="plan.expired")
+    assert (event.severity, event.after["moves"]) == (Severity.WARNING, 1)
 
 
-def test_one_of_which_nothing_could_be_done_has_failed(approved, make_instance, node):
+def test_one_of_which_nothing_could_be_done_has_expired(approved, make_instance, node):
     Node.objects.update(gpu_count=2)
     make_instance(node=node)
     plan = approved(2)
     apply()
     apply(timedelta(hours=2))
     plan.refresh_from_db()
-    assert plan.status == PlanStatus.FAILED
+    assert plan.status == PlanStatus.EXPIRED
+
+
+def test_what_cannot_be_taken_away_is_not_carried_out_either(approved, make_instance):
+    """All but one are still loading: nothing can drain, and the plan does not say that it was carried out."""
+    make_instance()
+    loading = [make_instance(state=S.LOADING) for _ in range(2)]
+    plan = approved(1, present=3)
+    assert [move.delta for move in apply()] == [-1]
+    plan.refresh_from_db()
+    assert (plan.status, plan.targets[0]["left"]) == (PlanStatus.IN_PROGRESS, -1)
+    assert "none is ready" in plan.targets[0]["obstacle"]
+    Instance.objects.filter(pk=loading[0].pk).update(state=S.READY)
+    assert [move.delta for move in apply()] == [-1]
+    plan.refresh_from_db()
+    assert plan.status == PlanStatus.CARRIED_OUT
+
+
+def test_what_others_added_meanwhile_is_not_added_again(approved, make_instance, node):
+    Node.objects.update(gpu_count=2)
+    make_instance(node=node)
+    plan = approved(3)
+    apply()
+    make_instance()
+    Node.objects.update(gpu_count=8)
+    assert len(apply()) == 1
+    plan.refresh_from_db()
+    assert plan.status == PlanStatus.CARRIED_OUT
+
+
+def test_advice_and_plans_in_force_expire(make_instance, language_model, operator):
+    make_instance()
+    row = {"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}
+    values = {"model": language_model, "strategy": "lt_ua", "valid_until": timezone.now(), "targets": [row]}
+    advice = ScalingPlan.objects.create(status=PlanStatus.ADVICE, note="as forecast", **values)
+    followed = ScalingPlan.objects.create(status=PlanStatus.IN_FORCE, **values)
+    assert apply(timedelta(seconds=1)) == []
+    advice.refresh_from_db()
+    followed.refresh_from_db()
+    assert (advice.status, advice.note) == (PlanStatus.EXPIRED, "Nobody decided about it in time. as forecast")
+    assert followed.status == PlanStatus.EXPIRED
+    assert followed.note == (
+        "0 of 2 moves made; LT-UA adds only while use is above 70 %, and takes away only below 30 %"
+    )
+    make_instance(), make_instance()
+    reached = ScalingPlan.objects.create(status=PlanStatus.IN_FORCE, **values)
+    apply(timedelta(seconds=1))
+    reached.refresh_from_db()
+    assert (reached.status, reached.note) == (PlanStatus.CARRIED_OUT, "")
 
 
 def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance, monkeypatch):
@@ -144,7 +193,7 @@ def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance
 def test_plans_that_nobody_approved_are_left_alone(make_instance, language_model):
     make_instance()
     row = {"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}
-    for status in set(PlanStatus) - {PlanStatus.APPROVED}:
+    for status in set(PlanStatus) - set(rollout.TO_CARRY_OUT):
         ScalingPlan.objects.create(
             model=language_model, strategy="x", status=status, valid_until=timezone.now(), targets=[row]
         )

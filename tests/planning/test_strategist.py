@@ -60,7 +60,7 @@ def automatic(language_model, deployment):
 
 
 def plan(language_model, target, present=1, demand=5000.0, minutes=60, **values):
-    values = {"status": PlanStatus.APPLIED} | values
+    values = {"status": PlanStatus.IN_FORCE} | values
     row = {
         "region": PLACE[1],
         "gpu_type": "a100-80gb",
@@ -246,7 +246,7 @@ class TestAdvice:
         advised = strategist.advice(row, "us-east", row.made_at)
         assert (advised.target_instances, advised.soon_instances) == (4, 3)
 
-    @pytest.mark.parametrize("status", sorted(set(PlanStatus) - {PlanStatus.APPLIED, PlanStatus.APPROVED}))
+    @pytest.mark.parametrize("status", sorted(set(PlanStatus) - set(selectors.IN_FORCE)))
     def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)
         assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) is None

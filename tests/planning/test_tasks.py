@@ -6,8 +6,8 @@ import pytest
 from django.conf import settings as real_settings
 from django.utils import timezone
 
-from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import InstanceCommand
+from controlplane.jobs.models import JobRow
 from controlplane.planning import comparison, executor, services
 from controlplane.planning.models import Forecast, MoveSource, PlanStatus, ScalingMove, ScalingPlan, StrategyComparison
 from workers.tasks import planning as tasks
@@ -70,26 +70,43 @@ class TestSchedule:
         Forecast.objects.update(made_at=timezone.now() - timedelta(minutes=10))
         tasks.forecast_and_plan()
         assert made == ["forecasts"]
-        ScalingPlan.objects.update(made_at=timezone.now() - timedelta(minutes=59))
+        ScalingPlan.objects.update(made_at=timezone.now() - timedelta(minutes=59, seconds=50))
         tasks.forecast_and_plan()
         assert made == ["forecasts", "forecasts", "plans"]
 
+    def test_plans_wait_for_forecasts_in_the_making_and_not_for_long(self, made, settings, language_model):
+        settings.PLAN_EVERY_S = 600.0
+        plan(language_model, minutes=11)
+        with tasks.only_one("forecasts"):
+            tasks.forecast_and_plan()
+            assert made == []
+            ScalingPlan.objects.update(made_at=timezone.now() - timedelta(minutes=15))
+            tasks.forecast_and_plan()
+        assert made == ["plans"]
+
     def test_a_second_worker_does_not_do_the_same_at_the_same_time(self, made):
-        with tasks.only_one("forecast_and_plan") as free:
+        with tasks.only_one("forecasts") as free, tasks.only_one("plans"):
             assert free
             tasks.forecast_and_plan()
         assert made == []
         tasks.forecast_and_plan()
         assert made
 
-    def test_a_solver_that_fails_is_an_event_once_and_costs_no_forecast(self, made, caplog):
+    def test_a_solver_that_fails_is_counted_said_once_and_costs_no_forecast(self, made, caplog):
         made.error = ArithmeticError("unbounded")
         tasks.forecast_and_plan()
         tasks.forecast_and_plan()
         assert made == ["forecasts", "plans"] * 2
-        event = Event.objects.get(kind="planning.plans_failed")
-        assert (event.reason, event.severity) == ("ArithmeticError: unbounded", Severity.CRITICAL)
-        assert "no plans" in caplog.text
+        plans, forecasts = JobRow.objects.get(pk="plans"), JobRow.objects.get(pk="forecasts")
+        assert (plans.failures_in_a_row, plans.last_error) == (2, "ArithmeticError: unbounded")
+        assert plans.last_success_at is None
+        assert forecasts.last_success_at is not None
+        assert forecasts.failures_total == 0
+        assert caplog.text.count("Traceback") == 1
+        made.error = None
+        tasks.forecast_and_plan()
+        plans.refresh_from_db()
+        assert (plans.failures_in_a_row, plans.failures_total, plans.failing_since) == (0, 2, None)
 
     def test_every_task_of_the_schedule_is_there_and_goes_to_a_queue_that_is_worked_on(self):
         from controlplane import celery_app
@@ -163,7 +180,7 @@ class TestPruning:
         assert tasks.prune_planning() == 1 + 3
         assert Forecast.objects.count() == 1
         left = set(ScalingPlan.objects.values_list("status", flat=True))
-        assert left == {"advice", "approved", "applied", "failed"}
+        assert left == {"advice", "approved", "in_progress", "in_force", "carried_out", "expired"}
 
 
 class TestComparisons:
@@ -182,7 +199,7 @@ class TestComparisons:
         tasks.compare_strategies()
         row = StrategyComparison.objects.get()
         assert (row.requests, row.rows) == (0, [])
-        assert row.note == "Too little to compare: 0 requests; 200 over 5 minutes are needed."
+        assert row.note == "Too little to compare: 0 requests of the 200 that are needed."
         soon = timezone.now() + timedelta(minutes=3)
         assert comparison.due(soon)
         comparison.compare_strategies(1.0, soon)

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from scheduling.allowance import ROUND_TRIP_S, note_end
 from scheduling.fleet import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.reference import PlainFleet, PlainInstance
 
@@ -17,10 +18,23 @@ plain_instances = st.builds(
     kv_tokens=st.integers(0, 8),
     kv_capacity_tokens=st.sampled_from([0, 3, 6, 9, 12, 24]),
     remaining_tokens=st.integers(0, 5),
+    ahead_limit=st.sampled_from([-1, 0, 1, 3]),
+    ahead_open=st.sampled_from([0, 0, 1, 2]),
+    round_trip_s=st.sampled_from([0.0, 1.0]),
 )
+ends = st.lists(st.integers(0, 8).map(lambda drawn: drawn / 4), max_size=8).map(sorted)
+
+
+def after(instance: PlainInstance, moments: list[float]) -> PlainInstance:
+    """*instance*, where requests have ended at *moments*."""
+    for now_s in moments:
+        instance.note_end(now_s)
+    return instance
+
+
 plain_fleets = st.builds(
     PlainFleet,
-    instances=st.lists(plain_instances, min_size=1, max_size=12),
+    instances=st.lists(st.builds(after, plain_instances, ends), min_size=1, max_size=12),
     cursor=st.dictionaries(st.integers(0, ENDPOINTS - 1), st.integers(-1, 12)),
 )
 
@@ -41,6 +55,10 @@ def as_arrays(plain: PlainFleet, endpoint_count: int = ENDPOINTS) -> tuple[Fleet
         fleet.placed_tokens[slot] = instance.placed_tokens
         fleet.memory_tokens[slot] = instance.memory_tokens
         fleet.profile[slot] = instance.profile or 0.0
+        fleet.ahead_limit[slot], fleet.ahead_open[slot] = instance.ahead_limit, instance.ahead_open
+        fleet.round_trips[slot, ROUND_TRIP_S] = instance.round_trip_s
+        for now_s in (each for trip in instance.trips for each in trip):
+            note_end(fleet, slot, now_s)
     for endpoint, slot in plain.cursor.items():
         endpoints.cursor[endpoint] = slot
     index_members(fleet, endpoints)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def test_the_queue_is_dispatched_in_order_until_the_head_has_no_room(policy, pla
             expected = (-1, -1)
             if queue:
                 _, _, prompt_tokens, output_tokens = requests[slots.index(queue[0])]
-                chosen = reference.POLICIES[policy](plain, endpoint, prompt_tokens, output_tokens)
+                twin = reference.POLICIES[policy]
+                chosen = plain.dispatch(partial(twin, plain, endpoint, prompt_tokens, output_tokens), endpoint)
                 if chosen >= 0:
                     plain.place(chosen, prompt_tokens, output_tokens)
                     expected = (queue.pop(0), chosen)
@@ -69,11 +71,11 @@ def test_a_long_request_at_the_head_is_not_overtaken():
 
 AFTER_WARM_UP = """
 import numpy as np
-from scheduling import dispatch, fleet, ordering, regions, routing
+from scheduling import allowance, dispatch, fleet, ordering, regions, routing
 from scheduling.profile import Profile
 
 def compiled():
-    kernels = {id(k): k for m in (dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
+    kernels = {id(k): k for m in (allowance, dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
                if hasattr(k, "signatures")}
     return {k.__name__: len(k.signatures) for k in kernels.values()}
 
@@ -98,6 +100,9 @@ for name, router in routing.POLICIES.items():
     ordering.free_slot(waiting, slot)
     routing.advance(arrays, instance, 110, 0, 101)
     routing.release(arrays, instance, 110, 101)
+allowance.note_round_trip(arrays, instance, 0.01)
+allowance.note_end(arrays, instance, 12.5)
+allowance.allowance(arrays, instance), allowance.requests_ahead(arrays, instance)
 many = np.zeros(3, np.int64)
 routing.advance_many(arrays, many, many, many, many)
 ordering.rekey_many(waiting, ordering.in_order(waiting, 0), np.zeros(0))

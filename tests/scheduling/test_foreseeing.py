@@ -62,6 +62,7 @@ def loads(draw):
         placed_tokens=draw(st.integers(0, 90)),
         memory_tokens=draw(st.sampled_from([0, 0, 16, 128])),
         profile=draw(profiles),
+        ahead_open=draw(st.sampled_from([0, 0, 1, 2])),
     )
     return instance, requests
 
@@ -120,6 +121,7 @@ def test_kernel_decides_as_its_twin(policy, drawn, endpoint, prompt_tokens, outp
 )
 def test_no_number_keeps_it_from_an_instance_with_room(drawn, scale, prompt_tokens, output_tokens):
     plain, _, fleet, endpoints, ahead, affinity = world(drawn)
+    fleet.ahead_open[:] = 0
     fleet.profile[:] *= scale
     fleet.kv_capacity_tokens[:] *= 10**10
     fleet.memory_tokens[::2] = 1

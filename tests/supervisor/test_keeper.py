@@ -1,6 +1,7 @@
 """Starting parts, waiting for them, starting them again, and stopping them in order with nothing left behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kombu.exceptions import OperationalError
 
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from tests.supervisor.conftest import alive, program, until
@@ -96,28 +98,99 @@ async def test_a_part_that_dies_is_started_again(keeper: Keeper, said: Callable[
     assert "celery ended (exit status 1; last line: life is short); starting it again in 0.05 s" in said()
     assert "starting it again in 0.1 s" in said()
     await until(lambda: len(restarts) == 2)
-    assert not keeper.ended.done()
 
 
-async def test_a_failing_hook_after_a_restart_is_said_and_survived(
+async def test_a_failing_hook_after_a_restart_is_said_and_tried_again(
     keeper: Keeper, said: Callable[[], str], tmp_path: Path
 ) -> None:
+    tries: list[int] = []
+
     async def on_restart() -> None:
-        raise PartError("prepare failed (exit status 1)")
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise PartError("prepare failed (exit status 1)")
+        if len(tries) == 2:
+            raise ConnectionError("no database")
 
     source = (
         "import os, sys, time; os.path.exists(sys.argv[1]) or (open(sys.argv[1], 'w'), sys.exit(1)); time.sleep(600)"
     )
     await keeper.start(Part("emulator", program(source, str(tmp_path / "died")), on_restart=on_restart))
-    await until(lambda: "prepare failed (exit status 1)" in said())
-    assert not keeper.ended.done()
+    await until(lambda: len(tries) == 3)
+    assert "emulator: prepare failed (exit status 1); trying again in 0.05 s" in said()
+    assert "emulator: ConnectionError('no database'); trying again in 0.1 s" in said()
+    await asyncio.sleep(0.5)
+    assert len(tries) == 3
 
 
-async def test_a_part_the_house_cannot_do_without_ends_it(keeper: Keeper, said: Callable[[], str]) -> None:
-    await keeper.start(Part("redis", program("raise SystemExit('bad file')"), fatal_after=2))
-    line = await keeper.ended
-    assert line == ("redis ended (exit status 1; last line: bad file), and the house cannot go on without it")
-    assert said().count("starting it again") == 2
+async def test_a_probe_that_raises_says_not_ready_and_why(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    """As the Celery probe does while Redis is away."""
+    broken = [True]
+
+    async def probe() -> str | None:
+        if broken[0]:
+            raise OperationalError("Connection refused")
+        return "it answers"
+
+    with pytest.raises(
+        PartError, match=r"^celery was not ready within 0\.2 s \(OperationalError: Connection refused\)$"
+    ):
+        await keeper.start(Part("celery", program(SLEEP), probe, ready_within_s=0.2))
+    broken[0] = False
+    await keeper.start(Part("celery", program(SLEEP), probe, ready_within_s=0.2))
+    broken[0] = True
+    os.kill(keeper.process_id("celery"), signal.SIGKILL)
+    await until(lambda: "was not ready within 0.2 s (OperationalError: Connection refused); starting it" in said())
+    await until(lambda: "was not ready within 0.4 s" in said())  # a busy machine is given longer each time
+    broken[0] = False
+    await until(lambda: "celery is back" in said())
+
+
+async def test_parts_killed_in_turn_together_and_again_while_they_start(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    """As kill -9 of Redis, then of Celery, whose probe needs Redis: nothing that can be started again ends the stack."""
+    names = ("redis", "celery", "web")
+    published: list[dict[str, dict[str, object]]] = []
+    keeper._publish = lambda parts: published.append({str(part["name"]): part for part in parts})
+
+    async def needs_redis() -> str | None:
+        if published[-1]["redis"]["state"] != "running":
+            raise OperationalError("Connection refused")
+        return "ready"
+
+    for name in names:
+        part = Part(name, program(SLEEP), needs_redis if name == "celery" else None, longest_back_off_s=0.1)
+        await keeper.start(part)
+
+    def kill(name: str) -> None:
+        os.kill(keeper.process_id(name), signal.SIGKILL)
+
+    def running() -> bool:
+        return all(
+            published[-1][name]["state"] == "running"
+            and published[-1][name]["process_id"] == keeper.process_id(name)
+            and alive(keeper.process_id(name))
+            for name in names
+        )
+
+    deaths = 0
+    for victims in [*[(name,) for name in names], ("redis", "celery"), ("celery", "web", "redis"), *[("redis",)] * 5]:
+        for name in victims:
+            kill(name)
+            deaths += 1
+        await until(lambda count=deaths: sum(int(p["restarts"]) for p in published[-1].values()) >= count)  # type: ignore[misc]
+        await until(running)
+    for _ in range(2):  # the same one again during its start
+        before = keeper.process_id("celery")
+        kill("celery")
+        await until(lambda pid=before: keeper.process_id("celery") != pid)  # type: ignore[misc]
+        with contextlib.suppress(ProcessLookupError):
+            kill("celery")
+        await until(running)
+    assert said().count("redis ended (SIGKILL); starting it again") == 8
 
 
 async def test_stopping_goes_stage_by_stage(keeper: Keeper, tmp_path: Path) -> None:

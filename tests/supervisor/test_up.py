@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,39 @@ def test_after_the_emulator_died_its_instances_are_started_anew(house: RunningHo
         return bool(tiles["instances"][0]) and tiles["instances_ready"][0] == tiles["instances"][0]
 
     house.wait_for("ready instances", all_ready)
+
+
+def part(address: Address, name: str) -> dict[str, Any]:
+    """What the supervisor says of a part, in the file that the web process reads."""
+    written = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / "parts.json").read_text())
+    return next(row for row in written["parts"] if row["name"] == name)
+
+
+def test_no_part_ends_it_whichever_dies_with_which(house: RunningHouse, address: Address) -> None:
+    """Redis with Celery, whose probe needs it; three at a time; the same one again."""
+    names = ("redis", "web", "celery", "beat", "emulator", "traffic")
+
+    def running() -> bool:
+        return all(part(address, name)["state"] == "running" for name in names)
+
+    for victims in (("redis", "celery"), ("beat", "emulator", "traffic"), ("redis", "web"), ("celery",), ("celery",)):
+        before = {name: part(address, name) for name in victims}
+        for row in before.values():
+            os.kill(row["process_id"], signal.SIGKILL)
+        for name, row in before.items():
+            house.wait_for(
+                f"{name} to be started again",
+                lambda name=name, row=row: part(address, name)["restarts"] > row["restarts"],
+            )
+        house.wait_for(f"all parts after the death of {victims}", running)
+    assert part(address, "celery")["restarts"] >= 3
+
+    def well() -> bool:
+        body = json.loads(house.get(f"{address.url}/readyz"))
+        return body["status"] == "ready" and all(job["state"] in ("ok", "never") for job in body["jobs"].values())
+
+    house.wait_for("jobs that are done again", well)
+    assert "Traceback" not in house.text
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(house: RunningHouse) -> None:

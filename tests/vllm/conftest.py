@@ -204,8 +204,8 @@ def vllm_pair(vllm_fleet: VllmFleet) -> tuple[str, str]:
     return urls[0], urls[1]
 
 
-def emulated() -> "tuple[subprocess.Popen[str], str]":
-    """An emulator process with one server like the real one, and that server's address."""
+def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
+    """An emulator process with one server like the real one, but for *changes* of its settings, and its address."""
     command = [sys.executable, "-m", "workers.emulator", "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -228,6 +228,7 @@ def emulated() -> "tuple[subprocess.Popen[str], str]":
             "decode_b_s_per_sequence": 1e-5,
             "decode_c_s_per_token": 0.0,
         },
+        **changes,
     }
     request = urllib.request.Request(
         f"{match[0]}/emulator/instances/contract", data=json.dumps(body).encode(), method="PUT"

@@ -187,10 +187,10 @@ def predictors() -> list[Predictor]:
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
     from controlplane.planning.reproductions.ssjf import read_lengths
     from forecasting.lengths import bundled
-    from forecasting.lengths.datasets import FREE, read_sets
+    from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
 
     bert = read_lengths(Path(folder))
-    samples = read_sets(Path(folder), FREE).test
+    samples = read_sets(Path(folder), FREE, UNSEEN_SHARE).test
     tokens = np.array([sample.output_tokens for sample in samples])
     said = bundled().predict([sample.query for sample in samples]).tokens
     kept = tokens <= LONGEST

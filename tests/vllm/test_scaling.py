@@ -80,6 +80,7 @@ def turn() -> None:
     for key in list(pending.values_list("pk", flat=True)):
         fleet_tasks.run_command(key)
     fleet_tasks.watch_loading()
+    fleet_tasks.end_failed()
     planning_tasks.finish_drains()
 
 

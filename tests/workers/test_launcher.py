@@ -1,11 +1,13 @@
 """Both launchers: real processes (a small server that stands in for vLLM) and emulated instances."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
 import textwrap
 from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from scheduling.profile import Profile
 from tests.workers.conftest import FAST, Emulator, eventually
 from workers.vllm.client import VllmClient
-from workers.vllm.launcher import EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher, arguments
+from workers.vllm.launcher import EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher
+from workers.vllm.serve import arguments
 
 # Answers /health, has a child in its process group as vLLM has its engine, and writes its command line to its log.
 SERVER = """
@@ -39,7 +42,13 @@ async def launcher(tmp_path: Path) -> AsyncIterator[ProcessLauncher]:
     server = tmp_path / "server.py"
     server.write_text(textwrap.dedent(SERVER))
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {server} "$@"\n')
+    # Its parser takes every flag but --bad.
+    python.write_text(f"""#!/bin/sh
+case "$1" in *parse_arguments.py)
+    case "$2" in *--bad*) echo '{{"error": "unrecognized arguments: --bad"}}';; *) echo '{{"error": ""}}';; esac; exit;;
+esac
+exec {sys.executable} {server} "$@"
+""")
     python.chmod(0o755)
     launcher = ProcessLauncher(str(python), tmp_path / "run")
     yield launcher
@@ -132,7 +141,8 @@ async def test_a_number_that_another_process_has_now_is_left_alone(launcher: Pro
     record = launcher._read("a")
     assert record is not None
     pid_file = launcher._run_dir / "a.json"
-    pid_file.write_text(pid_file.read_text().replace(str(record.started_ticks), str(record.started_ticks - 1)))
+    other = replace(record, started_ticks=record.started_ticks - 1, mark="another's")
+    pid_file.write_text(json.dumps(asdict(other)))
     assert not await launcher.alive("a")
     await launcher.stop("a")
     assert launched.process_id is not None

@@ -7,42 +7,56 @@ reached, and what a worker that died had claimed.
 
 import asyncio
 import logging
-import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from celery import shared_task
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.services import deliver, move, nudge
+from controlplane.fleet import hosts, revisions
+from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from controlplane.fleet.services import deliver, move, nudge, tell_workers
 from controlplane.fleet.states import ActionError, InstanceState, check_move
 from workers.vllm.client import VllmClient, VllmError
-from workers.vllm.launcher import EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher
+from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 10.0  # of the API server; what follows it has its own (workers.vllm.processes)
 SLEEP_WAIT_S = 120.0  # vLLM answers /sleep?mode=wait when the last running request is done
 WAKE_WAIT_S = 60.0
+SLEEP_PROOF_S = 10.0  # for is_sleeping to say the same
 EMULATOR_PATIENCE_S = 15.0  # `manage.py up` starts worker and emulator side by side
-EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
-BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
 COMMAND_LIMIT_S = 180
 STALE_AFTER = timedelta(seconds=COMMAND_LIMIT_S + 60)
 REDELIVER_AFTER = timedelta(seconds=5)
+HUNG_S = 15.0
+FORWARD_EXPIRES_S = 5.0
+WATCH_TASK, END_TASK = "workers.tasks.fleet.watch_loading", "workers.tasks.fleet.end_failed"
 ACTOR = "fleet worker"
 
 
 @shared_task(soft_time_limit=COMMAND_LIMIT_S, time_limit=COMMAND_LIMIT_S + 20)
 def run_command(command_id: int) -> None:
-    """Carry out one InstanceCommand. Does nothing unless it is pending and first in its instance's line."""
+    """Carry out one InstanceCommand. Does nothing unless it is pending and first in its instance's line.
+
+    One that belongs to another host is left as it is, with words on why, and passed on to that host's queue.
+    """
+    rows = InstanceCommand.objects.select_related("instance__node").filter(state=CommandState.PENDING)
+    pending = rows.filter(pk=command_id).first()
+    if pending is None:
+        return
+    if why := hosts.obstacle(pending.instance):
+        _pass_on(pending, why)
+        return
     command = claim(command_id)
     if command is None:
         return
@@ -70,18 +84,19 @@ def run_pending_commands() -> int:
         state=CommandState.PENDING, started_at=None
     )
     pending = InstanceCommand.objects.filter(state=CommandState.PENDING, created_at__lt=now - REDELIVER_AFTER)
-    return sum(deliver(command) for command in pending.order_by("pk"))
+    return sum(deliver(command) for command in pending.select_related("instance__node").order_by("pk"))
 
 
 @shared_task
-def watch_loading() -> int:
+def watch_loading(forward: bool = True) -> int:
     """Fail instances whose server ended while loading: silence is normal then, so heartbeats cannot tell.
 
-    Returns how many were failed.
+    Looks at what this host started; the workers of other hosts are asked to do the same (*forward*). Returns how many
+    were failed.
     """
     failed = 0
     loading = Instance.objects.filter(state=InstanceState.LOADING).exclude(launcher=Launcher.EXTERNAL)
-    for instance in loading.select_related("deployment__model"):
+    for instance in _of_this_host(loading.select_related("deployment__model", "node"), WATCH_TASK, forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
             continue
@@ -96,6 +111,44 @@ def watch_loading() -> int:
     if failed:
         nudge()
     return failed
+
+
+@shared_task
+def end_failed(forward: bool = True) -> int:
+    """End what is left of servers whose instances have failed or stopped: an engine holds its GPU until it is gone.
+
+    One whose API server still lives may only hang, and has `HUNG_S` to answer again. Returns how many were ended.
+    """
+    ended = 0
+    rows = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=[InstanceState.FAILED, InstanceState.STOPPED])
+    for instance in _of_this_host(rows.select_related("node"), END_TASK, forward):
+        launcher = launcher_for(instance)
+        if not isinstance(launcher, ProcessLauncher) or (seen := launcher.record(instance.name)) is None:
+            continue
+        # Read again: the record tells one start from the next, and a start writes its row's state before it.
+        instance.refresh_from_db(fields=["state", "state_changed_at"])
+        if instance.state not in (InstanceState.FAILED, InstanceState.STOPPED):
+            continue
+        hangs = asyncio.run(launcher.alive(instance.name))
+        if hangs and (timezone.now() - instance.state_changed_at).total_seconds() < HUNG_S:
+            continue
+        if asyncio.run(launcher.end_failed(instance.name, seen)):
+            Instance.objects.filter(pk=instance.pk).update(process_id=None)
+            record("instance.ended", instance, actor=ACTOR, reason=f"what was left of its server on {settings.HOST}")
+            ended += 1
+    return ended
+
+
+def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterator[Instance]:
+    """Those of *rows* for which this host acts; for the others, with *forward*, their hosts' workers are sent *task*."""
+    others = set()
+    for instance in rows:
+        if not hosts.obstacle(instance):
+            yield instance
+        elif forward:
+            others.add(hosts.queue_of(instance))
+    for queue in sorted(others):
+        tell_workers(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
 
 
 @transaction.atomic
@@ -129,47 +182,6 @@ def launcher_for(instance: Instance) -> ServerLauncher:
             raise LaunchError(f"{instance.name} is started elsewhere: Pilothouse cannot start or stop it")
 
 
-def launch_spec(instance: Instance) -> LaunchSpec:
-    """What to start for *instance*, from its deployment's row and, if emulated, the profile measured for it.
-
-    Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
-    """
-    deployment: Deployment = instance.deployment
-    common = {
-        "name": instance.name,
-        "model": deployment.model.name,
-        "max_num_seqs": deployment.max_num_seqs,
-        "max_num_batched_tokens": deployment.max_num_batched_tokens,
-        "max_model_len": deployment.model.context_tokens,
-        "scheduling_policy": deployment.scheduling_policy,
-    }
-    if instance.launcher == Launcher.PROCESS:
-        return LaunchSpec(
-            **common,
-            source=deployment.model.source,
-            host=instance.node.address if instance.node else "127.0.0.1",
-            tensor_parallel=deployment.tensor_parallel,
-            gpus=instance.node.gpu_count if instance.node else 0,
-            gpu_memory_utilization=deployment.gpu_memory_utilization,
-            extra_args=tuple(shlex.split(deployment.vllm_args)),
-        )
-    row = deployment.profile()
-    if row is None:
-        raise LaunchError(
-            f"there is no performance profile for {deployment}, tensor parallel {deployment.tensor_parallel}"
-        )
-    kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
-    if kv_blocks < 1:
-        raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
-    return LaunchSpec(
-        **common,
-        profile=row.coefficients(),
-        block_size_tokens=BLOCK_SIZE_TOKENS,
-        kv_blocks=kv_blocks,
-        startup_s=EMULATED_STARTUP_S,
-    )
-
-
 def _start(instance: Instance, command: InstanceCommand) -> None:
     """Provisioning -> loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.PROVISIONING:
@@ -195,7 +207,9 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
         row = Instance.objects.select_for_update().get(pk=instance.pk)
         check_move(row.name, row.state, InstanceState.LOADING)
         row.url, row.process_id = url, process_id
-        row.save(update_fields=["url", "process_id", "changed_at"])
+        row.host = settings.HOST if row.launcher == Launcher.PROCESS else ""
+        row.launched_with, row.api_key = revisions.settings_of(spec), spec.api_key
+        row.save(update_fields=["url", "process_id", "host", "launched_with", "api_key", "changed_at"])
         move(row, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"url": url, "command": command.pk})
 
 
@@ -204,7 +218,7 @@ def _stop(instance: Instance, command: InstanceCommand) -> None:
         return
     asyncio.run(launcher_for(instance).stop(instance.name, grace_s=STOP_GRACE_S))
     with transaction.atomic():
-        Instance.objects.filter(pk=instance.pk).update(process_id=None)
+        Instance.objects.filter(pk=instance.pk).update(process_id=None, host="")
         move(instance, InstanceState.STOPPED, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
 
 
@@ -214,12 +228,30 @@ def _sleep(instance: Instance, command: InstanceCommand) -> None:
         return
     check_move(instance.name, instance.state, InstanceState.SLEEPING)
 
+    server = _client(instance, SLEEP_WAIT_S)
+
     async def sleep() -> None:
-        async with VllmClient(instance.url, timeout_s=SLEEP_WAIT_S) as client:
+        async with server as client:
             await client.sleep(level=1, mode="wait")
+            await _until_sleeping(client, True)
 
     asyncio.run(sleep())
     move(instance, InstanceState.SLEEPING, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
+
+
+def _client(instance: Instance, timeout_s: float) -> VllmClient:
+    return VllmClient(instance.url, api_key=instance.token, timeout_s=timeout_s)
+
+
+async def _until_sleeping(client: VllmClient, wanted: bool) -> None:
+    """Wait until the server says so itself; an answer to the call alone is no proof. Raises VllmError."""
+    deadline = time.monotonic() + SLEEP_PROOF_S
+    while await client.is_sleeping() != wanted:
+        if time.monotonic() > deadline:
+            raise VllmError(
+                f"{client.url} says that it is {'awake' if wanted else 'still asleep'} ({SLEEP_PROOF_S:g} s)"
+            )
+        await asyncio.sleep(0.2)
 
 
 def _wake(instance: Instance, command: InstanceCommand) -> None:
@@ -227,9 +259,12 @@ def _wake(instance: Instance, command: InstanceCommand) -> None:
     if instance.state != InstanceState.SLEEPING:
         return
 
+    server = _client(instance, WAKE_WAIT_S)
+
     async def wake() -> None:
-        async with VllmClient(instance.url, timeout_s=WAKE_WAIT_S) as client:
+        async with server as client:
             await client.wake_up()
+            await _until_sleeping(client, False)
 
     asyncio.run(wake())
     move(instance, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
@@ -241,6 +276,24 @@ VERBS: dict[CommandVerb, Callable[[Instance, InstanceCommand], None]] = {
     CommandVerb.SLEEP: _sleep,
     CommandVerb.WAKE: _wake,
 }
+
+
+def _pass_on(command: InstanceCommand, why: str) -> None:
+    """Leave *command* to the host that it belongs to: say so on its row and once as an event, and tell that host.
+
+    Told again by `run_pending_commands` only: a worker that listens on a queue that is not its own must not spin.
+    """
+    if command.error == why:
+        return
+    InstanceCommand.objects.filter(pk=command.pk, state=CommandState.PENDING).update(error=why)
+    record(
+        f"instance.{command.verb}_passed_on",
+        command.instance,
+        actor=ACTOR,
+        after={"command": command.pk, "queue": hosts.queue_of(command.instance)},
+        reason=why,
+    )
+    deliver(command)
 
 
 def _close(command: InstanceCommand, state: CommandState, error: str = "") -> None:

@@ -8,6 +8,7 @@ from django.utils import timezone
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.states import ActionError
+from controlplane.jobs.record import describe
 from controlplane.lengths import services
 from workers.tasks.planning import only_one
 
@@ -20,7 +21,7 @@ TRAIN_LIMIT_S = 3000
 def train_length_model(actor: str = "", reason: str = "") -> int:
     """Train a version if that is due, or at once for an *actor*; its number, 0 when none was trained.
 
-    A training that fails is an event, so that whoever asked for it hears of it.
+    One that somebody asked for and that fails is an event; of one that was due, the job is failing.
     """
     with only_one("train_length_model") as free:
         now = timezone.now()
@@ -29,10 +30,14 @@ def train_length_model(actor: str = "", reason: str = "") -> int:
         try:
             return services.train(now, actor or services.ACTOR, reason).number
         except ActionError as error:
+            if not actor:
+                raise
             said = str(error)
         except Exception as error:
+            if not actor:
+                raise
             logger.exception("lengths: no version was trained")
-            said = f"{type(error).__name__}: {error}"[:500]
+            said = describe(error)
         record(
             "length_version.training_failed",
             actor=actor or services.ACTOR,

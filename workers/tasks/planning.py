@@ -15,11 +15,11 @@ from pathlib import Path
 
 from celery import shared_task
 from django.conf import settings
+from django.db.models import Max
 from django.utils import timezone
 
-from controlplane.events.models import Event, Severity
-from controlplane.events.services import record
 from controlplane.fleet.models import Instance
+from controlplane.jobs.services import recorded
 from controlplane.planning import comparison, executor, folding, live, services
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
@@ -29,23 +29,27 @@ logger = logging.getLogger(__name__)
 
 ACTOR = "planner"
 FORECAST_LIMIT_S = 1800
-COMPLAIN_EVERY = timedelta(minutes=15)
-"""The same failure is an event once in this time."""
+PATIENCE_SHARE = 0.5
+"""Of the time between plans: so long plans wait for forecasts that are still being made."""
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def forecast_and_plan() -> None:
-    """Make the forecasts and the plans that are due. A failure of one is an event and leaves the other to be made."""
-    with only_one("forecast_and_plan") as free:
-        if not free:
-            return
+    """Make the forecasts and the plans that are due. A failure of one is noted and leaves the other to be made.
+
+    Plans are made from the forecasts of the same look; while another worker still makes those, plans wait for them half
+    a period, and are then made from the ones before.
+    """
+    with only_one("forecasts") as free:
         now = timezone.now()
-        newest = Forecast.objects.order_by("-pk").values_list("made_at", flat=True).first()
-        if due(newest, settings.FORECAST_EVERY_S, now):
+        if free and due(Forecast.objects.aggregate(newest=Max("made_at"))["newest"], settings.FORECAST_EVERY_S, now):
             attempt("forecasts", services.make_forecasts, now)
-        newest = ScalingPlan.objects.order_by("-made_at").values_list("made_at", flat=True).first()
-        if due(newest, settings.PLAN_EVERY_S, now):
-            attempt("plans", services.make_plans, timezone.now())
+    with only_one("plans") as free_to_plan:
+        now = timezone.now()
+        waited_s = 0.0 if free else PATIENCE_SHARE * settings.PLAN_EVERY_S
+        newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
+        if free_to_plan and due(newest, settings.PLAN_EVERY_S + waited_s, now):
+            attempt("plans", services.make_plans, now)
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -54,7 +58,7 @@ def compare_strategies() -> None:
     with only_one("compare_strategies") as free:
         now = timezone.now()
         if free and comparison.due(now):
-            attempt("comparison", lambda at: [services.compare_strategies(settings.COMPARE_HOURS, at)], now)
+            services.compare_strategies(settings.COMPARE_HOURS, now)
 
 
 @shared_task
@@ -111,22 +115,15 @@ def prune_planning() -> int:
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
-    """Whether it is time again; a little early counts, since beat comes late as often as early."""
-    return newest is None or (now - newest).total_seconds() >= 0.9 * every_s
+    """Whether it is time again; half a look early counts, since beat comes late as often as early."""
+    return newest is None or (now - newest).total_seconds() >= every_s - settings.LOOK_S / 2
 
 
 def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None:
-    """Call *make* with *now*; a failure is logged, and an event unless one of its kind was written lately."""
-    try:
+    """Call *make* with *now* as a run of the job *what*, which notes a failure."""
+    with contextlib.suppress(Exception), recorded(what):
         made = make(now)
-    except Exception as error:
-        logger.exception("planning: no %s", what)
-        text = f"{type(error).__name__}: {error}"[:500]
-        kind = f"planning.{what}_failed"
-        if not Event.objects.filter(kind=kind, reason=text, at__gt=now - COMPLAIN_EVERY).exists():
-            record(kind, actor=ACTOR, reason=text, severity=Severity.CRITICAL)
-    else:
-        logger.info("planning: %d %s", len(made), what)
+        logger.log(logging.INFO if made else logging.DEBUG, "planning: %d %s", len(made), what)
 
 
 @contextlib.contextmanager

@@ -32,13 +32,17 @@ class ModelCard:
 class VllmClient:
     """Calls one server at *url* (without `/v1`).
 
-    With a *session* the caller owns it (one for many servers); without, use `async with VllmClient(url) as client`.
+    *api_key* is the token that the server asks for. With a *session* the caller owns it (one for many servers);
+    without, use `async with VllmClient(url) as client`.
     Every call but `health` raises VllmError. Sleep, wake-up and the like exist when the server runs with
     `VLLM_SERVER_DEV_MODE=1`; adapters need `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
     """
 
-    def __init__(self, url: str, session: aiohttp.ClientSession | None = None, *, timeout_s: float = 3.0) -> None:
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession | None = None, *, api_key: str = "", timeout_s: float = 3.0
+    ) -> None:
         self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         self._session = session
         self._owned: aiohttp.ClientSession | None = None
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -127,7 +131,13 @@ class VllmClient:
             session = self._owned = self._owned or aiohttp.ClientSession()
         try:
             async with session.request(
-                method, self.url + path, params=params, json=body, timeout=self._timeout, allow_redirects=False
+                method,
+                self.url + path,
+                params=params,
+                json=body,
+                headers=self._headers,
+                timeout=self._timeout,
+                allow_redirects=False,
             ) as response:
                 answer = await response.read()
                 status = response.status

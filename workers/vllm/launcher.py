@@ -9,11 +9,11 @@ import asyncio
 import fcntl
 import os
 import re
-import signal
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,16 +21,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import aiohttp
 import orjson
 
+from workers.vllm import processes
+from workers.vllm.engine_log import put_aside
+from workers.vllm.processes import Record
+from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
+
 if TYPE_CHECKING:
     from scheduling.profile import Profile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 POLL_S = 0.05
-KILL_WAIT_S = 5.0
 LOCK_WAIT_S = 60.0
+CHECKED = ".checked"
+"""The folder of what vLLM's parser said about flags."""
 PLACES = ".places"
 """The lock under which a port and GPUs are chosen; no instance has such a name."""
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class LaunchError(Exception):
@@ -52,10 +57,12 @@ class LaunchSpec:
     tensor_parallel: int = 1
     gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
     gpu_memory_utilization: float = 0.9
+    cpu_kv_bytes: int | None = None  # the KV cache on CPUs; None: on GPUs
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     max_num_queued_reqs: int | None = None
     extra_args: tuple[str, ...] = ()  # further vLLM flags, for a process
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables, for a process
+    api_key: str = ""  # that it asks for; "": none
     # For an emulated instance:
     profile: "Profile | None" = None
     block_size_tokens: int = 16
@@ -137,17 +144,6 @@ class EmulatedLauncher:
             raise LaunchError(f"The emulator at {self._admin} cannot be reached: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """The pid file. Start time and boot tell the process from another one that got its number later."""
-
-    process_id: int
-    started_ticks: int
-    boot_id: str
-    url: str
-    gpus: Sequence[str] = ()
-
-
 class ProcessLauncher:
     """vLLM servers as processes of this machine, started with *vllm_python*.
 
@@ -170,18 +166,22 @@ class ProcessLauncher:
         if not os.access(self._python, os.X_OK):
             raise LaunchError(f"{name}: there is no Python at {self._python!r} (VLLM_PYTHON). Run `make vllm` first.")
         self._run_dir.mkdir(parents=True, exist_ok=True)
+        if said := await asyncio.to_thread(problem_with, self._python, spec, self._run_dir / CHECKED):
+            raise LaunchError(f"{name}: vLLM does not take its further flags: {said}.")
         async with self._lock(name):
             record = self._read(name)
-            if record is not None and _runs(record):
+            if record is not None and processes.runs(record):
                 return Launched(record.url, record.process_id)
             if record is not None:
-                await _stop_group(record, 0.0)  # engine processes of a server that died
+                await processes.end(record, 0.0)  # engine processes of a server that died
             async with self._lock(PLACES):
                 others = self._others(name)
                 gpus = _free_gpus(spec, {gpu for other in others for gpu in other.gpus})
                 port = spec.port or _free_port(spec, {other.url for other in others})
-                process_id = self._spawn(spec, port, gpus)
-                record = _Record(process_id, _started_ticks(process_id), _boot_id(), _url(spec.host, port), gpus)
+                mark = uuid.uuid4().hex
+                process_id = self._spawn(spec, port, gpus, mark)
+                started = processes.started_ticks(process_id)
+                record = Record(process_id, started, processes.boot_id(), _url(spec.host, port), gpus, mark)
                 self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
         return Launched(record.url, record.process_id)
 
@@ -192,37 +192,45 @@ class ProcessLauncher:
         async with self._lock(name):
             record = self._read(name)
             if record is not None:
-                await _stop_group(record, grace_s)
+                await processes.end(record, grace_s)
                 self._pid_file(name).unlink(missing_ok=True)
+
+    async def end_failed(self, name: str, seen: Record) -> bool:
+        """End what is left of the failed server *name*, unless it has been started anew since *seen*; whether it did.
+
+        Its pid file stays: the instance may be started again or stopped.
+        """
+        async with self._lock(name):
+            if self._read(name) != seen or not processes.members(seen):
+                return False
+            await processes.end(seen, 0.0)
+        return True
+
+    def record(self, name: str) -> Record | None:
+        """What was started as *name*, whether or not it still runs."""
+        return self._read(_checked(name))
 
     async def alive(self, name: str) -> bool:
         record = self._read(_checked(name))
-        return record is not None and _runs(record)
+        return record is not None and processes.runs(record)
 
-    def _others(self, name: str) -> list[_Record]:
+    def _others(self, name: str) -> list[Record]:
         """What has been started here beside *name*, if any process of it is left: one that loads has no port yet."""
         found = [self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name]
-        return [record for record in found if record is not None and _any_left(record)]
+        return [record for record in found if record is not None and processes.members(record)]
 
-    def _spawn(self, spec: LaunchSpec, port: int, gpus: Sequence[str]) -> int:
+    def _spawn(self, spec: LaunchSpec, port: int, gpus: Sequence[str], mark: str) -> int:
         """Start the server in its own session and return its process id."""
-        environment = {
-            **os.environ,
-            **({VISIBLE_GPUS: ",".join(gpus)} if gpus else {}),  # or each would take the first ones
-            "PYTHONSAFEPATH": "1",  # our own folders must not hide vLLM's packages
-            "PYTHONUNBUFFERED": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # sleep and wake-up; keep the port inside your own network
-            **spec.environment,
-        }
-        environment.pop("DJANGO_SETTINGS_MODULE", None)
-        log = os.open(self.log_file(spec.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log_file = self.log_file(spec.name)
+        put_aside(log_file)
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             # Not subprocess.Popen: nobody in this process will wait for it, and Popen objects insist on that.
+            command = arguments(self._python, spec, port)
             return os.posix_spawn(
-                self._python,
-                arguments(self._python, spec, port),
-                environment,
+                command[0],
+                command,
+                {**environment(spec, gpus), **processes.KEEP_ENVIRONMENT, processes.MARK: mark},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, log, 1),
@@ -238,9 +246,9 @@ class ProcessLauncher:
     def _pid_file(self, name: str) -> Path:
         return self._run_dir / f"{name}.json"
 
-    def _read(self, name: str) -> _Record | None:
+    def _read(self, name: str) -> Record | None:
         try:
-            return _Record(**orjson.loads(self._pid_file(name).read_bytes()))
+            return Record(**orjson.loads(self._pid_file(name).read_bytes()))
         except (FileNotFoundError, orjson.JSONDecodeError, TypeError):
             return None
 
@@ -258,21 +266,6 @@ class ProcessLauncher:
                         raise LaunchError(f"{name}: another start or stop of it does not end.") from None
                     await asyncio.sleep(POLL_S)
             yield
-
-
-def arguments(vllm_python: str, spec: LaunchSpec, port: int) -> list[str]:
-    """The command line. The console script `vllm` does not work with the CPU build, the module does with all builds."""
-    command = [vllm_python, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", spec.source, "--served-model-name", spec.model, "--host", spec.host, "--port", str(port)]
-    command += ["--max-num-seqs", str(spec.max_num_seqs), "--max-model-len", str(spec.max_model_len)]
-    command += ["--max-num-batched-tokens", str(spec.max_num_batched_tokens)]
-    command += ["--gpu-memory-utilization", f"{spec.gpu_memory_utilization:g}"]
-    command += ["--scheduling-policy", spec.scheduling_policy]
-    if spec.tensor_parallel > 1:
-        command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
-    if spec.max_num_queued_reqs is not None:
-        command += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
-    return [*command, *spec.extra_args]
 
 
 def _checked(name: str) -> str:
@@ -309,70 +302,3 @@ def _free_gpus(spec: LaunchSpec, taken: Set[str]) -> tuple[str, ...]:
 
 def _url(host: str, port: int) -> str:
     return f"http://{host}:{port}"
-
-
-def _process_state(process_id: int) -> tuple[str, int] | None:
-    """The process' state letter and start time in clock ticks since boot (proc(5)); None if there is none."""
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
-    return fields[0], int(fields[19])
-
-
-def _started_ticks(process_id: int) -> int:
-    state = _process_state(process_id)
-    return state[1] if state else 0
-
-
-def _boot_id() -> str:
-    with suppress(FileNotFoundError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _runs(record: _Record) -> bool:
-    """True while the process lives. Takes the exit status of our own dead child, so that no zombie stays."""
-    state = _process_state(record.process_id)
-    if state is None or state[1] != record.started_ticks or record.boot_id != _boot_id():
-        return False
-    if state[0] not in "ZX":
-        return True
-    with suppress(ChildProcessError):  # somebody else's child
-        os.waitpid(record.process_id, os.WNOHANG)
-    return False
-
-
-def _any_left(record: _Record) -> bool:
-    """True while a process of its group is left, such as an engine whose server has died."""
-    state = _process_state(record.process_id)
-    if record.boot_id != _boot_id() or (state is not None and state[1] != record.started_ticks):
-        return False  # the number belongs to another process now
-    if _runs(record):
-        return True
-    try:
-        os.killpg(record.process_id, 0)
-    except (ProcessLookupError, PermissionError):  # nobody, or somebody else's
-        return False
-    return True
-
-
-async def _stop_group(record: _Record, grace_s: float) -> None:
-    """Ask the server to end, wait *grace_s*, then end what is left of its process group by force."""
-    if not _any_left(record):
-        return
-    if _runs(record):
-        os.kill(record.process_id, signal.SIGTERM)
-        await _wait_for_end(record, grace_s)
-    # Even after a clean end: engine processes must not outlive their server. As long as one of them lives, the kernel
-    # gives the group's number to nobody else.
-    with suppress(ProcessLookupError):
-        os.killpg(record.process_id, signal.SIGKILL)
-        await _wait_for_end(record, KILL_WAIT_S)
-
-
-async def _wait_for_end(record: _Record, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while _runs(record) and time.monotonic() < deadline:  # noqa: ASYNC110 (not our child: there is no event to wait for)
-        await asyncio.sleep(POLL_S)

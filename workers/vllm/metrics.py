@@ -73,6 +73,8 @@ class VllmMetrics:
     num_gpu_blocks: int = 0
     block_size: int = 0
     ttft_s: Histogram = Histogram()
+    served_total: float = 0.0  # requests whose time inside is known
+    inside_s_total: float = 0.0  # that they queued and ran in the engine
     itl_s: Histogram = Histogram()
     e2e_s: Histogram = Histogram()
 
@@ -86,6 +88,9 @@ _SCALARS = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:request_queue_time_seconds_sum": "queue_s",
+    "vllm:request_inference_time_seconds_sum": "inference_s",
+    "vllm:request_inference_time_seconds_count": "served",
 }
 _HISTOGRAMS = {
     f"vllm:{name}_{part}": (short, part)
@@ -163,6 +168,8 @@ def parse(text: str | bytes) -> VllmMetrics:
         kv_cache_size_tokens=_cache_tokens(cache),
         num_gpu_blocks=sum(_integer(_label(line, "num_gpu_blocks")) for line in cache),
         block_size=max((_integer(_label(line, "block_size")) for line in cache), default=0),
+        served_total=sums["served"],
+        inside_s_total=sums["queue_s"] + sums["inference_s"],
         ttft_s=_histogram(buckets["ttft"], totals, "ttft"),
         itl_s=_histogram(buckets["itl"], totals, "itl"),
         e2e_s=_histogram(buckets["e2e"], totals, "e2e"),

@@ -66,10 +66,9 @@ def events(request: HttpRequest) -> HttpResponseBase:
                     row.subject_id,
                     row.subject,
                     row.reason,
-                    *(
-                        json.dumps(value, sort_keys=True) if value else None
-                        for value in (row.before, row.after, row.inputs)
-                    ),
+                    row.before,
+                    row.after,
+                    row.inputs,
                 )
                 for row in limited.iterator(chunk_size=1000)
             ),

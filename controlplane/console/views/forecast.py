@@ -17,6 +17,7 @@ from controlplane.console.filters import choice, number, view_of
 from controlplane.console.hub import hub
 from controlplane.console.outlooks import DEFAULT_RANGE_H, RANGES_H, Asked, Seen
 from controlplane.console.views.live import json_response, live_context
+from controlplane.events.models import Event
 from controlplane.exports import csv_response
 from controlplane.fleet.models import SloClass
 from controlplane.planning import demand
@@ -124,6 +125,14 @@ def is_stale(seen: Seen, now: datetime) -> bool:
     return newest is not None and now - newest.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
 
 
+def failure_of(seen: Seen | None, now: datetime) -> Event | None:
+    """Why the series has no forecast, or only an old one, if forecasters failed; None too if it has a new one."""
+    newest = seen.forecast if seen else None
+    if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=settings.FORECAST_EVERY_S):
+        return None
+    return planning.forecast_failure(now)
+
+
 def use_level(use: float | None) -> str:
     """How worrying it is that the peak ahead takes that share of the capacity."""
     if use is None or use <= USE_WARNING:
@@ -170,6 +179,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
         "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
         "stale": seen is not None and is_stale(seen, now),
+        "failure": failure_of(seen, now),
         "row": row,
         "use_level": use_level(row.get("use")) if row else "",
         "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,
@@ -181,7 +191,7 @@ def _csv(
     table: str, charts: dict[str, Chart], rows: list[dict[str, Any]], board: list[dict[str, Any]]
 ) -> HttpResponseBase:
     if table in charts:
-        return csv_response(charts[table].key, charts[table].header, charts[table].rows)
+        return csv_response(charts[table].key, charts[table].csv_header, charts[table].rows)
     if table == "backtest":
         return csv_response("backtest", BACKTEST_CSV, (_board_line(row) for row in board))
     fields = (

@@ -19,14 +19,15 @@ from controlplane.console.timeline import timeline
 from controlplane.console.views.live import live_context
 from controlplane.events.selectors import events_about
 from controlplane.exports import csv_response
-from controlplane.fleet import services
+from controlplane.fleet import engine_logs, revisions, rollouts, services
 from controlplane.fleet.models import Instance
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
-from controlplane.fleet.states import Action, ActionError
+from controlplane.fleet.states import Action, ActionError, InstanceState
 
 ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10
+LOG_LINES_SHOWN = 100
 # Columns by which the list can be sorted.
 SORTED_BY = (
     "name",
@@ -35,6 +36,7 @@ SORTED_BY = (
     "region",
     "running",
     "waiting",
+    "use_ratio",
     "kv_ratio",
     "output_tokens_per_s",
     "ttft_p95_ms",
@@ -52,7 +54,10 @@ CSV_COLUMNS = (
     ("gpu_type", "GPU type"),
     ("running", "Running (requests)"),
     ("waiting", "Waiting (requests)"),
+    ("requests_ahead", "Given ahead (requests)"),
+    ("round_trip_ms", "Dispatch round trip (ms)"),
     ("max_num_seqs", "Limit (requests)"),
+    ("use_ratio", "Use, the highest of sequences and KV cache (ratio)"),
     ("kv_ratio", "KV cache (ratio)"),
     ("output_tokens_per_s", "Output (tokens/s)"),
     ("ttft_p95_ms", "TTFT p95 (ms)"),
@@ -131,6 +136,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
         "rows_limit": ROWS_SHOWN,
+        "rollouts": [found for found in rollouts.statuses(view.model, region) if found.is_worth_a_look],
         "any_instances": every > 0 or Instance.objects.exists(),
         "filtered": bool(view.model or region or status or text),
     }
@@ -146,12 +152,15 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     charts = dashboards.instance(state, view, row)
     if request.GET.get("format") == "csv":
         chart = next((chart for chart in charts if chart.key == view.table), charts[0])
-        return csv_response(f"{row.name}-{chart.key}", chart.header, chart.rows)
+        return csv_response(f"{row.name}-{chart.key}", chart.csv_header, chart.rows)
     context = {
         **live_context(state, view, "overview,instances,events"),
         "instance": row,
         "row": selectors.instance_row(row, state.instance_rows().get(row.pk)),
         "ranges": RANGES_MIN,
+        "engine": row.engine,
+        "outdated": revisions.outdated([row]).get(row.pk, ()),
+        "log": _log(row) if may(request, Role.OPERATOR) else None,
         "charts": charts,
         "timeline": timeline(row),
         "events": [selectors.event_row(event, with_subject=False) for event in events_about(row, limit=8)],
@@ -162,6 +171,15 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         ],
     }
     return render(request, "console/instance.html", context)
+
+
+def _log(row: Instance) -> dict[str, Any] | None:
+    """The end of its log, for operators: it may hold what tenants sent. None for a server that is no process of ours."""
+    path = engine_logs.path_of(row)
+    if path is None:
+        return None
+    error = engine_logs.root_error(row) if row.state == InstanceState.FAILED else ""
+    return {"file": path, "lines": engine_logs.last_lines(row, LOG_LINES_SHOWN), "error": error}
 
 
 def _actions(row: Instance) -> list[dict[str, Any]]:

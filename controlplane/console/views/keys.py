@@ -4,10 +4,12 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from controlplane.accounts import handover
 from controlplane.accounts.models import Tenant
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
@@ -33,7 +35,7 @@ CSV_HEADER = (
 @signed_in
 @sensitive_variables("secret")
 def keys(request: HttpRequest) -> HttpResponseBase:
-    """The list; a POST makes a key and answers with the page that shows its secret, which no other answer will."""
+    """The list; a POST makes a key and leads to the page that shows its secret once."""
     managed = list(tenants_with_managed_keys(request.user).filter(active=True))
     errors: dict[str, list[str]] = {}
     if request.method == "POST":
@@ -45,7 +47,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         except ValidationError as error:
             errors = error.message_dict
         else:
-            return render(request, "console/key_created.html", {"key": key, "secret": secret})
+            return handover.redirect_with(request, reverse("console:key-created", args=[key.pk]), secret)
     rows = visible_api_keys(request.user)
     show = choice(request.GET, "show", ("usable", "all"), "usable")
     if show == "usable":
@@ -80,6 +82,16 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         "several_tenants": Tenant.objects.count() > 1,
     }
     return render(request, "console/keys.html", context, status=422 if errors else 200)
+
+
+@require_safe
+@signed_in
+@sensitive_variables("secret")
+def created(request: HttpRequest, pk: int) -> HttpResponse:
+    """The secret of a new key, the first time that its maker's browser asks; from then on, that it was shown."""
+    key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
+    secret = handover.take(request)
+    return handover.forget(request, render(request, "console/key_created.html", {"key": key, "secret": secret}))
 
 
 @require_POST

@@ -49,9 +49,9 @@ class Asked:
 
 
 def asked_of(request: HttpRequest) -> Asked:
-    models, known_tenants = selectors.known_series()
     everything = may(request, Role.VIEWER)
     own = [tenant.name for tenant in visible_tenants(request.user)]
+    models, known_tenants = selectors.known_series(None if everything else own)
     tenants = sorted({*own, *known_tenants}) if everything else own
     hours = number(request.GET, "hours", DEFAULT_RANGE_H)
     return Asked(
@@ -128,7 +128,7 @@ def _csv(
 ) -> HttpResponseBase:
     table = request.GET.get("table", "")
     if table in charts:
-        return csv_response(f"lengths-{table}", charts[table].header, charts[table].rows)
+        return csv_response(f"lengths-{table}", charts[table].csv_header, charts[table].rows)
     if table == "sources":
         rows = ([row.name, row.share, *length_tables.cells(row.measures)] for row in length_tables.sources(found))
         return csv_response("lengths-sources", SOURCES_CSV, rows)

@@ -4,17 +4,18 @@ import hashlib
 from typing import Any
 
 import orjson
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_GET
 
 from controlplane.accounts.models import Role
 from controlplane.console import dashboards, deltas, selectors
-from controlplane.console.access import fleet_role
+from controlplane.console.access import fleet_role, may
 from controlplane.console.context import freshness
 from controlplane.console.filters import View, view_of
 from controlplane.console.hub import hub
-from controlplane.console.state import TOPICS, LiveState
+from controlplane.console.state import OPERATORS_TOPICS, TOPICS, LiveState
 from controlplane.fleet.selectors import instances
 
 
@@ -44,6 +45,8 @@ def json_response(request: HttpRequest, data: Any) -> HttpResponse:
 def snapshot(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/snapshot?topics=overview,instances`: the message `snapshot` of the live connection."""
     topics = [topic for topic in request.GET.get("topics", "overview").split(",") if topic in TOPICS]
+    if not OPERATORS_TOPICS.isdisjoint(topics) and not may(request, Role.OPERATOR):
+        raise PermissionDenied("This needs the role operator over the fleet.")
     return json_response(request, deltas.snapshot(hub.state().project(topics)))
 
 

@@ -7,7 +7,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.console import attention, dashboards, selectors, tiles
+from controlplane.console import attention, dashboards, selectors, system, tiles
 from controlplane.console.access import fleet_role
 from controlplane.console.charts import DEMANDS
 from controlplane.console.filters import RANGES_MIN, view_of
@@ -24,12 +24,14 @@ MODELS_SHOWN = 4
 
 def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The attention list while the gateway has said nothing: what the inventory knows is wrong."""
-    tables = {"instances": _columns(rows), "endpoints": {}, "tiles": {}, "lengths": {}}
-    return attention.find(tables, {})
+    tables = {"instances": _columns(rows), "endpoints": {}, "tiles": {}, "lengths": {}, **system.own_tables()}
+    return attention.find(
+        tables, attention.Known(plans=selectors.plans_waiting(), rollouts=selectors.rollouts_failed())
+    )
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    names = ("name", "model", "region", "status")
+    names = ("name", "model", "region", "status", "failures")
     return {name: [row[name] for row in rows] for name in names}
 
 
@@ -45,7 +47,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         chart = next((chart for chart in charts if chart.key == view.table), None)
         if chart is None:
             return instances_csv(selectors.worst_first(rows))
-        return csv_response(chart.key, chart.header, chart.rows)
+        return csv_response(chart.key, chart.csv_header, chart.rows)
     context = {
         **live_context(state, view, "overview,instances,events"),
         "models": models,
@@ -57,10 +59,10 @@ def overview(request: HttpRequest) -> HttpResponse:
         ],
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
-        "attention": state.attention if state.known else without_numbers(state, rows),
+        "attention": attention.of_model(state.attention if state.known else without_numbers(state, rows), view.model),
         "rows": selectors.worst_first([row for row in rows if row["status"] != "stopped"])[:INSTANCES_SHOWN],
         "rows_total": len(rows),
-        "events": selectors.latest_events(EVENTS_SHOWN),
+        "events": selectors.latest_events(EVENTS_SHOWN, view.model),
         "events_shown": EVENTS_SHOWN,
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }

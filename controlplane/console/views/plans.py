@@ -37,7 +37,7 @@ PLANS_CSV = (
     "Solve time (ms)",
     "Decided by",
     "Decided (UTC)",
-    "Applied (UTC)",
+    "Carried out (UTC)",
     "Note",
 )
 MOVES_CSV = (
@@ -81,7 +81,7 @@ def plan_line(plan: ScalingPlan) -> tuple[Any, ...]:
         plan.solve_ms,
         plan.decided_by,
         plan.decided_at,
-        plan.applied_at,
+        plan.carried_out_at,
         plan.note,
     )
 

@@ -1,6 +1,8 @@
 """Requests from the ledger: the list, and one request with the trace of how it was placed."""
 
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -8,9 +10,10 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console import placements, selectors
-from controlplane.console.access import signed_in
+from controlplane.console.access import may, signed_in
 from controlplane.console.filters import choice, number
 from controlplane.exports import ROW_LIMIT, csv_response
 from controlplane.fleet.models import SloClass
@@ -18,52 +21,36 @@ from controlplane.gateway.models import LedgerRow, Outcome
 
 PAGE_SIZE = 50
 SINCE_H = (1, 6, 24, 168)
-CSV_HEADER = (
-    "Request",
-    "Arrived (UTC)",
-    "Tenant",
-    "API key",
-    "Model",
-    "SLO class",
-    "Region",
-    "Instance",
-    "Outcome",
-    "Status",
-    "Error",
-    "Prompt (tokens)",
-    "Output (tokens)",
-    "Predicted output (tokens)",
-    "Queue (ms)",
-    "TTFT (ms)",
-    "ITL (ms)",
-    "E2E (ms)",
-    "SLO met",
-    "Attempts",
+CSV_COLUMNS: tuple[tuple[str, Callable[[LedgerRow], Any]], ...] = (
+    ("Request", attrgetter("request_id")),
+    ("Arrived (UTC)", attrgetter("arrived_at")),
+    ("Tenant", attrgetter("tenant.name")),
+    ("API key", lambda row: row.api_key.prefix if row.api_key else None),
+    ("Model", attrgetter("model")),
+    ("SLO class", attrgetter("slo_class")),
+    ("Region", attrgetter("region")),
+    ("Streamed", attrgetter("streamed")),
+    ("Outcome", attrgetter("outcome")),
+    ("Status", attrgetter("status_code")),
+    ("Error", attrgetter("error_code")),
+    ("Error message", attrgetter("error_message")),
+    ("Prompt (tokens)", attrgetter("prompt_tokens")),
+    ("Output (tokens)", attrgetter("output_tokens")),
+    ("Predicted output (tokens)", attrgetter("predicted_output_tokens")),
+    ("Queue (ms)", attrgetter("queue_ms")),
+    ("TTFT (ms)", attrgetter("ttft_ms")),
+    ("ITL (ms)", attrgetter("itl_ms")),
+    ("E2E (ms)", attrgetter("e2e_ms")),
+    ("SLO met", attrgetter("slo_met")),
 )
+# Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
+FLEET_COLUMNS = (("Instance", attrgetter("instance")), ("Attempts", attrgetter("attempts")))
 
 
-def csv_row(row: LedgerRow) -> tuple[Any, ...]:
-    return (
-        row.request_id,
-        row.arrived_at,
-        row.tenant.name,
-        row.api_key.prefix if row.api_key else None,
-        row.model,
-        row.slo_class,
-        row.region,
-        row.instance,
-        row.outcome,
-        row.status_code,
-        row.error_code,
-        row.prompt_tokens,
-        row.output_tokens,
-        row.predicted_output_tokens,
-        row.queue_ms,
-        row.ttft_ms,
-        row.itl_ms,
-        row.e2e_ms,
-        row.slo_met,
-        row.attempts,
+def requests_csv(rows: Iterable[LedgerRow], with_fleet: bool) -> HttpResponseBase:
+    columns = CSV_COLUMNS + (FLEET_COLUMNS if with_fleet else ())
+    return csv_response(
+        "requests", [header for header, _ in columns], ([value(row) for _, value in columns] for row in rows)
     )
 
 
@@ -72,12 +59,13 @@ def csv_row(row: LedgerRow) -> tuple[Any, ...]:
 def requests(request: HttpRequest) -> HttpResponseBase:
     """Newest first, in pages by cursor: rows that arrive meanwhile neither repeat nor skip anything."""
     query = request.GET
+    sees_fleet = may(request, Role.VIEWER)
     tenants = list(visible_tenants(request.user))
     filters = {
         "model": query.get("model", "")[:160],
         "outcome": choice(query, "outcome", Outcome.values),
         "tenant": choice(query, "tenant", [tenant.name for tenant in tenants]),
-        "instance": query.get("instance", "")[:80],
+        "instance": query.get("instance", "")[:80] if sees_fleet else "",
         "slo_class": query.get("class", "")[:40],
         "request_id": query.get("q", "").strip()[:80],
     }
@@ -87,7 +75,7 @@ def requests(request: HttpRequest) -> HttpResponseBase:
     rows = selectors.filter_requests(selectors.visible_requests(request.user), **filters, since=since)
     if query.get("format") == "csv":
         limited = rows.order_by("-pk")[:ROW_LIMIT]
-        return csv_response("requests", CSV_HEADER, (csv_row(row) for row in limited.iterator(chunk_size=1000)))
+        return requests_csv(limited.iterator(chunk_size=1000), sees_fleet)
     cursor = number(query, "before")
     if cursor is not None:
         rows = rows.filter(pk__lt=cursor)
@@ -112,6 +100,7 @@ def requests(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 @signed_in
 def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    """A tenant's people see what they asked and got; where in the fleet, and what else ran there, is the fleet's."""
     row = get_object_or_404(selectors.visible_requests(request.user), pk=pk)
     slo = SloClass.objects.filter(name=row.slo_class).first()
     phases = [
@@ -128,7 +117,8 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "row": row,
         "slo": slo,
         "phases": phases,
-        "trace": placements.steps(row.trace),
+        "trace": placements.steps(row.trace) if may(request, Role.VIEWER) else [],
+        "not_judged": placements.why_not_judged(row),
         "predicted": placements.predicted(row),
     }
     return render(request, "console/request.html", context)

@@ -118,7 +118,7 @@ def _csv(
     table: str, model: str, matrix: scaling_tables.Matrix, compared: list[dict[str, Any]], chart: Chart
 ) -> HttpResponseBase:
     if table == chart.key:
-        return csv_response("strategies-chart", chart.header, chart.rows)
+        return csv_response("strategies-chart", chart.csv_header, chart.rows)
     if table == "comparison":
         lines = ([row["title"], row["used"], *(row.get(name) for name in COMPARISON_FIELDS)] for row in compared)
         return csv_response("strategies", COMPARISON_CSV, lines)
@@ -177,18 +177,19 @@ def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
         messages.error(request, f"The plan for {plan.model} still waits: give a reason, which is kept with the event.")
     else:
         try:
-            DECISIONS[decision](plan, request.user, reason)
+            decided = DECISIONS[decision](plan, request.user, reason)
         except ActionError as refusal:
             messages.error(request, f"{str(refusal).rstrip('.')}.")
         else:
-            messages.success(request, _decided(plan))
+            messages.success(request, _decided(decided, plan))
     return back(request, "console:plan", plan.pk)
 
 
-def _decided(plan: ScalingPlan) -> str:
+def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
+    which = "The plan" if plan.pk == asked.pk else f"Plan {plan.pk}, which repeats plan {asked.pk},"
     if plan.status == PlanStatus.REJECTED:
-        return f"The plan for {plan.model} is rejected; instances stay as they are."
-    return f"The plan for {plan.model} is approved; its moves begin within seconds."
+        return f"{which} for {plan.model} is rejected; instances stay as they are."
+    return f"{which} for {plan.model} is approved; its moves begin within seconds."
 
 
 @require_POST

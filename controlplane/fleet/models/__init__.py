@@ -1,7 +1,8 @@
 """The inventory: where hardware is, what it costs, which models there are, and which instances serve them."""
 
-from controlplane.fleet.models.hardware import GpuType, Node, Region
+from controlplane.fleet.models.hardware import Device, GpuType, Node, Region
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Deployment, Model, OrderingPolicy, PerformanceProfile, RoutingPolicy
 from controlplane.fleet.models.slo import SloClass, SloKind
 
@@ -9,6 +10,7 @@ __all__ = [
     "CommandState",
     "CommandVerb",
     "Deployment",
+    "Device",
     "GpuType",
     "Instance",
     "InstanceCommand",
@@ -18,6 +20,8 @@ __all__ = [
     "OrderingPolicy",
     "PerformanceProfile",
     "Region",
+    "Rollout",
+    "RolloutState",
     "RoutingPolicy",
     "SloClass",
     "SloKind",

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
-from django.db.models import Q, Sum
-from django.db.models.functions import Coalesce
+from django.db.models import F, Q, Sum
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Coalesce
 
 from controlplane.fleet.states import InstanceState
 from controlplane.fleet.validators import validate_host
@@ -29,13 +30,23 @@ class Region(models.Model):
         return self.title
 
 
+class Device(models.TextChoices):
+    """What vLLM computes on."""
+
+    GPU = "gpu", "GPU"
+    CPU = "cpu", "CPU"
+
+
 class GpuType(models.Model):
-    """A kind of accelerator, with its memory and prices."""
+    """A kind of accelerator, with its memory and prices; or CPUs, of which an instance takes one share of a node."""
 
     name = models.SlugField(max_length=40, unique=True, help_text="Short name, such as h100-80gb.")
     title = models.CharField(max_length=80)
+    device = models.CharField(max_length=8, choices=Device.choices, default=Device.GPU)
     memory_bytes = models.PositiveBigIntegerField(
-        "memory (bytes)", validators=[MinValueValidator(1)], help_text="Memory of one GPU, in bytes."
+        "memory (bytes)",
+        validators=[MinValueValidator(1)],
+        help_text="Memory of one GPU, in bytes; of CPUs, what one instance may take.",
     )
     on_demand_usd_per_hour = models.DecimalField(
         "on demand", max_digits=8, decimal_places=4, validators=[MinValueValidator(0)]
@@ -61,11 +72,17 @@ class GpuType(models.Model):
             raise ValidationError({"spot_usd_per_hour": "The spot price is not above the on-demand price."})
 
 
+def gpus_of(path: str = "") -> Coalesce:
+    """GPUs of the instances at *path*: as many as their servers were started with, else as their deployments ask for."""
+    started = Cast(KeyTextTransform("tensor_parallel", f"{path}launched_with"), models.IntegerField())
+    return Coalesce(started, F(f"{path}deployment__tensor_parallel"), output_field=models.IntegerField())
+
+
 class NodeQuerySet(models.QuerySet):
     def with_gpus_used(self) -> "NodeQuerySet":
         """Annotate `gpus_used`: GPUs that instances which are not stopped have."""
         living = ~Q(instances__state=InstanceState.STOPPED)
-        return self.annotate(gpus_used=Coalesce(Sum("instances__deployment__tensor_parallel", filter=living), 0))
+        return self.annotate(gpus_used=Coalesce(Sum(gpus_of("instances__"), filter=living), 0))
 
 
 class Node(models.Model):
@@ -74,7 +91,9 @@ class Node(models.Model):
     name = models.SlugField(max_length=63, unique=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
     gpu_type = models.ForeignKey(GpuType, verbose_name="GPU type", on_delete=models.PROTECT, related_name="nodes")
-    gpu_count = models.PositiveSmallIntegerField("GPUs", validators=[MinValueValidator(1)])
+    gpu_count = models.PositiveSmallIntegerField(
+        "GPUs", validators=[MinValueValidator(1)], help_text="GPUs of the node; of CPUs, instances at one time."
+    )
     address = models.CharField(
         max_length=255,
         default="127.0.0.1",
@@ -94,7 +113,7 @@ class Node(models.Model):
     def free_gpus(self, without: "Instance | None" = None) -> int:
         """GPUs that no instance has, except stopped ones and *without*."""
         instances = self.instances.exclude(state=InstanceState.STOPPED).exclude(pk=without.pk if without else None)
-        return self.gpu_count - (instances.aggregate(gpus=Sum("deployment__tensor_parallel"))["gpus"] or 0)
+        return self.gpu_count - (instances.aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
 
     def clean(self) -> None:
         if self.pk is None:

@@ -41,7 +41,32 @@ class Instance(models.Model):
     kv_capacity_tokens = models.PositiveBigIntegerField(
         "KV cache (tokens)", default=0, help_text="Read from the instance when it starts; 0 until then."
     )
+    startup = models.CharField(
+        max_length=120, blank=True, help_text="How far its start has come, by the server's log; empty when it is ready."
+    )
+    engine = models.JSONField(
+        default=dict, blank=True, help_text="What the server is: version, arguments, KV cache and memory, as measured."
+    )
     process_id = models.PositiveIntegerField(null=True, blank=True, help_text="Process on the node, for the launcher.")
+    host = models.CharField(
+        max_length=255,
+        blank=True,
+        help_text="Host whose worker started the process; commands belong to it until it stops.",
+    )
+    launched_with = models.JSONField(
+        default=dict,
+        blank=True,
+        editable=False,
+        help_text="Settings that its server was started with, secrets as digests; empty: not known.",
+    )
+    api_key = models.CharField(
+        "API key",
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="The token that its server was started with; not shown.",
+    )
+    failures = models.PositiveIntegerField(default=0, help_text="Failures in a row; restarts wait longer with each.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     changed_at = models.DateTimeField(auto_now=True, db_index=True)
 
@@ -58,6 +83,16 @@ class Instance(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def token(self) -> str:
+        """What its server asks for ("" for nothing): of one that Pilothouse started, what it was started with."""
+        return self.deployment.api_key if self.launcher == Launcher.EXTERNAL else self.api_key
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that its server runs at once: by what it was started with, else by its deployment."""
+        return self.launched_with.get("max_num_seqs", self.deployment.max_num_seqs)
 
     def clean(self) -> None:
         errors = {}

@@ -10,7 +10,13 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from controlplane.fleet.models.hardware import GpuType, Node, Region
-from controlplane.fleet.validators import validate_model_name, validate_model_source, validate_vllm_args
+from controlplane.fleet.validators import (
+    validate_environment,
+    validate_model_name,
+    validate_model_source,
+    validate_token,
+    validate_vllm_args,
+)
 
 if TYPE_CHECKING:
     from scheduling.profile import Profile
@@ -187,8 +193,17 @@ class Deployment(models.Model):
         help_text="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
         "service time after it. 0 is first come, first served.",
     )
+    requests_ahead_limit = models.PositiveSmallIntegerField(
+        "requests ahead",
+        null=True,
+        blank=True,
+        help_text="Requests at the most that an instance is given beyond what it runs, so that no place stands empty "
+        "for a round trip. Empty: as many as end there within a measured round trip. 0: none, the order is strict.",
+    )
     queue_bound = models.PositiveIntegerField(
-        default=2000, help_text="Requests held for this endpoint before new ones are answered with 429."
+        default=2000,
+        validators=[MaxValueValidator(1_000_000)],
+        help_text="Requests held for this endpoint before new ones are answered with 429.",
     )
     vllm_args = models.CharField(
         "further vLLM flags",
@@ -196,6 +211,25 @@ class Deployment(models.Model):
         blank=True,
         validators=[validate_vllm_args],
         help_text="For the process launcher, such as --enable-sleep-mode --kv-cache-dtype fp8.",
+    )
+    environment = models.JSONField(
+        default=dict,
+        blank=True,
+        validators=[validate_environment],
+        help_text='Further environment variables of the server, such as {"VLLM_CPU_KVCACHE_SPACE": "4"}.',
+    )
+    secrets = models.JSONField(
+        default=dict,
+        blank=True,
+        validators=[validate_environment],
+        help_text='Environment variables whose values are not shown again, such as {"HF_TOKEN": "hf_..."}.',
+    )
+    api_key = models.CharField(
+        "API key",
+        max_length=255,
+        blank=True,
+        validators=[validate_token],
+        help_text="The token that its servers ask for (vLLM's --api-key); not shown again.",
     )
     active = models.BooleanField(default=True)
 
@@ -242,6 +276,8 @@ class Deployment(models.Model):
             errors.update(self._errors_of_nodes())
         if self.model_id and self.gpu_type_id and self.tensor_parallel and self.gpu_memory_utilization:
             errors.update(self._errors_of_memory())
+        if not errors and self.vllm_args:
+            errors.update(self._errors_of_arguments())
         if errors:
             raise ValidationError(errors)
 
@@ -263,6 +299,16 @@ class Deployment(models.Model):
                 f"{self.tensor_parallel} GPUs at most."
             }
         return {}
+
+    def _errors_of_arguments(self) -> dict[str, str]:
+        """vLLM's own parser is asked, which takes seconds, when something that it reads has changed."""
+        from controlplane.fleet.launching import arguments_problem
+
+        held = Deployment.objects.filter(pk=self.pk).values_list("vllm_args", "environment").first()
+        if held == (self.vllm_args, self.environment):
+            return {}
+        said = arguments_problem(self)
+        return {"vllm_args": f"vLLM does not take this: {said}."} if said else {}
 
     def _errors_of_memory(self) -> dict[str, str]:
         """As vLLM does at its start: the KV cache must hold one request of full context."""

@@ -63,18 +63,19 @@ class Stream:
     context_tokens: int
     phase: float  # of the day, 0 to 1: where the sun is
     kind: Kind
+    day_s: float = DAY_S
 
     def rate_per_s(self, now_s: float, burst: bool) -> float:
-        light = (1 + math.sin(2 * math.pi * (now_s / DAY_S + self.phase))) / 2
+        light = (1 + math.sin(2 * math.pi * (now_s / self.day_s + self.phase))) / 2
         return self.kind.peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
 
 
-def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str]) -> list[Stream]:
+def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day_s: float = DAY_S) -> list[Stream]:
     """One stream for each (model, region, context tokens) of *endpoints* and each SLO class that *keys* has a key for."""
     endpoints = sorted(endpoints)
     regions = sorted({region for _, region, _ in endpoints})
     return [
-        Stream(model, region, slo_class, keys[slo_class], context, regions.index(region) / len(regions), kind)
+        Stream(model, region, slo_class, keys[slo_class], context, regions.index(region) / len(regions), kind, day_s)
         for model, region, context in endpoints
         for slo_class, kind in KINDS.items()
         if slo_class in keys

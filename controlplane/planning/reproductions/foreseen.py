@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload import FORECASTERS
+from forecasting.workload import FORECASTERS, Fallback
 from forecasting.workload.series import Series
 from scheduling.simulation.workload import Workload
 
@@ -91,23 +91,27 @@ def foresee(
 ) -> Foreseen:
     """Forecasts by the forecaster *name* while *actual* (streams, windows) comes in after *history*.
 
-    ValueError for a name that is no forecaster.
+    As live, a simpler forecaster stands in where it fails, and the name in the answer says so. ValueError for a name
+    that is no forecaster.
     """
     if name not in FORECASTERS:
         raise ValueError(f"there is no forecaster {name!r}; there is {', '.join(FORECASTERS)}")
     streams, count = actual.shape
     steps = -(-count // every)
     mean, upper = np.zeros((steps, streams, horizon)), np.zeros((steps, streams, horizon))
+    failed = 0
     for stream in range(streams):
-        forecaster = FORECASTERS[name]()
+        forecaster = Fallback(FORECASTERS[name]())
         forecaster.fit(Series(-history.shape[1] * window_s, window_s, history[stream]))
         for step in range(steps):
             if step:
                 forecaster.update(actual[stream, (step - 1) * every : step * every])
             made = forecaster.predict(horizon)
             mean[step, stream], upper[step, stream] = made.mean, made.upper_80
+        failed += bool(forecaster.failed)
         if progress:
             progress(stream + 1, streams)
     first = actual[:, ::every].T
     wrong = np.abs(mean[:, :, 0] - first).sum() / max(first.sum(), 1e-9)
-    return Foreseen(name, every, window_s, mean, upper, float(wrong))
+    by = f"{name} (failed: {failed} of {streams} series by a simpler one)" if failed else name
+    return Foreseen(by, every, window_s, mean, upper, float(wrong))

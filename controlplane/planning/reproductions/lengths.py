@@ -71,7 +71,7 @@ def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
     if unknown := set(wanted) - set(ORDER):
         raise ValueError(f"--strategies: {sorted(unknown)[0]!r} is none of {', '.join(ORDER)}.")
     split = read_sets(data)
-    test = _thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
+    test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
     prompts = len({each.query.text for each in split.training})
     edges = class_edges([sample.output_tokens for sample in split.training])
     rows: list[dict[str, Any]] = []
@@ -154,7 +154,7 @@ def _milliseconds(model: Any, queries: Sequence[LengthQuery]) -> float:
     return 1000 * float(np.median(taken))
 
 
-def _thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
+def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
     """All samples of at most *most* prompts of each set."""
     generator = np.random.default_rng(seed)
     kept: set[tuple[str, str]] = set()
@@ -184,17 +184,37 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
     }
 
 
-def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, float]:
-    """An oracle that knows the mean of all other models' answers to the very prompt: who answers is all that it lacks."""
-    groups: dict[str, list[int]] = {}
+def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
+    """What the other models' answers to the very prompt tell: their mean, and that put right for who answers.
+
+    The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
+    logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
+    """
+    groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample.query.text, []).append(sample.output_tokens)
-    real, guess = [], []
-    for lengths in groups.values():
-        if len(lengths) > 1:
-            real += lengths
-            guess += [(sum(lengths) - each) / (len(lengths) - 1) for each in lengths]
-    return score(real, guess, edges) if real else {}
+        groups.setdefault(sample.query.text, []).append(sample)
+    several = [group for group in groups.values() if len(group) > 1]
+    if not several:
+        return {}
+    real, mean, logs = [], [], []
+    owner: list[tuple[str, str]] = []
+    for group in several:
+        own = np.array([sample.output_tokens for sample in group], float)
+        real += own.tolist()
+        mean += ((own.sum() - own) / (len(own) - 1)).tolist()
+        log = np.log(own)
+        logs += [((log.sum() - log) / (len(log) - 1)).tolist()]
+        owner += [(sample.query.tenant, sample.query.model) for sample in group]
+    others = np.concatenate(logs)
+    above = np.log(real) - others
+    habits: dict[tuple[str, str], list[float]] = {}
+    for key, value in zip(owner, above, strict=True):
+        habits.setdefault(key, []).append(value)
+    adjusted = [
+        said + (sum(habits[key]) - value) / max(len(habits[key]) - 1, 1)
+        for key, value, said in zip(owner, above, others, strict=True)
+    ]
+    return {**score(real, mean, edges), "who_answers_known": score(real, np.exp(adjusted), edges)}
 
 
 def _released(rows: Sequence[tuple[int, int]]) -> dict[str, float]:
@@ -274,7 +294,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     if among := result["among_models"]:
         console.print(
             f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
-            f" {among['rank_correlation']:.3f}, where a prompt has several."
+            f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
+            f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
         )
     released = result["ssjf_released"]
     console.print(

@@ -171,10 +171,10 @@ def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
 def student_lengths(folder: Path) -> Lengths | None:
     """Answers to prompts that our bundled student has not seen, and what it says of them; None without those sets."""
     from forecasting.lengths import bundled
-    from forecasting.lengths.datasets import FREE, DataMissing, read_sets
+    from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, read_sets
 
     try:
-        samples = [sample for sample in read_sets(folder, FREE).test if sample.output_tokens <= LONGEST]
+        samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
     except DataMissing:
         return None
     said = bundled().predict([sample.query for sample in samples]).tokens
@@ -236,7 +236,7 @@ def _trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
     return gaps / gaps.mean()
 
 
-def _cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
+def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
     engine = EngineConfig(
         max_num_seqs=batch,
         max_num_batched_tokens=CONTEXT,
@@ -258,14 +258,14 @@ def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> flo
     """Requests a second that are served by arrival when all are there at once: what rates are measured by."""
     prompt, output, predicted = jobs
     requests = make_requests(np.zeros(prompt.size), prompt, output, predicted_tokens=predicted)
-    outcomes = Simulation(_cluster(mode, batch, "fcfs", 0.0), requests).run().outcomes
+    outcomes = Simulation(cluster(mode, batch, "fcfs", 0.0), requests).run().outcomes
     return float(prompt.size / outcomes["e2e_s"].max())
 
 
 def _row(
     requests: Requests, varied: str, mode: str, value: float | str, batch: int, ordering: str, stretch: float
 ) -> Row:
-    outcomes = Simulation(_cluster(mode, batch, ordering, stretch), requests).run().outcomes
+    outcomes = Simulation(cluster(mode, batch, ordering, stretch), requests).run().outcomes
     jct_s, ended_s = outcomes["e2e_s"], requests.arrival_s + outcomes["e2e_s"]
     first_s, last_s = float(requests.arrival_s[0]), float(requests.arrival_s[-1])
     p50, p99 = np.percentile(jct_s, [50, 99])

@@ -52,6 +52,11 @@ export const age = (seconds) => (missing(seconds) ? NONE : `${duration(seconds)}
 
 const unit = (text, word) => (text === NONE ? text : `${text} ${word}`);
 
+function judged(text, { slo_judged: known, slo_ended: ended }) {
+  if (!ended || missing(known) || known >= ended) return text;
+  return `${text} of ${count(known)}/${count(ended)}`;
+}
+
 // Keyed by the names that templates write into data-format.
 export const FORMATS = {
   count: (value) => count(value),
@@ -63,6 +68,8 @@ export const FORMATS = {
   requests: (value) => unit(count(value), "req"),
   per_second: (value) => unit(quantity(value), "/s"),
   tokens_per_second: (value) => unit(quantity(value), "tok/s"),
+  running_of: (value, row) => (missing(value) ? NONE : `${count(value)} / ${count(row.max_num_seqs)}`),
+  slo_met: (value, row) => judged(percentFine(value), row),
   ready_of: (value, row) => unit(count(value), `of ${count(row.instances)}`),
   status: (value) => WORDS[value] ?? (value || NONE),
 };

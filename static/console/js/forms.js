@@ -1,4 +1,6 @@
-// Filters that apply themselves, dialogs for browsers without invoker commands, and copying.
+// Filters that apply themselves, forms that are sent once, dialogs for browsers without invoker commands, and copying.
+
+const RESEND_MS = 5_000;
 
 export function startFilters() {
   for (const form of document.querySelectorAll("[data-filters]")) {
@@ -14,6 +16,16 @@ export function startFilters() {
       for (const [name, value] of [...formData]) if (value === "") formData.delete(name);
     });
   }
+}
+
+// A second click while a form is being sent does not send it again.
+export function startSending() {
+  document.addEventListener("submit", (event) => {
+    if (event.target.method !== "post" || event.defaultPrevented) return;
+    if (event.target.dataset.sent) event.preventDefault();
+    event.target.dataset.sent = "yes";
+    setTimeout(() => delete event.target.dataset.sent, RESEND_MS);
+  });
 }
 
 export function startDialogs() {

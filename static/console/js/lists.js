@@ -13,29 +13,35 @@ function filled(template, severity, slots, href) {
   return item;
 }
 
+// What a list of one model says of an entry that concerns all of them.
+const fleetWide = (only, model) => (only && !model ? "whole fleet" : "");
+
 export function drawAttention(attention) {
-  for (const badge of document.querySelectorAll("[data-instances-down]")) {
-    badge.hidden = !attention.instances;
-    if (badge.firstChild.data !== String(attention.instances)) badge.firstChild.data = String(attention.instances);
+  for (const badge of document.querySelectorAll("[data-badge]")) {
+    const count = attention[badge.dataset.badge];
+    badge.hidden = !count;
+    if (badge.firstChild.data !== String(count)) badge.firstChild.data = String(count);
   }
   const list = document.querySelector("[data-attention]");
   if (!list) return;
-  const text = JSON.stringify(attention.items);
+  const only = list.dataset.only;
+  const { items, total } = only ? attention.models[only] ?? attention.models[""] : attention;
+  const text = JSON.stringify(items);
   if (list.dataset.shown === text) return;
   const before = new Set([...list.querySelectorAll('[data-slot="title"]')].map((link) => link.textContent));
   const template = document.querySelector("[data-attention-template]");
   const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   list.replaceChildren(
-    ...attention.items.map((item) =>
-      filled(template, item.severity, { severity: item.severity, title: item.title, detail: item.detail }, item.href)),
+    ...items.map(({ severity, title, detail, href, model }) =>
+      filled(template, severity, { severity, title, detail, fleet: fleetWide(only, model) }, href)),
   );
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   list.dataset.shown = text;
-  document.querySelector("[data-all-well]").hidden = attention.items.length > 0;
-  document.querySelector("[data-models]")?.toggleAttribute("hidden", attention.items.length > 1);
+  document.querySelector("[data-all-well]").hidden = items.length > 0;
+  document.querySelector("[data-models]")?.toggleAttribute("hidden", items.length > 1);
   document.querySelector("[data-attention-more]").textContent =
-    attention.total > attention.items.length ? `${attention.items.length} of ${attention.total}, worst first` : "";
-  const fresh = attention.items.filter((item) => !before.has(item.title));
+    total > items.length ? `${items.length} of ${total}, worst first` : "";
+  const fresh = items.filter((item) => !before.has(item.title));
   const grave = fresh.filter((item) => item.severity === "critical");
   if (grave.length) document.querySelector("[data-alert]").textContent = grave.map((item) => item.title).join(". ");
   else if (fresh.length) document.querySelector("[data-announce]").textContent = fresh.map((item) => item.title).join(". ");
@@ -62,9 +68,11 @@ export function drawEvents(events, zone) {
   const list = document.querySelector("[data-event-list]");
   if (list) {
     const template = document.querySelector("[data-event-template]");
-    for (const event of events.filter(({ kind }) => !kind.startsWith("sign_in"))) {
-      const { title, reason, actor, at } = event;
-      list.prepend(filled(template, event.severity, { title, reason, actor, at: time(at, "age") }, event.href));
+    const { only } = list.dataset;
+    const shown = events.filter(({ kind, model }) => !kind.startsWith("sign_in") && (!only || !model || model === only));
+    for (const { title, reason, actor, at, model, severity, href } of shown) {
+      const slots = { title, reason, actor, at: time(at, "age"), fleet: fleetWide(only, model) };
+      list.prepend(filled(template, severity, slots, href));
     }
     while (list.children.length > Number(list.dataset.eventList)) list.lastElementChild.remove();
     document.querySelector("[data-no-events]")?.toggleAttribute("hidden", list.children.length > 0);

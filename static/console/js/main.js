@@ -1,7 +1,7 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
-import { startCopying, startDialogs, startFilters } from "./forms.js";
+import { startCopying, startDialogs, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
@@ -13,12 +13,13 @@ function startLive(badge) {
   const live = new Live({
     socketUrl: socket, snapshotUrl: snapshot, topics, after, source, zone, ts: ts === "" ? null : Number(ts),
   });
-  let rows = null; // which instances there were, and how they stood
+  let rows = null; // which instances, jobs and parts there were, and how they stood
   live.addEventListener("state", ({ detail: { state } }) => {
     const outdated = drawNumbers(state, live.nowS());
     if (state.attention) drawAttention(state.attention);
     const { id, status } = state.tables.instances ?? { id: [], status: [] };
-    const now = `${id} ${status}`;
+    const { jobs, parts } = state.tables;
+    const now = `${id} ${status} ${jobs?.state} ${parts?.state}`;
     if (outdated || (rows !== null && now !== rows)) refreshRegions();
     rows = now;
   });
@@ -51,5 +52,6 @@ if (!live) startRegions({ paused: false });
 startKeys(live);
 startFilters();
 startDialogs();
+startSending();
 startCopying();
 startSwapLinks();

@@ -15,7 +15,7 @@ function drawTiles(list, state, table) {
     const level = row?.levels[at] ?? "";
     write(tile.querySelector("[data-number]"), number);
     const empty = row && state.ts !== null ? tile.dataset.empty : "not connected";
-    write(tile.querySelector("[data-unit]"), value === null || value === undefined ? empty : unit ?? "");
+    write(tile.querySelector("[data-unit]"), text === "–" ? empty : unit ?? "");
     if (tile.dataset.level !== level) {
       tile.dataset.level = level;
       write(tile.querySelector("[data-level-word]"), level && `, ${level}`);
@@ -40,7 +40,7 @@ function drawBar(bar, ratio) {
 // An element that stands for one instance: a table row, or the head of its page.
 function drawInstance(element, row, nowS) {
   for (const status of element.querySelectorAll("[data-live-status]")) drawStatus(status, row.status);
-  for (const bar of element.querySelectorAll("[data-bar]")) drawBar(bar, row.kv_ratio);
+  for (const bar of element.querySelectorAll("[data-bar]")) drawBar(bar, row.use_ratio);
   for (const cell of element.querySelectorAll("[data-field]")) {
     const { field, format } = cell.dataset;
     if (format === "age") {

@@ -221,6 +221,26 @@ def test_moves_are_carried_out_and_told():
     assert ready_s[5] == 0
 
 
+def test_a_view_knows_when_an_instance_last_became_ready():
+    from scheduling.simulation.simulator import Simulation
+
+    simulation = Simulation(cluster(), demand(1000, 4.0))
+    control = Control(simulation, make_strategy("reactive"))
+    seen: list[tuple[float, int, float]] = []
+
+    def tick(at: Simulation) -> None:
+        if at.now_s == 0:
+            at.scale_out(0, 1)
+        one = control.views(at)[0]
+        seen.append((at.now_s, one.ready, one.since_ready_s))
+
+    tick(simulation)
+    simulation.run(tick, 5.0, 100.0)
+    assert seen[0] == (0, 2, np.inf)
+    first = next(at_s for at_s, ready, _ in seen if ready == 3)
+    assert all(since_s == (at_s - first if at_s >= first else np.inf) for at_s, _, since_s in seen)
+
+
 def test_advice_is_asked_for_at_its_own_times():
     advisor = Fixed(2, 2)
     run_strategy(cluster(), demand(4000, 4.0), make_strategy("lt_u"), advisor=advisor, until_s=700.0)

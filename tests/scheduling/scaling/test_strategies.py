@@ -1,13 +1,15 @@
 """Every strategy: bounds, cooldown, words; then each by its own rules."""
 
+from dataclasses import replace
 from itertools import pairwise
-from math import inf, nan
+from math import inf, isfinite, nan, pi, sin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, soon_of, sources
+from scheduling.scaling.endpoint import GRACE_S
 from tests.scheduling.scaling.views import advice, advices, view, views
 
 BY_PLAN = ["lt_i", "proactive"]
@@ -159,7 +161,7 @@ def test_lt_u_moves_towards_the_plan_only_and_by_use_only(one, target):
     ],
 )
 def test_lt_ua_acts_on_the_gap_at_five_times_and_at_half_in_the_last_twenty_minutes(seen, left_s, ready, delta):
-    one = view(ready=ready, tokens_per_s=seen, use=0.5)
+    one = view(ready=ready, tokens_per_s=seen, use=0.4)
     found, why = only("lt_ua", one, advice(4), now_s=3600.0 - left_s)
     assert found == delta
     assert ("1,000 forecast" in why) == bool(delta)
@@ -173,6 +175,46 @@ def test_lt_ua_with_a_forecast_of_nothing():
 @given(views, st.integers(0, 20), st.floats(0, 2399))
 def test_lt_ua_is_lt_u_before_the_last_twenty_minutes(one, target, now_s):
     assert only("lt_ua", one, advice(target), now_s) == only("lt_u", one, advice(target), now_s)
+
+
+@pytest.mark.parametrize(("until_s", "next_plan_s"), [(600.0, 60.0), (60.0, None)])
+def test_lt_ua_of_a_short_decision_window_acts_on_the_gap_in_its_last_third(until_s, next_plan_s):
+    """Plans made anew every minute would else be in their last 20 minutes all the time."""
+    short = advice(4, until=until_s, next_plan_s=next_plan_s)
+    one = view(ready=4, tokens_per_s=100.0, use=0.4)
+    assert only("lt_ua", one, short, now_s=39.0)[0] == 0
+    assert only("lt_ua", one, short, now_s=41.0)[0] == -1
+
+
+@given(views, st.integers(0, 20), st.floats(0, 1200))
+def test_what_lt_ua_does_about_the_gap_use_does_not_take_back(one, target, left_s):
+    """Unless demand has changed: with the same load on the instances after the move, the next tick lets them be."""
+    plan, now_s = advice(target), 3600.0 - left_s
+    delta, _ = only("lt_ua", one, plan, now_s)
+    if not delta or only("lt_u", one, plan, now_s)[0]:
+        return
+    use = one.use * one.ready / (one.ready + delta) if isfinite(one.use) and one.ready + delta > 0 else one.use
+    after = replace(one, ready=one.ready + delta, use=use)
+    assert delta * only("lt_u", after, plan, now_s)[0] >= 0
+
+
+@pytest.mark.parametrize("name", ["lt_u", "lt_ua"])
+def test_at_the_demos_pace_instances_follow_the_day_and_do_not_flap(name):
+    """A day of eight minutes, plans every minute for the ten to come, of which the peak is always one: two instances."""
+    strategy, each, instances, changed_s, moves = make_strategy(name), 1000.0, 2, -inf, []
+    for now_s in range(0, 4 * 480, 15):
+        demand = each * (1.1 + 0.6 * sin(2 * pi * now_s / 480))
+        made_s = now_s // 60 * 60.0
+        plan = Advice(2, 1.7 * each, made_s, made_s + 600.0, each, next_plan_s=made_s + 60.0)
+        one = view(
+            ready=instances, min_instances=1, tokens_per_s=demand, use=demand / (0.8 * each * instances),
+            since_change_s=now_s - changed_s,
+        )  # fmt: skip
+        for made in strategy.decide(float(now_s), [one], [plan]):
+            instances, changed_s = instances + made.delta, now_s
+            moves.append((now_s, made.delta))
+    assert len(moves) <= 2 * 4  # one in and one out a day at the most
+    assert all(later - earlier >= 60 for (earlier, _), (later, _) in pairwise(moves))
 
 
 # PreServe and what it is compared with
@@ -359,3 +401,28 @@ def test_soon_is_the_share_of_the_peak_that_the_next_twenty_minutes_have():
 def test_ours_adds_for_what_comes_soon_and_keeps_what_comes_later():
     assert pilothouse([view(ready=4, use=0.6)], [advice(8, soon_instances=4)]) == {}
     assert pilothouse([view(ready=4, use=0.6)], [advice(8)]) == {0: 4}
+
+
+class TestGrace:
+    """A new instance is not scaled in at once."""
+
+    @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "siloed"])
+    def test_none_is_taken_away_and_the_wish_is_made_again(self, name):
+        strategy = make_strategy(name)
+        quiet, plan = view(use=0.05, kv_use=0.05, tokens_per_s=1.0, peak_kv_sum=0.1, peak_kv_most=0.05), advice(2)
+        for since_ready_s in (12.0, GRACE_S - 1):
+            assert not [
+                each
+                for each in strategy.decide(100.0, [replace(quiet, since_ready_s=since_ready_s)], [plan])
+                if each.delta < 0
+            ]
+        later = strategy.decide(100.0, [replace(quiet, since_ready_s=GRACE_S)], [plan])
+        assert later == make_strategy(name).decide(100.0, [quiet], [plan])
+
+    def test_it_does_not_keep_more_than_there_may_be(self):
+        (move,) = make_strategy("reactive").decide(0.0, [view(ready=4, max_instances=3, since_ready_s=1.0)], [None])
+        assert move.delta == -1
+
+    def test_nor_does_it_hold_up_what_is_to_be_added(self):
+        (move,) = make_strategy("reactive").decide(0.0, [view(use=0.9, since_ready_s=1.0)], [None])
+        assert move.delta == 1

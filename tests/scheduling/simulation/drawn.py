@@ -140,6 +140,8 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
         routing=draw(st.sampled_from(sorted(POLICY_CODES))),
         ordering=draw(st.sampled_from(list(ORDERINGS))),
         ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
+        dispatch_round_trip_s=draw(st.sampled_from([0.0, 0.0, 0.125, 1.0])),
+        requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
         batching=batching,
         queue_bound=draw(st.sampled_from([None, 2, 8])),
         threshold=draw(st.sampled_from([0.2, 0.7, 1.5])),

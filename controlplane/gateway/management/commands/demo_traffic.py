@@ -2,6 +2,7 @@ import asyncio
 import signal
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.accounts.models import ApiKey, Tenant
@@ -33,7 +34,7 @@ class Command(BaseCommand):
             raise CommandError("There is no active deployment to send requests to.")
         secret = new_key(tenant)
         allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
-        sources = streams(endpoints, {name: secret for name in KINDS if name in allowed})
+        sources = streams(endpoints, {name: secret for name in KINDS if name in allowed}, settings.DEMO_DAY_S)
         asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
 
 

@@ -10,14 +10,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from controlplane.planning.reproductions import lengths, preserve, preserve_routing, sageserve, scenes, ssjf
+from controlplane.planning.reproductions import (
+    lengths,
+    preserve,
+    preserve_routing,
+    sageserve,
+    scenes,
+    shipped_lengths,
+    ssjf,
+)
 from controlplane.planning.reproductions.foreseen import Told
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.scaling import FLOOR
 
 WIDTH = 170  # where no terminal says otherwise
 WEEK_DAYS, ONE_DAY = 7.0, 1.0
-FURTHER = {"lengths": lengths, "preserve-routing": preserve_routing, "ssjf": ssjf}
+FURTHER = {
+    "lengths": lengths,
+    "lengths-shipped": shipped_lengths,
+    "preserve-routing": preserve_routing,
+    "ssjf": ssjf,
+}
 """Modules by paper: `measure(options, told) -> result` and `show(console, result)`. They take data, seed and scale."""
 
 

@@ -1,0 +1,48 @@
+"""Which machine acts for an instance: a vLLM process can be stopped, watched and started anew only where it runs.
+
+An instance remembers the host that started it, until it is stopped there. A command for it is carried out on that host
+alone; elsewhere it is left as it is and passed on to the queue of its node, `node.<name>`, where that host's worker takes
+it up. Emulated instances and servers started elsewhere belong to no host.
+"""
+
+import socket
+
+from django.conf import settings
+
+from controlplane.fleet.models import Instance, Launcher
+
+
+def obstacle(instance: Instance) -> str:
+    """Why this host does not act for *instance*, in a sentence; empty if it does."""
+    if instance.launcher != Launcher.PROCESS:
+        return ""
+    if instance.host:
+        if instance.host == settings.HOST:
+            return ""
+        return (
+            f"{instance.name} runs on host {instance.host}, and this is {settings.HOST}: "
+            f"the worker on queue {queue_of(instance)} there acts for it"
+        )
+    node = instance.node
+    if node is None or is_here(node.address):
+        return ""
+    return (
+        f"{instance.name} is placed on node {node.name} at {node.address}, and this host is {settings.HOST}: "
+        f"the worker on queue {queue_of(instance)} there starts it"
+    )
+
+
+def queue_of(instance: Instance) -> str:
+    """The Celery queue of the host of *instance*: its node's, or the host's own where no node is kept."""
+    return f"node.{instance.node.name if instance.node else instance.host}"
+
+
+def is_here(address: str) -> bool:
+    """Whether servers of this machine can be reached at *address*: it is one of its own."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""A fleet in one TOML file: what it says, how that differs from the inventory, and writing the difference.
+
+Tables are named as the paths of `/api`, with the same fields (`[[regions]]`, `[[gpu_types]]`, ...). What a table does not
+name stays as it is. In `secrets` and `api_key`, `${NAME}` is the value of an environment variable, so that a file can be
+kept in a repository.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db import transaction
+from pydantic import ValidationError as SchemaError
+
+from controlplane.accounts.models import User
+from controlplane.events.audit import mark
+from controlplane.fleet.inventory import services
+from controlplane.fleet.inventory.kinds import BY_NAME, KINDS, MODEL, Kind
+from controlplane.fleet.states import ActionError
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class FleetFileError(Exception):
+    """Something in the file is wrong; the text names file, table and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One table of the file: what it says of one row."""
+
+    kind: Kind
+    where: str
+    key: Mapping[str, Any]
+    values: Mapping[str, Any]  # without the key
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row that is created, changed or deleted; `values` has (before, after) of each field that differs, for showing."""
+
+    verb: Literal["create", "change", "delete"]
+    kind: Kind
+    label: str
+    values: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of the file at *path*, in the order in which rows can be created. Raises FleetFileError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FleetFileError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FleetFileError(f"{path}: {error}") from error
+    for name in document.keys() - BY_NAME.keys():
+        raise FleetFileError(f"{path}: there is no table {name}; tables are {', '.join(BY_NAME)}")
+    entries = [entry for kind in KINDS for entry in _entries(path, kind, document.get(kind.name, []))]
+    seen: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        identity = (entry.kind.name, entry.kind.label(entry.key))
+        if identity in seen:
+            raise FleetFileError(f"{entry.where}: it is in {seen[identity]} already")
+        seen[identity] = entry.where
+    return entries
+
+
+def apply(entries: list[Entry], actor: User | str, *, prune: bool = False, dry_run: bool = False) -> list[Change]:
+    """Make the inventory as *entries* say, all of it or nothing; the changes, none if it is so already.
+
+    With *prune*, rows that the file does not name are deleted, of the kinds that it has tables of. With *dry_run*
+    everything is tried and checked, and then undone. Raises FleetFileError.
+    """
+    with transaction.atomic():
+        changes = [change for entry in entries if (change := _reconcile(entry, actor)) is not None]
+        if prune:
+            changes += _prune(entries, actor)
+        if dry_run:
+            transaction.set_rollback(True)
+    return changes
+
+
+def _entries(path: Path, kind: Kind, tables: Any) -> Iterator[Entry]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise FleetFileError(f"{path}: {kind.name} is a list of tables: write [[{kind.name}]]")
+    for number, table in enumerate(tables, 1):
+        named = [str(table[name]) for name in kind.key if name in table]
+        where = f"{path}: {kind.name}[{number}]" + (f" ({'/'.join(named)})" if named else "")
+        try:
+            values = kind.entry.model_validate(table).model_dump(exclude_unset=True)
+        except SchemaError as error:
+            raise FleetFileError(f"{where}: {_of_schema(error)}") from error
+        if kind is MODEL and (folder := path.parent / (values.get("source") or "-")).is_dir():
+            values["source"] = str(folder.resolve())  # servers are started elsewhere
+        for name in kind.secret & values.keys():
+            values[name] = _filled(values[name], f"{where}: {name}")
+        yield Entry(kind, where, {name: values.pop(name) for name in kind.key}, values)
+
+
+def _filled(value: Any, where: str) -> Any:
+    """*value* with `${NAME}` replaced by environment variables."""
+    if isinstance(value, dict):
+        return {name: _filled(text, f"{where}.{name}") for name, text in value.items()}
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise FleetFileError(f"{where}: the environment variable {match[1]} is not set")
+        return os.environ[match[1]]
+
+    return VARIABLE.sub(variable, value) if isinstance(value, str) else value
+
+
+def _reconcile(entry: Entry, actor: User | str) -> Change | None:
+    kind, label = entry.kind, entry.kind.label(entry.key)
+    row = kind.find(entry.key)
+    try:
+        if row is None:
+            whole = kind.create.model_validate({**entry.key, **entry.values})
+            row = services.create(kind, whole.model_dump(exclude_unset=True), actor)
+            held: dict[str, Any] = {}
+        else:
+            held = kind.values_of(row)
+            wanted = {name: value for name, value in entry.values.items() if not _same(held.get(name), value)}
+            if not wanted:
+                return None
+            services.change(kind, row, wanted, actor)
+    except SchemaError as error:
+        raise FleetFileError(f"{entry.where}: {_of_schema(error)}") from error
+    except ValidationError as error:
+        raise FleetFileError(f"{entry.where}: {_of_row(error)}") from error
+    except ActionError as error:
+        raise FleetFileError(f"{entry.where}: {error}") from error
+    now = kind.values_of(kind.model._default_manager.get(pk=row.pk))
+    differing = {name: (held.get(name), now[name]) for name in now if not held or not _same(held[name], now[name])}
+    if held and not differing:
+        return None
+    return Change("change" if held else "create", kind, label, _shown(kind, differing))
+
+
+def _prune(entries: list[Entry], actor: User | str) -> list[Change]:
+    changes = []
+    for kind in reversed(KINDS):
+        named = {kind.label(entry.key) for entry in entries if entry.kind is kind}
+        if not named or not kind.deletable:
+            continue
+        for row in kind.model._default_manager.all():
+            label = kind.label(kind.key_of(row))
+            if label in named:
+                continue
+            try:
+                services.delete(kind, row, actor, "not in the fleet file")
+            except ValidationError as error:
+                raise FleetFileError(f"--prune: {kind.title} {label}: {_of_row(error)}") from error
+            changes.append(Change("delete", kind, label))
+    return changes
+
+
+def _same(held: Any, wanted: Any) -> bool:
+    if isinstance(held, Decimal) and wanted is not None:
+        return held == Decimal(str(wanted))
+    if isinstance(held, list) and isinstance(wanted, list):
+        return sorted(held) == sorted(wanted)
+    return bool(held == wanted)
+
+
+def _shown(kind: Kind, values: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """*values* without secrets and, of a new row, without what is empty."""
+    return {
+        name: (mark(before), mark(after)) if name in kind.secret else (before, after)
+        for name, (before, after) in values.items()
+        if before not in (None, "", [], {}) or after not in (None, "", [], {})
+    }
+
+
+def _of_schema(error: SchemaError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    text = {"extra_forbidden": "there is no such key", "missing": "this key is missing"}.get(first["type"])
+    return f"{place}: {text or first['msg']}"
+
+
+def _of_row(error: ValidationError) -> str:
+    messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
+    name, (message, *_) = next(iter(messages.items()))
+    return message if name == NON_FIELD_ERRORS else f"{name}: {message}"

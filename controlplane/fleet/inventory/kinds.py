@@ -1,0 +1,280 @@
+"""The kinds of rows that operators write: which fields they have, how they are named, how others are named in them.
+
+`/api` and fleet files take the same values. A kind's schemas are made from the fields of its Django model: types, bounds
+and help come from there, and rows are checked by the model's own `full_clean`, as in the admin.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models.fields import NOT_PROVIDED
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, SloClass
+
+TYPES: tuple[tuple[type[models.Field], Any], ...] = (
+    (models.BooleanField, bool),
+    (models.DecimalField, Decimal),
+    (models.FloatField, float),
+    (models.IntegerField, int),
+    (models.JSONField, dict[str, str]),
+    (models.CharField, str),
+)
+
+
+class Values(BaseModel):
+    """An unknown field is an error, so that a typing mistake does not pass silently."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows of *model*, called *key* together; *fields* may be changed later, *fixed* are given once.
+
+    In *named* stands, for each field that refers to another row, the model whose name it takes.
+    """
+
+    name: str  # as in a fleet file's tables: [[regions]]
+    model: type[models.Model]
+    fields: tuple[str, ...]
+    key: tuple[str, ...] = ("name",)
+    fixed: tuple[str, ...] = ()
+    named: Mapping[str, type[models.Model]] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    """Fields without a default that need not be given, because they can be found out."""
+    secret: frozenset[str] = frozenset()
+    """Fields whose values are not shown after saving."""
+    deletable: bool = True
+
+    @property
+    def title(self) -> str:
+        return str(self.model._meta.verbose_name)
+
+    @cached_property
+    def create(self) -> type[Values]:
+        """The schema of a new row."""
+        parts = {name: self._part(name) for name in (*self.key, *self.fixed, *self.fields)}
+        return create_model(f"{self.model.__name__}In", __base__=Values, **parts)
+
+    @cached_property
+    def change(self) -> type[Values]:
+        """The schema of changes to a row: only what is given changes."""
+        parts = {name: self._part(name, given=False) for name in self.fields}
+        return create_model(f"{self.model.__name__}Change", __base__=Values, **parts)
+
+    @cached_property
+    def entry(self) -> type[Values]:
+        """The schema of a table in a fleet file, for a row that may be there already: only its key is required."""
+        parts = {name: (part.annotation | None, None) for name, part in self.create.model_fields.items()}
+        parts |= {name: (self.create.model_fields[name].annotation, ...) for name in self.key}
+        return create_model(f"{self.model.__name__}Entry", __base__=Values, **parts)
+
+    def find(self, key: Mapping[str, Any]) -> models.Model | None:
+        """The row of that key, or None."""
+        lookup = {f"{name}__name" if name in self.named else name: key[name] for name in self.key}
+        return self.model._default_manager.filter(**lookup).first()
+
+    def key_of(self, row: models.Model) -> dict[str, Any]:
+        return {name: getattr(row, name).name if name in self.named else getattr(row, name) for name in self.key}
+
+    def label(self, key: Mapping[str, Any]) -> str:
+        return "/".join(str(key[name]) for name in self.key)
+
+    def values_of(self, row: models.Model) -> dict[str, Any]:
+        """What *row* holds in the fields that may be written, other rows by their names."""
+        return {name: self._read(row, name) for name in (*self.fixed, *self.fields)}
+
+    def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """*values* with rows in the place of their names. Raises ValidationError naming the field."""
+        return {name: self._resolve(name, value) for name, value in values.items()}
+
+    def is_many(self, name: str) -> bool:
+        return name in self.named and bool(self._field(name).many_to_many)
+
+    def _resolve(self, name: str, value: Any) -> Any:
+        target = self.named.get(name)
+        if target is None or value is None:
+            return value
+        if self.is_many(name):
+            return [self._row(name, target, one) for one in value]
+        return self._row(name, target, value)
+
+    def _row(self, name: str, target: type[models.Model], value: str) -> models.Model:
+        row = target._default_manager.filter(name=value).first()
+        if row is None:
+            raise ValidationError({name: f"There is no {target._meta.verbose_name} {value!r}."})
+        return row
+
+    def _read(self, row: models.Model, name: str) -> Any:
+        value = getattr(row, name)
+        if name not in self.named:
+            return value
+        if self.is_many(name):
+            return sorted(other.name for other in value.all())
+        return value.name if value is not None else None
+
+    def _field(self, name: str) -> Any:
+        return self.model._meta.get_field(name)
+
+    def _part(self, name: str, *, given: bool = True) -> tuple[Any, Any]:
+        """(type, pydantic field) of one field, from Django's."""
+        source = self._field(name)
+        kind: Any
+        if name in self.named:
+            kind = list[str] if self.is_many(name) else str
+        else:
+            kind = next(python for django, python in TYPES if isinstance(source, django))
+        about = str(source.help_text) or None
+        limits: dict[str, Any] = {}
+        if kind is str and source.max_length:
+            limits["max_length"] = source.max_length
+        if source.null or not given or name in self.optional:
+            kind = kind | None
+        known = getattr(source, "default", NOT_PROVIDED)
+        if not given or name in self.optional:
+            return kind, Field(None, description=about, **limits)
+        if known is not NOT_PROVIDED:
+            return kind, Field(known() if callable(known) else known, description=about, **limits)
+        if source.null or source.blank:
+            empty: Any = [] if self.is_many(name) else None if source.null else ""
+            return kind, Field(empty, description=about, **limits)
+        return kind, Field(..., description=about, **limits)
+
+
+REGION = Kind("regions", Region, ("title", "active"))
+GPU_TYPE = Kind(
+    "gpu_types",
+    GpuType,
+    ("title", "device", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
+)
+NODE = Kind(
+    "nodes",
+    Node,
+    ("region", "gpu_type", "gpu_count", "address", "active"),
+    named={"region": Region, "gpu_type": GpuType},
+)
+MODEL = Kind(
+    "models",
+    Model,
+    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active"),
+    optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
+)
+SLO_CLASS = Kind(
+    "slo_classes",
+    SloClass,
+    (
+        "title",
+        "kind",
+        "service_tier",
+        "ttft_target_ms",
+        "itl_target_ms",
+        "e2e_target_ms",
+        "percentile",
+        "deadline_s",
+        "weight",
+        "price_factor",
+        "priority",
+    ),
+)
+TENANT = Kind(
+    "tenants",
+    Tenant,
+    (
+        "title",
+        "operates_fleet",
+        "slo_classes",
+        "default_slo_class",
+        "max_concurrent_requests",
+        "tokens_per_minute",
+        "keep_prompts",
+        "active",
+    ),
+    named={"slo_classes": SloClass, "default_slo_class": SloClass},
+    deletable=False,  # its keys, members and ledger stay: make it inactive
+)
+DEPLOYMENT = Kind(
+    "deployments",
+    Deployment,
+    (
+        "tensor_parallel",
+        "min_instances",
+        "max_instances",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "routing_policy",
+        "ordering_policy",
+        "ordering_stretch",
+        "requests_ahead_limit",
+        "queue_bound",
+        "vllm_args",
+        "environment",
+        "secrets",
+        "api_key",
+        "active",
+    ),
+    key=("model", "region", "gpu_type"),
+    named={"model": Model, "region": Region, "gpu_type": GpuType},
+    secret=frozenset({"secrets", "api_key"}),
+)
+
+
+class InstanceKind(Kind):
+    """An instance names its deployment by model, region and GPU type; the last is not needed where there is one alone."""
+
+    @cached_property
+    def create(self) -> type[Values]:
+        parts: dict[str, Any] = {
+            "name": self._part("name"),
+            "model": (str, Field(..., description="Of its deployment.")),
+            "region": (str, Field(..., description="Of its deployment.")),
+            "gpu_type": (str, Field("", description="Of its deployment; needed where there are several.")),
+            "launcher": self._part("launcher"),
+            "node": self._part("node"),
+            "url": self._part("url"),
+        }
+        return create_model("InstanceIn", __base__=Values, **parts)
+
+    def values_of(self, row: models.Model) -> dict[str, Any]:
+        of = Deployment.objects.select_related("model", "region", "gpu_type").get(pk=row.deployment_id)
+        deployment = {"model": of.model.name, "region": of.region.name, "gpu_type": of.gpu_type.name}
+        return deployment | {name: self._read(row, name) for name in ("launcher", *self.fields)}
+
+    def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = super().resolve({name: values[name] for name in values if name not in self.fixed[:3]})
+        if "model" in values or "region" in values:
+            resolved["deployment"] = self._deployment(values)
+        return resolved
+
+    @staticmethod
+    def _deployment(values: Mapping[str, Any]) -> Deployment:
+        found = Deployment.objects.filter(model__name=values.get("model"), region__name=values.get("region"))
+        if values.get("gpu_type"):
+            found = found.filter(gpu_type__name=values["gpu_type"])
+        rows = list(found.select_related("model", "region", "gpu_type")[:2])
+        if len(rows) == 1:
+            return rows[0]
+        wanted = "/".join(str(values[name]) for name in ("model", "region", "gpu_type") if values.get(name))
+        if rows:
+            raise ValidationError({"gpu_type": f"There are several deployments {wanted}: name the GPU type."})
+        raise ValidationError({"model": f"There is no deployment {wanted}."})
+
+
+INSTANCE = InstanceKind(
+    "instances",
+    Instance,
+    ("node", "url"),
+    fixed=("model", "region", "gpu_type", "launcher"),
+    named={"node": Node},
+)
+
+KINDS: tuple[Kind, ...] = (REGION, GPU_TYPE, NODE, MODEL, SLO_CLASS, TENANT, DEPLOYMENT, INSTANCE)
+"""In the order in which they can be created; deleted in the reverse one."""
+BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

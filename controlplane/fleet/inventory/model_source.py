@@ -1,0 +1,32 @@
+"""Sizes of a model from its own `config.json`, where an operator gives a source and no sizes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+
+from controlplane.fleet.models import Model
+from workers.vllm.model_shape import ShapeError, read
+
+SIZES = ("weights_bytes", "kv_bytes_per_token", "context_tokens")
+
+
+def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
+    """*values* for *row*, with the sizes that are missing, or null, read from its source.
+
+    Raises ValidationError naming a size when there is no source, and the source when it does not tell.
+    """
+    found = dict(values)
+    if row.pk is None and not found.get("title"):
+        found["title"] = found.get("name", "")
+    asked = [name for name in SIZES if found.get(name) is None and (name in found or getattr(row, name) is None)]
+    if not asked:
+        return found
+    source = found.get("source") or row.source
+    if not source:
+        raise ValidationError({asked[0]: "Give it, or a source whose config.json tells."})
+    try:
+        shape = read(source, context_tokens=found.get("context_tokens"))
+    except ShapeError as error:
+        raise ValidationError({"source": str(error)}) from error
+    return found | {name: getattr(shape, name) for name in asked}

@@ -1,0 +1,110 @@
+"""Writing rows of the inventory from values with names, each with its event. The admin, `/api` and fleet files agree.
+
+Every function raises ValidationError naming the field at fault.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import ProtectedError
+
+from controlplane.accounts.models import User
+from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
+from controlplane.fleet import places, services
+from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, Kind
+from controlplane.fleet.inventory.model_source import completed
+from controlplane.fleet.models import Deployment, Instance, Launcher
+from controlplane.fleet.states import InstanceState
+
+
+@transaction.atomic
+def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
+    """A new row of *kind*. A new instance is started, or, if it is started elsewhere, looked for."""
+    if kind is INSTANCE:
+        places.lock(Deployment.objects.filter(pk=kind.resolve(values)["deployment"].pk))
+    row = kind.model()
+    many = _set(kind, row, values)
+    row.full_clean()
+    row.save()
+    _set_many(row, many)
+    _check_many(kind, row)
+    record_creation(row, actor, reason=reason)
+    if isinstance(row, Instance):
+        services.start(row, actor, reason or "created")
+    transaction.on_commit(services.nudge)
+    return row
+
+
+@transaction.atomic
+def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
+    """Set *values* on *row*; what is not among them stays. Returns the row as it is now."""
+    row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
+    before, held = snapshot(row), kind.values_of(row)
+    for name in kind.fixed:
+        if name in values and values[name] not in ("", held[name]):
+            raise ValidationError({name: f"This is fixed when the {kind.title} is created: it is {held[name]}."})
+    values = {name: value for name, value in values.items() if name in kind.fields}
+    if isinstance(row, Instance):
+        _check_instance(row, held, values)
+    many = _set(kind, row, values)
+    row.full_clean()
+    row.save()
+    _set_many(row, many)
+    _check_many(kind, row)
+    if record_change(row, before, actor, reason=reason) is not None:
+        transaction.on_commit(services.nudge)
+    return row
+
+
+@transaction.atomic
+def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
+    """Delete *row*. Refused while other rows refer to it, and for an instance that is not stopped."""
+    if not kind.deletable:
+        raise ValidationError(f"A {kind.title} is not deleted, because its history stays: make it inactive.")
+    row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
+    if isinstance(row, Instance) and row.state != InstanceState.STOPPED:
+        raise ValidationError(f"{row.name} is {row.state}: stop it first.")
+    record_deletion(row, actor, reason=reason)
+    try:
+        row.delete()
+    except ProtectedError as error:
+        users = sorted({f"{other._meta.verbose_name} {other}" for other in error.protected_objects})
+        more = f" and {len(users) - 3} more" if len(users) > 3 else ""
+        text = f"{row} is used by {', '.join(users[:3])}{more}."
+        raise ValidationError(text) from error
+    transaction.on_commit(services.nudge)
+
+
+def _set(kind: Kind, row: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Put *values* on *row*; returns those that can be set only after it is saved."""
+    if kind is MODEL:
+        values = completed(row, values)
+    many = {}
+    for name, value in kind.resolve(values).items():
+        if kind.is_many(name):
+            many[name] = value
+        elif value is None and not kind.model._meta.get_field(name).null:
+            raise ValidationError({name: "This field cannot be null."})
+        else:
+            setattr(row, name, value)
+    return many
+
+
+def _set_many(row: Any, many: Mapping[str, Any]) -> None:
+    for name, rows in many.items():
+        getattr(row, name).set(rows)
+
+
+def _check_many(kind: Kind, row: Any) -> None:
+    if kind is TENANT and not row.slo_classes.filter(pk=row.default_slo_class_id).exists():
+        text = f"{row.default_slo_class} is not among the classes that this tenant may use."
+        raise ValidationError({"default_slo_class": text})
+
+
+def _check_instance(row: Instance, held: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    if "url" in values and row.launcher != Launcher.EXTERNAL and values["url"] != held["url"]:
+        raise ValidationError({"url": "Its launcher gives the address."})
+    if values.get("node", held["node"]) != held["node"] and row.state != InstanceState.STOPPED:
+        raise ValidationError({"node": f"{row.name} is {row.state}: stop it before it moves to another node."})

@@ -1,0 +1,74 @@
+"""How a deployment's servers are started, as processes or emulated, and whether vLLM takes its flags."""
+
+import shlex
+
+from django.conf import settings
+
+from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile
+from workers.vllm.launcher import CHECKED, LaunchError, LaunchSpec
+from workers.vllm.serve import problem_with
+
+EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
+BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
+
+
+def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -> LaunchSpec:
+    """What to start for *instance*, from its deployment's row and, if emulated, the *profile* measured for it.
+
+    Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
+    """
+    deployment: Deployment = instance.deployment
+    if instance.launcher == Launcher.PROCESS:
+        return process_spec(deployment, instance)
+    row = profile or deployment.profile()
+    if row is None:
+        raise LaunchError(
+            f"there is no performance profile for {deployment}, tensor parallel {deployment.tensor_parallel}"
+        )
+    kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
+    if kv_blocks < 1:
+        raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
+    return LaunchSpec(
+        name=instance.name,
+        model=deployment.model.name,
+        max_num_seqs=deployment.max_num_seqs,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        max_model_len=deployment.model.context_tokens,
+        tensor_parallel=deployment.tensor_parallel,
+        scheduling_policy=deployment.scheduling_policy,
+        profile=row.coefficients(),
+        block_size_tokens=BLOCK_SIZE_TOKENS,
+        kv_blocks=kv_blocks,
+        startup_s=EMULATED_STARTUP_S,
+    )
+
+
+def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
+    """What the process launcher starts for *instance*; without one, for any of them."""
+    node = instance.node if instance else None
+    on_cpu = deployment.gpu_type.device == Device.CPU
+    return LaunchSpec(
+        name=instance.name if instance else "any",
+        model=deployment.model.name,
+        max_num_seqs=deployment.max_num_seqs,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        max_model_len=deployment.model.context_tokens,
+        scheduling_policy=deployment.scheduling_policy,
+        source=deployment.model.source,
+        host=node.address if node else "127.0.0.1",
+        tensor_parallel=deployment.tensor_parallel,
+        gpus=node.gpu_count if node and not on_cpu else 0,
+        gpu_memory_utilization=deployment.gpu_memory_utilization,
+        cpu_kv_bytes=deployment.expected_kv_tokens * deployment.model.kv_bytes_per_token if on_cpu else None,
+        extra_args=tuple(shlex.split(deployment.vllm_args)),
+        environment={**deployment.environment, **deployment.secrets},
+        api_key=deployment.api_key,
+    )
+
+
+def arguments_problem(deployment: Deployment) -> str:
+    """What vLLM's parser says against the further flags of *deployment*; "" also where there is no vLLM to ask."""
+    if not settings.VLLM_PYTHON or not deployment.vllm_args:
+        return ""
+    cache = settings.STATE_DIR / "instances" / CHECKED
+    return problem_with(settings.VLLM_PYTHON, process_spec(deployment), cache) or ""

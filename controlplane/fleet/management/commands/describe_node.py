@@ -1,0 +1,79 @@
+"""`manage.py describe_node`: this machine as tables of a fleet file."""
+
+import re
+import socket
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane.fleet.demo import GPU_TYPES
+from workers.vllm.hardware import Gpu, HardwareError, Machine, machine
+
+GIB = 2**30
+KEPT_BACK = 0.5  # share of a machine's memory that instances on CPUs leave to the rest
+
+
+class Command(BaseCommand):
+    help = "Print this machine's GPUs (as nvidia-smi finds them) or CPUs as tables of a fleet file, for `apply`."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--region", default="here", help="name of its region (default: %(default)s)")
+        parser.add_argument("--name", default=socket.gethostname(), help="name of the node (default: this host's)")
+        parser.add_argument("--address", default="127.0.0.1", help="of its instances (default: %(default)s)")
+
+    def handle(self, *, region: str, name: str, address: str, **options: Any) -> None:
+        try:
+            found = machine()
+        except HardwareError as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(tables(found, region=region, node=slug(name), address=address))
+
+
+def tables(found: Machine, *, region: str, node: str, address: str) -> str:
+    """TOML of the GPU types and nodes: one node for each kind of GPU, one of CPUs where there are no GPUs."""
+    kinds: dict[str, list[Gpu]] = {}
+    for gpu in found.gpus:
+        kinds.setdefault(gpu.name, []).append(gpu)
+    if not kinds:
+        memory = int(found.memory_bytes * KEPT_BACK)
+        return _gpu_type("cpu", "CPU", memory, "cpu") + _node(node, region, "cpu", 1, address)
+    written = [
+        _gpu_type(type_name(gpus[0]), title, min(gpu.memory_bytes for gpu in gpus), "gpu")
+        + _node(
+            node if len(kinds) == 1 else f"{node}-{type_name(gpus[0])}", region, type_name(gpus[0]), len(gpus), address
+        )
+        for title, gpus in kinds.items()
+    ]
+    return "\n".join(written)
+
+
+def type_name(gpu: Gpu) -> str:
+    """A short name such as h100-80gb: that of the demo's types where it is one of them."""
+    words = re.sub(r"^(NVIDIA|Tesla|GeForce|\s)+", "", gpu.name).split()
+    short = f"{slug(words[0].partition('-')[0])}-{round(gpu.memory_bytes / GIB)}gb"
+    return next((name for name in GPU_TYPES if name.partition("-")[0] == short.partition("-")[0]), short)
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "node"
+
+
+def _gpu_type(name: str, title: str, memory_bytes: int, device: str) -> str:
+    return f"""[[gpu_types]]
+name = "{name}"
+title = "{title}"
+device = "{device}"
+memory_bytes = {memory_bytes}
+on_demand_usd_per_hour = 0
+
+"""
+
+
+def _node(name: str, region: str, gpu_type: str, count: int, address: str) -> str:
+    return f"""[[nodes]]
+name = "{name}"
+region = "{region}"
+gpu_type = "{gpu_type}"
+gpu_count = {count}
+address = "{address}"
+"""

@@ -1,0 +1,34 @@
+"""When an instance that failed is started again: at once at first, then ever later, as Kubernetes does with containers."""
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from controlplane.fleet.models import Instance
+
+FIRST = timedelta(seconds=5)
+"""After the first failure: a server that only hung for a moment may answer again."""
+LONGEST = timedelta(minutes=5)
+SETTLED = timedelta(minutes=10)
+"""An instance that was ready for so long counts its failures anew."""
+CRASH_LOOP = 3
+"""Failures in a row from which it is said to be in a crash loop."""
+
+
+def backoff(failures: int) -> timedelta:
+    """The wait before the next start after so many *failures* in a row: doubled by each."""
+    return min(LONGEST, FIRST * 2 ** min(max(failures - 1, 0), 16))
+
+
+def due_at(instance: Instance) -> datetime:
+    """When *instance*, which has failed, may be started again."""
+    return instance.state_changed_at + backoff(instance.failures)
+
+
+def is_due(instance: Instance) -> bool:
+    return timezone.now() >= due_at(instance)
+
+
+def loops(instance: Instance) -> bool:
+    """Whether *instance* is in a crash loop: nobody should count on its next start."""
+    return instance.failures >= CRASH_LOOP

@@ -1,0 +1,81 @@
+"""The parts of the stack as the System page lists them: what each is, how it stands, how often it was started again."""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from controlplane.supervisor.guard import MARK
+from controlplane.supervisor.state import read_parts
+
+
+class PartState(StrEnum):
+    OK = "ok"
+    STARTING = "starting"
+    WARNING = "warning"
+    STANDBY = "standby"
+    OFF = "off"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class Part:
+    """*since* is when it came into its state (epoch seconds); *restarts* is None where nobody of ours starts it."""
+
+    name: str
+    state: PartState
+    detail: str = ""
+    since: float | None = None
+    restarts: int | None = None
+    process_id: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"state": self.state.value}
+
+
+STATES = {"running": PartState.OK, "starting": PartState.STARTING, "restarting": PartState.DOWN}
+
+
+def supervised(folder: Path) -> dict[str, Part]:
+    """The parts that `manage.py up` keeps, if this process is one of them."""
+    return {
+        row["name"]: Part(
+            name=row["name"],
+            state=STATES.get(row["state"], PartState.DOWN),
+            detail=row["detail"],
+            since=row["since"],
+            restarts=row["restarts"],
+            process_id=row["process_id"],
+        )
+        for row in read_parts(folder, os.environ.get(MARK, ""))
+    }
+
+
+def merged(seen: Iterable[Part], kept: dict[str, Part]) -> list[Part]:
+    """What this process sees of each part, with what the supervisor says of its process; then those only it knows."""
+    kept, parts = dict(kept), []
+    for part in seen:
+        if below := kept.pop(part.name, None):
+            part.restarts, part.process_id = below.restarts, below.process_id
+            if below.state != PartState.OK:
+                part.state, part.detail = below.state, below.detail
+        parts.append(part)
+    return [*parts, *kept.values()]
+
+
+class Since:
+    """Remembers since when each part is in its state."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[PartState, float]] = {}
+
+    def mark(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            state, at = self._seen.get(part.name, (None, 0.0))
+            if state != part.state:
+                at = time.time()
+                self._seen[part.name] = part.state, at
+            part.since = at

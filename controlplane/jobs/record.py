@@ -1,0 +1,159 @@
+"""What is kept of one periodic job, and what that says of it: ok, late, failing, or not run yet.
+
+Jobs of the web process keep a `Job` in memory; those that Celery runs keep theirs in a row (`models.JobRow`), read as the
+same `Record`. Times are epoch seconds.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from controlplane.logs import SERVICE_ERRORS
+
+logger = logging.getLogger(__name__)
+
+LEAST_LATE_S = 30.0
+"""A job is late after twice its period, but not before this: restarting a part of the stack takes so long."""
+START_GRACE_S = 60.0
+"""Added for a job that has not run since the process began."""
+FAILING_AFTER_S = 10.0
+"""A job that comes round more often is failing once it has failed for so long: one miss is no news."""
+LONGEST_ERROR = 500
+
+
+class JobState(StrEnum):
+    OK = "ok"
+    LATE = "late"
+    FAILING = "failing"
+    NEVER = "never"  # not run yet, and not late with it
+
+    @property
+    def bad(self) -> bool:
+        return self in (JobState.LATE, JobState.FAILING)
+
+
+@dataclass(slots=True)
+class Record:
+    """*needs* names the parts of the stack without which the job cannot run."""
+
+    name: str
+    kind: str  # celery, or gateway: which process runs it
+    period_s: float
+    needs: tuple[str, ...] = ()
+    last_success_at: float | None = None
+    last_error: str = ""
+    last_error_at: float | None = None
+    failures_in_a_row: int = 0
+    failing_since: float | None = None
+    failures_total: int = 0
+    last_duration_s: float | None = None
+
+    @property
+    def last_run_at(self) -> float | None:
+        return max((at for at in (self.last_success_at, self.last_error_at) if at is not None), default=None)
+
+    @property
+    def due_at(self) -> float | None:
+        return None if self.last_run_at is None else self.last_run_at + self.period_s
+
+    def state(self, now: float, started_at: float) -> JobState:
+        """How it stands at *now*, in a stack that is watched since *started_at*."""
+        if self.failures_in_a_row and (
+            self.period_s > FAILING_AFTER_S or now - (self.failing_since or now) > FAILING_AFTER_S
+        ):
+            return JobState.FAILING
+        late_after_s = max(2 * self.period_s, LEAST_LATE_S)
+        ran_since = self.last_success_at is not None and self.last_success_at >= started_at
+        since = self.last_success_at if ran_since and self.last_success_at is not None else started_at
+        if now - since > late_after_s + (0.0 if ran_since else START_GRACE_S):
+            return JobState.LATE
+        return JobState.NEVER if self.last_success_at is None else JobState.OK
+
+    def as_dict(self, now: float, started_at: float) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "state": self.state(now, started_at).value,
+            "period_s": self.period_s,
+            "last_success_at": self.last_success_at,
+            "last_error": self.last_error,
+            "last_error_at": self.last_error_at,
+            "failures_in_a_row": self.failures_in_a_row,
+            "failures_total": self.failures_total,
+            "last_duration_s": self.last_duration_s,
+            "due_at": self.due_at,
+        }
+
+
+class Job(Record):
+    """A job of this process. `with job:` is one run of it: what raises inside ends there, counted and logged once."""
+
+    _began_s: float = 0.0
+
+    def __enter__(self) -> "Job":
+        self._began_s = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        self.last_duration_s = time.perf_counter() - self._began_s
+        if error is None:
+            self.succeeded()
+        elif isinstance(error, Exception):
+            self.failed(error)
+            return True
+        return False
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures_in_a_row
+
+    def succeeded(self) -> None:
+        if self.failures_in_a_row:
+            log_recovery(self.name, self.failures_in_a_row)
+        self.last_success_at = time.time()
+        self.failures_in_a_row, self.failing_since = 0, None
+
+    def failed(self, error: BaseException) -> None:
+        self.last_error, self.last_error_at = describe(error), time.time()
+        self.failing_since = self.failing_since or self.last_error_at
+        self.failures_in_a_row += 1
+        self.failures_total += 1
+        log_failure(self.name, self.failures_in_a_row, error)
+
+
+class Jobs:
+    """The periodic jobs of this process, by name."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def add(self, name: str, period_s: float, *needs: str) -> Job:
+        job = self._jobs[name] = Job(name, "gateway", period_s, needs)
+        return job
+
+    def __getitem__(self, name: str) -> Job:
+        return self._jobs[name]
+
+    def records(self) -> list[Record]:
+        return list(self._jobs.values())
+
+
+def describe(error: BaseException) -> str:
+    text = str(error).strip()
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:LONGEST_ERROR]
+
+
+def log_failure(name: str, failures_in_a_row: int, error: BaseException) -> None:
+    """The first failure in full, then only how many there were: the 10th, the 100th, …"""
+    if failures_in_a_row == 1:
+        trace = None if isinstance(error, SERVICE_ERRORS) else error
+        logger.log(logging.ERROR if trace else logging.WARNING, "%s: %s", name, describe(error), exc_info=trace)
+    elif failures_in_a_row >= 10 and str(failures_in_a_row).strip("0") == "1":
+        logger.warning("%s: failed %d times in a row: %s", name, failures_in_a_row, describe(error))
+
+
+def log_recovery(name: str, failures_in_a_row: int) -> None:
+    logger.warning("%s: done again after %d failures in a row", name, failures_in_a_row)

@@ -1,0 +1,31 @@
+"""Reading what is noted of the jobs that Celery runs."""
+
+from datetime import datetime
+
+from controlplane.jobs.models import JobRow
+from controlplane.jobs.record import Record
+from controlplane.jobs.schedule import NEEDS, periods
+
+
+def celery_records() -> list[Record]:
+    """Every job that Celery runs, in the order of its schedule; one that never ran has only its name and period."""
+    rows = {row.name: row for row in JobRow.objects.all()}
+    records = []
+    for name, period_s in periods().items():
+        record = Record(name, "celery", period_s, NEEDS)
+        if row := rows.get(name):
+            record.last_success_at, record.last_error_at = _epoch_s(row.last_success_at), _epoch_s(row.last_error_at)
+            record.failing_since = _epoch_s(row.failing_since)
+            record.last_error, record.last_duration_s = row.last_error, row.last_duration_s
+            record.failures_in_a_row, record.failures_total = row.failures_in_a_row, row.failures_total
+        records.append(record)
+    return records
+
+
+def noticed() -> dict[str, str]:
+    """The trouble that an event was written about and that is not known to be over, by job or part."""
+    return dict(JobRow.objects.exclude(noticed="").values_list("name", "noticed"))
+
+
+def _epoch_s(at: datetime | None) -> float | None:
+    return at.timestamp() if at else None

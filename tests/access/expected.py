@@ -1,0 +1,203 @@
+"""Who may open what: one line for every address that there is. `test_every_address.py` fails for one that is not here.
+
+Roles grow from left to right in `RANKS`. A tenant's people and keys reach what says TENANT, and there see their own alone;
+MANAGER is an operator or admin of the tenant, or of the fleet. The fleet's people reach all else that tenants do.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+ANYBODY, SIGNED_IN, TENANT, MANAGER, VIEWER, OPERATOR, ADMIN = range(7)
+
+# What each role reaches at most.
+RANKS = {
+    "anonymous": ANYBODY,
+    "newcomer": SIGNED_IN,  # of no tenant
+    "member": TENANT,  # viewer of acme
+    "key_manager": MANAGER,  # operator of acme
+    "stranger": MANAGER,  # admin of globex
+    "viewer": VIEWER,
+    "operator": OPERATOR,
+    "fleet_admin": ADMIN,
+}
+OF_ACME, OF_GLOBEX = ("member", "key_manager"), ("stranger",)
+OF_THE_FLEET = ("viewer", "operator", "fleet_admin")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The least role, what stands in the path, and what is sent. *owned*: of acme, so that others do not find it."""
+
+    least: int
+    path: dict[str, Any] = field(default_factory=dict)
+    send: dict[str, Any] | None = None  # a POST (or as the REST operation says) with these values
+    owned: bool = False
+    key: bool = False  # REST: with an API key too
+    body: bool = True  # whether an answer has one that could be read
+
+
+REASON = {"reason": "a test"}
+
+# Values such as `INSTANCE` are replaced by what the test's world has.
+CONSOLE = {
+    "overview": Reach(VIEWER),
+    "instances": Reach(VIEWER),
+    "instance": Reach(VIEWER, {"name": "INSTANCE"}),
+    "act": Reach(OPERATOR, {"name": "INSTANCE", "action": "drain"}, REASON),
+    "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT", "action": "start"}, REASON),
+    "requests": Reach(TENANT),
+    "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
+    "forecast": Reach(VIEWER),
+    "scaling": Reach(VIEWER),
+    "plans": Reach(VIEWER),
+    "plan": Reach(VIEWER, {"pk": "PLAN"}),
+    "decide": Reach(OPERATOR, {"pk": "PLAN", "decision": "reject"}, REASON),
+    "moves": Reach(VIEWER),
+    "policy": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"strategy": "reactive", "mode": "off"} | REASON),
+    "lengths": Reach(TENANT),
+    "roll-back-lengths": Reach(OPERATOR, {}, REASON),
+    "train-lengths": Reach(OPERATOR, {}, REASON),
+    "decide-length-version": Reach(OPERATOR, {"version_number": 3, "decision": "reject"}, REASON),
+    "keys": Reach(TENANT),
+    "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
+    "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
+    "system": Reach(OPERATOR),
+    "events": Reach(VIEWER),
+    "event": Reach(VIEWER, {"pk": "EVENT"}),
+    "about": Reach(VIEWER),
+    "sign-in": Reach(ANYBODY),
+    "sign-in-link": Reach(ANYBODY, {"token": "no-such-token"}),
+    "sign-out": Reach(ANYBODY, {}, {}),
+    "snapshot": Reach(VIEWER),
+    "charts": Reach(VIEWER),
+    "forecast-charts": Reach(VIEWER),
+    "length-charts": Reach(TENANT),
+    "scaling-charts": Reach(VIEWER),
+}
+
+DECISION = {"reason": "a test"}
+
+# By the operations' names, as in the OpenAPI document.
+REST = {
+    "list_instances": Reach(VIEWER),
+    "get_instance": Reach(VIEWER, {"name": "INSTANCE"}),
+    "act_on_instance": Reach(OPERATOR, {"name": "INSTANCE", "action": "drain"}, REASON),
+    "list_regions": Reach(VIEWER),
+    "list_gpu_types": Reach(VIEWER),
+    "list_models": Reach(VIEWER),
+    "list_slo_classes": Reach(VIEWER),
+    "list_deployments": Reach(VIEWER),
+    "change_deployment": Reach(ADMIN, {"deployment_id": "DEPLOYMENT"}, {"queue_bound": 7} | REASON),
+    "get_rollout": Reach(VIEWER, {"deployment_id": "DEPLOYMENT"}),
+    "start_rollout": Reach(OPERATOR, {"deployment_id": "DEPLOYMENT"}, REASON),
+    "cancel_rollout": Reach(OPERATOR, {"deployment_id": "DEPLOYMENT"}, {}),
+    "get_me": Reach(SIGNED_IN, key=True),
+    "list_tenants": Reach(SIGNED_IN, key=True),
+    "list_keys": Reach(SIGNED_IN, key=True),
+    "create_key": Reach(MANAGER, {}, {"tenant": "acme", "name": "another"}, owned=True),
+    "revoke_key": Reach(MANAGER, {"key_id": "KEY"}, REASON, owned=True),
+    "list_events": Reach(SIGNED_IN),
+    "list_requests": Reach(SIGNED_IN, key=True),
+    "get_usage": Reach(SIGNED_IN, key=True),
+    "get_summary": Reach(VIEWER),
+    "list_forecasts": Reach(VIEWER),
+    "list_backtests": Reach(VIEWER),
+    "list_policies": Reach(VIEWER),
+    "set_policy": Reach(OPERATOR, {"model": "MODEL"}, {"strategy": "reactive", "mode": "off"} | REASON),
+    "list_plans": Reach(VIEWER),
+    "get_plan": Reach(VIEWER, {"plan_id": "PLAN"}),
+    "approve_plan": Reach(OPERATOR, {"plan_id": "PLAN"}, DECISION),
+    "reject_plan": Reach(OPERATOR, {"plan_id": "PLAN"}, DECISION),
+    "list_moves": Reach(VIEWER),
+    "list_comparisons": Reach(VIEWER),
+    "list_lengths": Reach(VIEWER),
+    "list_length_versions": Reach(VIEWER),
+    "promote_length_version": Reach(OPERATOR, {"number": 3}, DECISION),
+    "reject_length_version": Reach(OPERATOR, {"number": 3}, DECISION),
+    "roll_back_length_version": Reach(OPERATOR, {"number": 2}, DECISION),
+    "train_length_model": Reach(OPERATOR, {}, DECISION),
+    "get_system": Reach(OPERATOR),
+    "get_instance_log": Reach(OPERATOR, {"name": "INSTANCE"}),
+    "list_nodes": Reach(VIEWER),
+    "create_region": Reach(ADMIN, {}, {"name": "eu-new", "title": "New"}),
+    "change_region": Reach(ADMIN, {"name": "us-east"}, {"title": "Newer"}),
+    "delete_region": Reach(ADMIN, {"name": "us-east"}, {}),
+    "create_gpu_type": Reach(
+        ADMIN, {}, {"name": "b200", "title": "B200", "memory_bytes": 2**37, "on_demand_usd_per_hour": "4.0"}
+    ),
+    "change_gpu_type": Reach(ADMIN, {"name": "a100-80gb"}, {"title": "Newer"}),
+    "delete_gpu_type": Reach(ADMIN, {"name": "a100-80gb"}, {}),
+    "create_node": Reach(ADMIN, {}, {"name": "new", "region": "us-east", "gpu_type": "a100-80gb", "gpu_count": 8}),
+    "change_node": Reach(ADMIN, {"name": "node-1"}, {"gpu_count": 16}),
+    "delete_node": Reach(ADMIN, {"name": "node-1"}, {}),
+    "create_model": Reach(ADMIN, {}, {"name": "another"}),
+    "change_model": Reach(ADMIN, {"name": "MODEL"}, {"title": "Newer"}),
+    "delete_model": Reach(ADMIN, {"name": "MODEL"}, {}),
+    "create_slo_class": Reach(ADMIN, {}, {"name": "new", "title": "New", "kind": "interactive"}),
+    "change_slo_class": Reach(ADMIN, {"name": "interactive"}, {"title": "Newer"}),
+    "delete_slo_class": Reach(ADMIN, {"name": "interactive"}, {}),
+    "create_tenant": Reach(ADMIN, {}, {"name": "initech", "default_slo_class": "interactive"}),
+    "change_tenant": Reach(ADMIN, {"name": "acme"}, {"title": "Newer"}),
+    "create_instance": Reach(ADMIN, {}, {"name": "new", "model": "MODEL", "region": "us-east"}),
+    "change_instance": Reach(ADMIN, {"name": "INSTANCE"}, {}),
+    "delete_instance": Reach(ADMIN, {"name": "INSTANCE"}, {}),
+    "create_deployment": Reach(ADMIN, {}, {"model": "MODEL", "region": "us-east", "gpu_type": "a100-80gb"}),
+    "delete_deployment": Reach(ADMIN, {"deployment_id": "DEPLOYMENT"}, {}),
+}
+# What says that there is nothing, and the document of what there is.
+REST_OTHERS = {"nothing_here": 404, "openapi-json": 200, "api-root": 404}
+
+EDITED = ("add", "change", "delete")
+
+# For each model of the admin: the least role that reads it, and what an admin may do there.
+ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "accounts.apikey": (VIEWER, ("add",)),
+    "accounts.membership": (VIEWER, EDITED),
+    "accounts.signinlink": (ADMIN, ()),
+    "accounts.tenant": (VIEWER, EDITED),
+    "accounts.user": (ADMIN, EDITED),
+    "events.event": (VIEWER, ()),
+    "fleet.deployment": (VIEWER, EDITED),
+    "fleet.gputype": (VIEWER, EDITED),
+    "fleet.instance": (VIEWER, EDITED),
+    "fleet.instancecommand": (VIEWER, ()),
+    "fleet.model": (VIEWER, EDITED),
+    "fleet.node": (VIEWER, EDITED),
+    "fleet.performanceprofile": (VIEWER, EDITED),
+    "fleet.region": (VIEWER, EDITED),
+    "fleet.rollout": (VIEWER, ()),
+    "fleet.sloclass": (VIEWER, EDITED),
+    "gateway.ledgerrow": (VIEWER, ()),
+    "gateway.minuterow": (VIEWER, ()),
+    "lengths.lengthminute": (VIEWER, ()),
+    "lengths.lengthsample": (VIEWER, ()),
+    "lengths.lengthversion": (VIEWER, ()),
+    "planning.backtest": (VIEWER, ()),
+    "planning.forecast": (VIEWER, ()),
+    "planning.scalingmove": (VIEWER, ()),
+    "planning.scalingplan": (VIEWER, ()),
+    "planning.scalingpolicy": (VIEWER, EDITED),
+    "planning.strategycomparison": (VIEWER, ()),
+}
+# Pages of the admin beside those of its models.
+ADMIN_PAGES = {
+    "index": VIEWER,
+    "login": ANYBODY,
+    "logout": ANYBODY,
+    "password_change": VIEWER,
+    "password_change_done": VIEWER,
+    "autocomplete": VIEWER,
+    "jsi18n": VIEWER,
+    "view_on_site": VIEWER,
+    "app_list": VIEWER,
+    "accounts_user_link": ADMIN,
+    "accounts_apikey_created": ADMIN,
+    "auth_user_password_change": ADMIN,
+}
+
+SOCKETS = {"^ws/live/$"}
+# By the topics of the live connection.
+TOPICS = {"overview": VIEWER, "instances": VIEWER, "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}
+
+# Outside of Django: status for a client that is not on this machine.
+OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401}

@@ -1,0 +1,352 @@
+"""Every address there is, as every role: who gets in, and that nothing of other tenants or of the fleet leaks to tenants.
+
+The addresses come from the URL configuration itself, so that a new one without a line in `expected.py` fails.
+"""
+
+import copy
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.db import transaction
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver, reverse
+
+from controlplane.api import records
+from controlplane.api.urls import api
+from controlplane.asgi import application, websockets
+from controlplane.console import consumers
+from controlplane.console.state import TOPICS
+from controlplane.console.urls import websocket_urlpatterns
+from controlplane.operations import Operations
+from tests.access import expected
+from tests.access.expected import ADMIN, MANAGER, OF_ACME, OF_GLOBEX, RANKS, SIGNED_IN, TENANT, VIEWER, Reach
+from tests.access.world import World
+from tests.console.sockets import Socket
+
+ROLES = tuple(RANKS)
+IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "finds nothing"
+EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
+
+
+@pytest.fixture
+def world(make_instance, make_request, deployment, acme, globex, live, monkeypatch):
+    from controlplane.planning import services
+
+    monkeypatch.setattr(services, "hurry", lambda *args: True)  # no broker is asked
+    world = World(make_instance, make_request, deployment, acme, globex, live)
+    monkeypatch.setattr(records, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
+    return world
+
+
+@pytest.fixture
+def sign_in(request, make_user, globex):
+    """`sign_in(role)`: a client with the session of that role."""
+
+    def as_role(role: str) -> Client:
+        client = Client(headers={"host": "testserver"})
+        if role == "newcomer":
+            client.force_login(make_user("newcomer"))
+        elif role != "anonymous":
+            client.force_login(request.getfixturevalue(role))
+        return client
+
+    return as_role
+
+
+def addresses(patterns, before: str = "", space: str = "") -> Iterator[tuple[str, str, URLPattern]]:
+    """Namespace, path and pattern of everything that Django's URL configuration leads to."""
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from addresses(pattern.url_patterns, before + str(pattern.pattern), pattern.namespace or space)
+        else:
+            yield space, before + str(pattern.pattern), pattern
+
+
+EVERYTHING = list(addresses(get_resolver().url_patterns))
+NAMES = {
+    space: {pattern.name for of, _, pattern in EVERYTHING if of == space and pattern.name}
+    for space in {of for of, _, _ in EVERYTHING}
+}
+OPERATIONS = {
+    operation.view_func.__name__: (operation.methods[0], operation)
+    for _, router in api._routers
+    for view in router.path_operations.values()
+    for operation in view.operations
+    if operation.include_in_schema
+}
+
+
+def body_of(answer) -> str:
+    data = b"".join(answer.streaming_content) if answer.streaming else answer.content
+    return html.unescape(data.decode()) + repr(sorted(answer.headers.items()))
+
+
+def what_happened(answer) -> str:
+    to = answer.headers.get("Location", "")
+    if answer.status_code == 401 or (answer.status_code == 302 and re.match(r"/(admin/login|sign-in)/\?next=", to)):
+        return SIGN_IN
+    assert answer.status_code < 500, answer.content[:500]
+    return {403: REFUSED, 404: ABSENT}.get(answer.status_code, IN)
+
+
+def what_should(role: str, reach: Reach, rest: bool = False) -> str:
+    if role == "anonymous" and reach.least > RANKS["anonymous"]:
+        return SIGN_IN
+    owner = (role not in OF_GLOBEX or not reach.owned) and (role != "viewer" or reach.least != MANAGER)
+    if RANKS[role] >= reach.least and owner:
+        return IN
+    if not reach.owned or (role == "newcomer" and not rest):
+        return REFUSED
+    return REFUSED if rest and reach.path == {} else ABSENT
+
+
+def forbidden(world: World, role: str) -> tuple[str, ...]:
+    if role in expected.OF_THE_FLEET:
+        return world.hidden_from_all()
+    words = (*world.hidden_from_all(), *world.of_the_fleet)
+    if role not in OF_ACME:
+        words += world.of_others("acme")
+    return words if role in OF_GLOBEX else words + world.of_others("globex")
+
+
+def check(world: World, role: str, what: str, text: str) -> list[str]:
+    """What *role* may not read and does, in the answer *text*; that it repeats the address is no fault."""
+    text = text.replace(what.rpartition(" ")[2].partition("?")[0], "")
+    return [f"{what}: shows {word!r}" for word in forbidden(world, role) if word in text]
+
+
+def ask(client: Client, method: str, path: str, values: dict | None, as_json: bool = False, **headers: str):
+    """The answer, with what it wrote taken back; the client stays signed in."""
+    used = Client(headers=headers)
+    used.cookies = copy.deepcopy(client.cookies)
+    with transaction.atomic():
+        if as_json and values is not None:
+            answer = used.generic(method, path, json.dumps(values), content_type="application/json")
+        else:
+            answer = used.post(path, values) if values is not None else used.get(path)
+        text = body_of(answer)
+        transaction.set_rollback(True)
+    return answer, text
+
+
+def filled(reach: Reach, world: World) -> dict:
+    values = world.values()
+    return {name: values.get(value, value) for name, value in reach.path.items()}
+
+
+def sent(reach: Reach, world: World) -> dict | None:
+    values = world.values()
+    return None if reach.send is None else {name: values.get(str(value), value) for name, value in reach.send.items()}
+
+
+def test_every_address_has_an_expectation():
+    assert set(NAMES) == {"console", "admin", "api"}
+    assert NAMES["console"] == set(expected.CONSOLE)
+    assert set(OPERATIONS) == set(expected.REST)
+    assert NAMES["api"] - set(OPERATIONS) == set(expected.REST_OTHERS)
+    labels = {model._meta.label_lower for model in admin.site._registry}
+    assert labels == set(expected.ADMIN_MODELS)
+    of_models = {
+        f"{label.replace('.', '_')}_{view}"
+        for label in labels
+        for view in ("changelist", "add", "history", "delete", "change")
+    }
+    assert NAMES["admin"] - of_models == set(expected.ADMIN_PAGES)
+    assert {pattern.pattern.regex.pattern for pattern in websocket_urlpatterns} == expected.SOCKETS
+    assert set(TOPICS) == set(expected.TOPICS)
+    assert Operations.paths == set(expected.OPERATIONS)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_console(world, sign_in, role):
+    client, wrong = sign_in(role), []
+    for name, reach in expected.CONSOLE.items():
+        path = reverse(f"console:{name}", kwargs=filled(reach, world))
+        answer, text = ask(client, "", path, reach.send)
+        should, did = what_should(role, reach), what_happened(answer)
+        if name == "overview" and role in (*OF_ACME, *OF_GLOBEX):
+            should, did = "/keys/", answer.headers.get("Location")  # where a tenant's people land
+        if name == "system" and role == "viewer":
+            should, did = "/events/?q=monitor", answer.headers.get("Location")  # where a viewer reads of the same
+        if name == "sign-in" and role != "anonymous":
+            should, did = "/", answer.headers.get("Location")
+        if should != did:
+            wrong.append(f"{path}: {role} {did}, and should: {should}")
+        wrong += check(world, role, path, text)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_exports(world, sign_in, request, role):
+    """Every CSV that the pages of an admin link to, and every page with `format=csv`."""
+    whole, client, wrong, files = sign_in("fleet_admin"), sign_in(role) if role != "fleet_admin" else None, [], 0
+    client = client or whole
+    for name, reach in expected.CONSOLE.items():
+        if reach.send is not None or name.startswith("sign-"):
+            continue
+        path = reverse(f"console:{name}", kwargs=filled(reach, world))
+        links = {f"{path}?format=csv", *linked(path, ask(whole, "", path, None)[1])}
+        links |= {link for own in list(links) for link in linked(path, ask(client, "", path, None)[1])}
+        for link in sorted(links):
+            answer, text = ask(client, "", link, None)
+            should, did = what_should(role, reach), what_happened(answer)
+            elsewhere = answer.headers.get("Location") in ("/keys/", "/events/?q=monitor")
+            if should != did and not (name in ("overview", "system") and elsewhere):
+                wrong.append(f"{link}: {role} {did}, and should: {should}")
+            wrong += check(world, role, link, text)
+            if did == IN and answer.headers.get("Content-Type", "").startswith("text/csv"):
+                files += 1
+                wrong += [f"{link}: {fault}" for fault in faults_of_file(text)]
+    assert not wrong, "\n".join(wrong)
+    assert files >= {"anonymous": 0, "newcomer": 0}.get(role, 5)
+
+
+def linked(path: str, text: str) -> set[str]:
+    found = (html.unescape(link) for link in EXPORT.findall(text))
+    return {link if link.startswith("/") else path + link for link in found}
+
+
+def faults_of_file(text: str) -> list[str]:
+    """Figures without a unit in the name of their column, and more digits than anything here is measured to."""
+    header, *rows = csv.reader(io.StringIO(text.partition("[('")[0]))
+    faults = []
+    for title, values in zip(header, zip(*rows, strict=True), strict=False):
+        decimals = [value for value in values if re.fullmatch(r"-?\d+\.\d+", value)]
+        if decimals and "(" not in title and "hours" not in title:
+            faults.append(f"{title} has decimals ({decimals[0]}) and no unit")
+        # a number in a sentence of ours has no more digits either
+        faults += [f"{title} has {value[:60]!r}" for value in values if re.search(r"\d\.\d{7}|\.0*[1-9]\d{4}", value)]
+        if any(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+Z", value) for value in values) and "(UTC)" not in title:
+            faults.append(f"{title} holds times and does not say in which zone")
+    return faults
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_rest_api(world, sign_in, role):
+    client, wrong = sign_in(role), []
+    for name, reach in expected.REST.items():
+        method, _ = OPERATIONS[name]
+        path = reverse(f"api:{name}", kwargs=filled(reach, world))
+        answer, text = ask(client, method, path, sent(reach, world), as_json=True)
+        should, did = what_should(role, reach, rest=True), what_happened(answer)
+        if should != did:
+            wrong.append(f"{method} {path}: {role} {did}, and should: {should}")
+        if name == "create_key":  # whose answer is the one place for a secret
+            continue
+        wrong += check(world, role, f"{method} {path}", text)
+    usage = reverse("api:get_usage") + "?format=csv"
+    wrong += check(world, role, usage, ask(client, "GET", usage, None)[1])
+    for name, status in expected.REST_OTHERS.items():
+        path = reverse(f"api:{name}", kwargs={"rest": "nowhere"} if name == "nothing_here" else {})
+        answer, text = ask(client, "GET", path, None)
+        if answer.status_code != status:
+            wrong.append(f"{path}: {answer.status_code}, and should be {status}")
+        wrong += check(world, role, path, text)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("tenant", "like"), [("acme", "member"), ("globex", "stranger")])
+def test_the_rest_api_with_a_tenants_key(world, tenant, like):
+    """A key reads what its tenant's people read, and changes nothing."""
+    wrong, bearer = [], f"Bearer {world.key_secrets[tenant]}"
+    for name, reach in expected.REST.items():
+        method, _ = OPERATIONS[name]
+        path = reverse(f"api:{name}", kwargs=filled(reach, world))
+        answer, text = ask(Client(), method, path, sent(reach, world), as_json=True, authorization=bearer)
+        should = IN if reach.key else SIGN_IN
+        if what_happened(answer) != should:
+            wrong.append(f"{method} {path}: the key {what_happened(answer)}, and should: {should}")
+        wrong += check(world, like, f"{method} {path}", text)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_admin(world, sign_in, role, member):
+    world.sign_in_token(member)
+    client, wrong = sign_in(role), []
+
+    def visit(name: str, least: int, *args, values: dict | None = None, query: str = "") -> None:
+        path = reverse(f"admin:{name}", args=args)
+        answer, text = ask(client, "", path + query, values)
+        should, did = (
+            IN if RANKS[role] >= least else SIGN_IN if RANKS[role] < VIEWER else REFUSED,
+            what_happened(answer),
+        )
+        if should != did:
+            wrong.append(f"{path}: {role} {did}, and should: {should}")
+        wrong.extend(check(world, role, path, text))
+
+    for label, (least, allowed) in expected.ADMIN_MODELS.items():
+        name, row = label.replace(".", "_"), apps.get_model(label)._default_manager.order_by("pk").first()
+        assert row is not None, f"the test's world has no {label}"
+        nobody = ADMIN + 1
+        visit(f"{name}_changelist", least)
+        visit(f"{name}_history", least, row.pk)
+        visit(f"{name}_change", least, row.pk)
+        visit(f"{name}_add", ADMIN if "add" in allowed else nobody)
+        visit(f"{name}_delete", ADMIN if "delete" in allowed else nobody, row.pk)
+        visit(f"{name}_change", ADMIN if "change" in allowed else nobody, row.pk, values={})
+    user = member.pk
+    args = {
+        "view_on_site": None,
+        "app_list": ["fleet"],
+        "accounts_user_link": [user],
+        "accounts_apikey_created": [world.keys["acme"].pk],
+        "auth_user_password_change": [user],
+    }
+    for name, least in expected.ADMIN_PAGES.items():
+        if name in ("login", "view_on_site"):  # the console's page of signing in; no row has a page of its own
+            continue
+        query = "?app_label=fleet&model_name=instance&field_name=node" if name == "autocomplete" else ""
+        values = {} if name == "logout" else None
+        visit(name, least, *args.get(name, []), values=values, query=query)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_live_connection(world, sign_in, role, monkeypatch):
+    from channels.db import database_sync_to_async
+
+    monkeypatch.setattr(consumers, "INTERVAL_S", 0.05)
+    client = await database_sync_to_async(sign_in)(role)
+    cookies = {name: morsel.value for name, morsel in client.cookies.items()}
+    for topics, least in (*expected.TOPICS.items(), (",".join(TOPICS), max(expected.TOPICS.values()))):
+        socket = Socket(websockets, f"/ws/live/?topics={topics}&after=0", cookies)
+        assert await socket.connect()
+        first = await socket.receive()
+        if RANKS[role] < least:
+            assert first == {"closed": consumers.SIGNED_OUT if role == "anonymous" else consumers.NOT_ALLOWED}
+            continue
+        assert first["t"] == "hello"
+        told = str([await socket.receive() for _ in range(1 + (topics != "events" and "events" in topics))])
+        assert not check(world, role, topics, told)
+        await socket.close()
+
+
+@pytest.mark.parametrize(("path", "status"), expected.OPERATIONS.items())
+async def test_operations_from_afar(path, status):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "client": ("203.0.113.7", 40_000)}
+    await application(scope, None, send)
+    assert sent[0]["status"] == status
+
+
+def test_roles_are_told_apart():
+    """The expectations themselves: nothing of the fleet is open to tenants, and nothing is written by readers."""
+    for reach in (*expected.CONSOLE.values(), *expected.REST.values()):
+        if reach.send is not None and reach.least > RANKS["anonymous"]:
+            assert reach.least >= expected.MANAGER
+    assert SIGNED_IN < TENANT < VIEWER

@@ -1,0 +1,127 @@
+"""A fleet with two tenants in which everything that may leak has a name or a number that nothing else has."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.accounts.services import create_api_key, create_sign_in_link
+from controlplane.events.services import record
+from controlplane.fleet.models import Deployment, InstanceCommand, Region, Rollout
+from tests.console import length_rows, planning_rows
+from tests.console.conftest import rows_of
+from tests.console.feed import Feed
+
+RUNNING, REMAINING, KV = 7_391, 8_642_913, 5_317_246
+FLEET_REASON = "zephyr-maintenance-window"
+LOAD = tuple(form for number in (RUNNING, REMAINING, KV) for form in (str(number), f"{number:,}"))
+
+
+def trace(names: list[str]) -> list[dict[str, Any]]:
+    """A placement that compared every instance and lost the first."""
+    seen = [
+        {
+            "instance": name,
+            "accepting": True,
+            "room": True,
+            "running": RUNNING,
+            "remaining_tokens": REMAINING,
+            "kv_tokens": KV,
+            "score": float(REMAINING),
+            "parts": {"prefill_tokens": REMAINING},
+        }
+        for name in names
+    ]
+    placement = {
+        "region": "us-east",
+        "policy": "join_shortest_queue",
+        "ordering": "priority",
+        "waited_ms": 3.2,
+        "waiting": RUNNING,
+        "seen": seen,
+        "chosen_because": f"The fewest tokens; next is {names[1]} with {REMAINING}.",
+        "length": {"tokens": 64, "upper_tokens": 90, "source": "student 2"},
+    }
+    return [
+        {"instance": names[0], "lost": f"{names[0]}: answered 500: out of memory", **placement},
+        {"instance": names[1], **placement},
+        {"moved": f"to another region, {names[2]} is full", "pressure": 0.97},
+    ]
+
+
+class World:
+    """Rows of everything, and which words no tenant may read."""
+
+    def __init__(self, make_instance, make_request, deployment, acme: Tenant, globex: Tenant, live) -> None:
+        now = timezone.now()
+        quiet = Region.objects.create(name="eu-zephyr", title="Zephyr")
+        far = Deployment.objects.create(
+            model=deployment.model, region=quiet, gpu_type=deployment.gpu_type, tensor_parallel=2
+        )
+        states = ("ready", "ready", "failed", "ready")
+        self.instances = [
+            make_instance(state=state, name=f"zephyr-{number}", deployment=far if number == 3 else deployment)
+            for number, state in enumerate(states)
+        ]
+        names = [row.name for row in self.instances]
+        rows = [row | {"running": RUNNING} for row in rows_of(self.instances)]
+        self.summary = live.show(Feed(rows))
+        self.request = make_request(
+            instance=names[1], trace=trace(names), attempts=2, outcome="failed", status_code=502, application="atlas",
+            error_code="upstream_interrupted", error_message="The instance failed before the answer was complete.",
+        )  # fmt: skip
+        make_request(instance=names[0], trace=trace(names), queue_ms=1 / 3, itl_ms=200 / 7)
+        make_request(tenant=globex, model="globex-tuned-7b", request_id="chatcmpl-of-globex", instance=names[0],
+                     trace=trace(names), application="borealis")  # fmt: skip
+        self.keys, self.secrets = {}, []
+        for tenant in (acme, globex):
+            key, secret = create_api_key(tenant, f"key of {tenant.name}", "test")
+            self.keys[tenant.name] = key
+            self.secrets.append(secret)
+        self.key_secrets = dict(zip(self.keys, self.secrets, strict=True))
+        self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
+        record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
+        InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
+        Rollout.objects.create(
+            deployment=deployment, state="failed", actor="zephyr-bot", reason=FLEET_REASON, message="zephyr-1 failed"
+        )
+        planning_rows.furnish(now, hours=2)
+        length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
+        length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
+        for tenant in (acme, globex):
+            length_rows.samples(now, 12, tenant)
+        length_rows.versions(now - timedelta(minutes=1))
+        self.deployment = deployment
+        self.plan = planning_rows.plan(deployment.model, now, "advice")
+
+    def sign_in_token(self, user) -> str:
+        return create_sign_in_link(user)
+
+    def values(self) -> dict[str, Any]:
+        """What stands for the words in capitals of `expected.py`."""
+        return {
+            "INSTANCE": self.instances[0].name,
+            "REQUEST": self.request.pk,
+            "PLAN": self.plan.pk,
+            "MODEL": self.deployment.model.name,
+            "MODEL_ID": self.deployment.model.pk,
+            "DEPLOYMENT": self.deployment.pk,
+            "KEY": self.keys["acme"].pk,
+            "EVENT": self.event.pk,
+        }
+
+    @property
+    def of_the_fleet(self) -> tuple[str, ...]:
+        """What no tenant reads: instances and their addresses, nodes, regions beside their own, load, decisions."""
+        return ("zephyr", "node-1", *(row.url for row in self.instances if row.url), *LOAD, "lt_ua")
+
+    def of_others(self, tenant: str) -> tuple[str, ...]:
+        """What only *tenant* and the fleet's people read."""
+        prefix = self.keys[tenant].prefix
+        words = {"acme": ("atlas", "Acme"), "globex": ("globex-tuned-7b", "chatcmpl-of-globex", "borealis", "Globex")}
+        return (*words[tenant], f"key of {tenant}", prefix)
+
+    def hidden_from_all(self) -> tuple[str, ...]:
+        """What nobody reads: secrets and their hashes."""
+        return (*self.secrets, *(key.sha256 for key in self.keys.values()))

@@ -1,0 +1,182 @@
+"""`/api`: rows of the inventory created, changed and deleted."""
+
+import pytest
+
+from controlplane.accounts.models import Tenant
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
+from controlplane.fleet.states import InstanceState
+
+pytestmark = pytest.mark.django_db
+
+GPU_TYPE = {"name": "l4", "title": "L4", "memory_bytes": 24 * 2**30, "on_demand_usd_per_hour": "0.70"}
+MODEL = {"name": "m", "weights_bytes": 10**9, "kv_bytes_per_token": 1000, "context_tokens": 4096}
+
+
+def delete(caller, path):
+    return caller.send("DELETE", path, None)
+
+
+def error(response):
+    return response.json()["error"]
+
+
+def test_a_fleet_from_nothing(sign_in, slo_class, django_capture_on_commit_callbacks):
+    admin = sign_in("fleet_admin")
+    with django_capture_on_commit_callbacks(execute=True):
+        assert admin.post("regions", name="here", title="Here").json() == {
+            "name": "here",
+            "title": "Here",
+            "active": True,
+        }
+        assert admin.post("gpu-types", **GPU_TYPE).json()["device"] == "gpu"
+        node = admin.post("nodes", name="n", region="here", gpu_type="l4", gpu_count=2).json()
+        assert (node["region"], node["gpus_used"]) == ("here", 0)
+        assert admin.post("models", **MODEL, source="org/m", reason="new").json()["title"] == "m"
+        body = {
+            "model": "m",
+            "region": "here",
+            "gpu_type": "l4",
+            "secrets": {"HF_TOKEN": "hidden"},
+            "api_key": "hidden",
+        }
+        deployment = admin.post("deployments", **body).json()
+        assert (deployment["secret_names"], deployment["has_api_key"]) == (["HF_TOKEN"], True)
+        assert "hidden" not in str(deployment)
+        answer = admin.post("instances", name="m-1", model="m", region="here", launcher="process", node="n")
+    assert answer.status_code == 201
+    assert answer.json()["state"] == "provisioning"
+    assert Instance.objects.get().commands.get().verb == "start"
+    assert sign_in("viewer").get("nodes").json()["items"][0]["gpus_used"] == 1
+    kinds = list(Event.objects.filter(kind__endswith=".created").order_by("pk").values_list("kind", flat=True))
+    assert kinds == [
+        "region.created",
+        "gpu_type.created",
+        "node.created",
+        "model.created",
+        "deployment.created",
+        "instance.created",
+    ]
+    assert Event.objects.get(kind="model.created").reason == "new"
+    assert not Event.objects.filter(after__icontains="hidden").exists()
+
+
+def test_an_external_instance_is_looked_for_at_its_address(sign_in, deployment):
+    body = {"name": "own", "model": "llama-3.1-8b", "region": "us-east", "url": "http://10.0.0.7:8000"}
+    assert sign_in("fleet_admin").post("instances", **body).json()["state"] == "loading"
+
+
+def test_tenants_are_created_changed_and_never_deleted(sign_in, slo_class):
+    admin = sign_in("fleet_admin")
+    body = {"name": "new", "slo_classes": ["interactive"], "default_slo_class": "interactive"}
+    assert admin.post("tenants", **body).json()["slo_classes"] == ["interactive"]
+    assert admin.patch("tenants/new", active=False, reason="left").json()["active"] is False
+    assert Event.objects.get(kind="tenant.changed").after == {"active": False}
+    assert error(admin.patch("tenants/new", slo_classes=[]))["field"] == "default_slo_class"
+    assert delete(admin, "tenants/new").status_code == 405
+    assert Tenant.objects.get(name="new").slo_classes.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("regions", {"title": "No name"}, "name"),
+        ("regions", {"name": "us-east", "title": "Again"}, "name"),
+        ("regions", {"name": "us-west", "title": "West", "colour": "red"}, "colour"),
+        ("gpu-types", {**GPU_TYPE, "spot_usd_per_hour": "0.90"}, "spot_usd_per_hour"),
+        ("nodes", {"name": "n", "region": "nowhere", "gpu_type": "a100-80gb", "gpu_count": 1}, "region"),
+        ("models", {**MODEL, "weights_bytes": None}, "weights_bytes"),
+        ("models", {"name": "m", "source": "/no/such/folder"}, "source"),
+        ("slo-classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
+        ("deployments", {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"}, "gpu_type"),
+        ("instances", {"name": "i", "model": "llama-3.1-8b", "region": "us-east"}, "url"),
+        ("instances", {"name": "i", "model": "none", "region": "us-east"}, "model"),
+    ],
+)
+def test_a_mistake_names_its_field(path, body, field, sign_in, deployment):
+    response = sign_in("fleet_admin").post(path, **body)
+    assert response.status_code == 422
+    assert error(response)["field"] == field
+
+
+class TestChange:
+    def test_only_what_is_given(self, sign_in, region, fleet_admin):
+        answer = sign_in("fleet_admin").patch("regions/us-east", active=False, reason="maintenance")
+        assert answer.json() == {"name": "us-east", "title": "US East", "active": False}
+        event = Event.objects.get()
+        assert (event.kind, event.reason, event.user) == ("region.changed", "maintenance", fleet_admin)
+
+    def test_names_stay(self, sign_in, region):
+        assert error(sign_in("fleet_admin").patch("regions/us-east", name="other"))["field"] == "name"
+
+    def test_a_node_is_checked_as_in_the_admin(self, sign_in, make_instance, node):
+        make_instance(node=node)
+        response = sign_in("fleet_admin").patch("nodes/node-1", gpu_count=1)
+        assert error(response) == {
+            "code": "invalid",
+            "message": "Instances on this node use 2 GPUs.",
+            "field": "gpu_count",
+        }
+
+    def test_null_is_no_value_where_there_must_be_one(self, sign_in, region, gpu_type):
+        admin = sign_in("fleet_admin")
+        assert error(admin.patch("regions/us-east", title=None))["field"] == "title"
+        assert admin.patch("gpu-types/a100-80gb", spot_usd_per_hour=None).json()["spot_usd_per_hour"] is None
+
+    def test_the_node_of_a_running_instance_stays(self, sign_in, make_instance, node):
+        make_instance(node=node)
+        assert error(sign_in("fleet_admin").patch("instances/instance-1", node=None))["field"] == "node"
+        Instance.objects.update(state=InstanceState.STOPPED)
+        assert sign_in("fleet_admin").patch("instances/instance-1", node=None).json()["node"] is None
+
+    def test_a_launcher_gives_the_address(self, sign_in, make_instance):
+        make_instance()
+        assert error(sign_in("fleet_admin").patch("instances/instance-1", url="http://x:1"))["field"] == "url"
+
+
+class TestDelete:
+    def test_what_nobody_uses(self, sign_in, region):
+        assert delete(sign_in("fleet_admin"), "regions/us-east?reason=closed").status_code == 204
+        assert not Region.objects.exists()
+        assert Event.objects.get(kind="region.deleted").reason == "closed"
+
+    def test_what_is_used_stays_and_the_answer_says_by_whom(self, sign_in, deployment, node):
+        response = delete(sign_in("fleet_admin"), "regions/us-east")
+        assert response.status_code == 422
+        assert "US East is used by " in error(response)["message"]
+        assert "node node-1" in error(response)["message"]
+        assert Region.objects.exists()
+        assert not Event.objects.filter(kind="region.deleted").exists()
+
+    def test_instances_only_when_stopped(self, sign_in, make_instance, deployment):
+        row = make_instance()
+        assert (
+            error(delete(sign_in("fleet_admin"), "instances/instance-1"))["message"]
+            == "instance-1 is ready: stop it first."
+        )
+        Instance.objects.filter(pk=row.pk).update(state=InstanceState.STOPPED)
+        assert delete(sign_in("fleet_admin"), "instances/instance-1").status_code == 204
+        assert delete(sign_in("fleet_admin"), f"deployments/{deployment.pk}").status_code == 204
+        assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize("who", ["viewer", "operator", "member", "stranger"])
+@pytest.mark.parametrize(
+    "path", ["regions", "gpu-types", "nodes", "models", "slo-classes", "tenants", "deployments", "instances"]
+)
+def test_only_admins_write(who, path, sign_in, with_key, acme, nobody, node, language_model, deployment):
+    bodies = {
+        "regions": {"name": "x", "title": "X"},
+        "gpu-types": GPU_TYPE,
+        "nodes": {"name": "x", "region": "us-east", "gpu_type": "a100-80gb", "gpu_count": 1},
+        "models": MODEL,
+        "slo-classes": {"name": "x", "title": "X", "kind": "opportunistic"},
+        "tenants": {"name": "x", "default_slo_class": "interactive"},
+        "deployments": {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"},
+        "instances": {"name": "x", "model": "llama-3.1-8b", "region": "us-east", "url": "http://x:1"},
+    }
+    before = (Node.objects.count(), Model.objects.count(), Region.objects.count(), Instance.objects.count())
+    assert sign_in(who).post(path, **bodies[path]).status_code == 403
+    assert with_key(acme).post(path, **bodies[path]).status_code == 401
+    assert nobody.post(path, **bodies[path]).status_code == 401
+    assert (Node.objects.count(), Model.objects.count(), Region.objects.count(), Instance.objects.count()) == before

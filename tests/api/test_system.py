@@ -1,0 +1,38 @@
+"""`/api/system`: how jobs and parts stand, for operators."""
+
+import pytest
+from django.utils import timezone
+
+from controlplane.jobs import schedule
+from controlplane.jobs.models import JobRow
+
+pytestmark = pytest.mark.django_db
+
+
+def test_jobs_of_the_rows_where_no_gateway_runs(sign_in):
+    JobRow.objects.create(pk="forecasts", last_success_at=timezone.now(), last_duration_s=0.4)
+    JobRow.objects.create(
+        pk="plans", last_error="IndexError: 12", last_error_at=timezone.now(), failures_in_a_row=2, failures_total=7
+    )
+    answer = sign_in("operator").get("system")
+    assert answer.status_code == 200
+    body = answer.json()
+    jobs = {job["name"]: job for job in body["jobs"]}
+    assert set(jobs) == set(schedule.periods())
+    assert jobs["forecasts"]["state"] == "ok"
+    assert jobs["forecasts"]["due_at"] > jobs["forecasts"]["last_success_at"]
+    assert (jobs["plans"]["state"], jobs["plans"]["failures_in_a_row"], jobs["plans"]["failures_total"]) == (
+        "failing",
+        2,
+        7,
+    )
+    assert jobs["plans"]["last_error"] == "IndexError: 12"
+    assert jobs["prune-ledger"]["state"] == "never"
+    assert body["parts"] == []
+
+
+def test_it_is_for_operators(sign_in, nobody):
+    assert sign_in("fleet_admin").get("system").status_code == 200
+    for name in ("viewer", "member"):
+        assert sign_in(name).get("system").status_code == 403
+    assert nobody.get("system").status_code == 401

@@ -1,0 +1,128 @@
+"""Every request that a client sent against the ledger: is there one row that says what the client saw?
+
+A request without a row is accounted for where the gateway makes none (it was turned away before it was anybody's), or where
+its connection, or the writing of its row, was cut by a kill of the web process.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.bench._soak.killer import Kill
+from tests.bench._soak.seen import End, Seen
+
+# Answers for which there is no row: nobody's request, or not a request that could be queued.
+WITHOUT_ROW = frozenset(
+    {
+        "invalid_json", "json_too_deep", "missing_required_parameter", "invalid_type", "invalid_value",
+        "integer_out_of_range", "decimal_out_of_range", "unknown_slo_class", "invalid_api_key", "slo_class_not_allowed",
+        "model_not_found", "unknown_url", "unsupported_endpoint", "method_not_allowed", "request_too_large",
+        "keys_unavailable", "standing_by", "stopping",
+    }
+)  # fmt: skip
+TURNED_AWAY = frozenset({429})
+LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
+SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may see, and for how long after
+MOST_EXAMPLES = 20
+
+
+@dataclass(slots=True)
+class Account:
+    """What the comparison found, by request."""
+
+    unaccounted: list[tuple[Seen, str]] = field(default_factory=list)
+    failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
+    cut_by_kill: int = 0
+    rows_lost_by_kill: int = 0
+    failed_in_kills: int = 0
+    turned_away: int = 0
+    by_kind: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
+        return [
+            f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why})"
+            for seen, why in which[:MOST_EXAMPLES]
+        ]
+
+
+def account(seen: Iterable[Seen], rows: Mapping[str, list[dict[str, Any]]], kills: Iterable[Kill]) -> Account:
+    """Compare what clients saw with the ledger's *rows* by request id, oldest first."""
+    found, kills = Account(), list(kills)
+    for one in seen:
+        by_end = found.by_kind.setdefault(one.kind, Counter())
+        by_end[f"{one.end} {one.code or one.status or ''}".strip() if one.end is not End.DONE else "done"] += 1
+        _judge_row(found, one, rows.get(one.request_id, []), kills)
+        _judge_outcome(found, one, kills)
+    return found
+
+
+def _judge_row(found: Account, one: Seen, rows: list[dict[str, Any]], kills: list[Kill]) -> None:
+    if len(rows) > one.attempts:
+        found.unaccounted.append((one, f"{len(rows)} rows for {one.attempts} attempts"))
+        return
+    why = disagreement(one, rows)
+    if not why:
+        return
+    web = [kill for kill in kills if kill.part == "web"]
+    if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
+        kill.covers(one.sent_at, one.ended_at, SETTLES_S["web"]) for kill in web
+    ):
+        found.cut_by_kill += 1
+    elif not rows and any(one.ended_at - 0.2 <= kill.at <= one.ended_at + LEDGER_FLUSH_S for kill in web):
+        found.rows_lost_by_kill += 1
+    else:
+        found.unaccounted.append((one, why))
+
+
+def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
+    """Why the ledger does not say what the client saw; empty where it does."""
+    row = rows[-1] if rows else None
+    match one.end:
+        case End.UNREACHED | End.NEVER_SENT:
+            return f"a row ({row['outcome']}) of a request that was never sent" if row and one.attempts == 1 else ""
+        case End.WRONG:
+            return "the client got a wrong answer"
+        case End.CUT:
+            return f"the connection broke; {row['outcome'] if row else 'no row'}"
+        case End.REFUSED if row is None:
+            return "" if one.code in WITHOUT_ROW else "no row"
+        case End.REFUSED | End.INTERRUPTED if row is None:
+            return "no row"
+    if row is None:
+        return "" if one.end is End.LEFT and one.unread else "no row"
+    said = f"{row['outcome']} {row['status_code']} {row['error_code']}"
+    match one.end:
+        case End.REFUSED:
+            agrees = row["outcome"] in ("failed", "rejected") and row["status_code"] == one.status
+        case End.INTERRUPTED:
+            agrees = row["outcome"] in ("failed", "rejected") and row["error_code"] == one.code
+        case End.LEFT:
+            agrees = row["outcome"] in ("cancelled", "done")
+        case _:
+            agrees = row["outcome"] == "done" and row["status_code"] == 200
+    if not agrees:
+        return f"the ledger says {said}"
+    if one.model and row["model"] != one.model:
+        return f"the ledger says model {row['model']}"
+    if one.slo_class and row["slo_class"] != one.slo_class:
+        return f"the ledger says class {row['slo_class']}"
+    if one.end is End.DONE:
+        for name in ("prompt_tokens", "output_tokens"):
+            told = getattr(one, name)
+            if told is not None and told != row[name]:
+                return f"{name}: the ledger says {row[name]}, the client saw {told}"
+    return ""
+
+
+def _judge_outcome(found: Account, one: Seen, kills: list[Kill]) -> None:
+    """Whether the request got what its kind should get; failures are excused by kills of web and emulator alone."""
+    if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
+        return
+    if one.status in TURNED_AWAY:
+        found.turned_away += 1
+        return
+    if any(kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]) for kill in kills):
+        found.failed_in_kills += 1
+        return
+    found.failed_outside_kills.append((one, "failed"))

@@ -1,0 +1,128 @@
+"""Kills parts with SIGKILL, in turn and in pairs, and waits until each does its work again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+from celery import Celery
+
+from tests.bench._soak.stack import CHILD, Stack
+
+STEPS = (  # each alone, and pairs between; no part comes soon after itself
+    ("celery",),
+    ("redis",),
+    ("web",),
+    (CHILD,),
+    ("emulator",),
+    ("beat",),
+    ("traffic",),
+    ("redis", "celery"),
+    ("web", "emulator"),
+    ("beat", CHILD),
+    ("redis", "web"),
+    ("celery", "emulator"),
+)
+BACK_WITHIN_S = 120.0
+POOL = 3  # processes of the worker
+
+
+@dataclass(slots=True)
+class Kill:
+    """One part killed at *at* and doing its work again at *back_at* (epoch seconds; None: not in time)."""
+
+    part: str
+    at: float
+    back_at: float | None = None
+
+    def covers(self, begin: float, end: float, after_s: float = 0.0) -> bool:
+        """Whether any of *begin* to *end* falls between the kill and *after_s* past the recovery."""
+        until = float("inf") if self.back_at is None else self.back_at + after_s
+        return begin <= until and end >= self.at - 0.1
+
+
+@dataclass(slots=True)
+class Killer:
+    """Goes through `STEPS` again and again; `kills` is what it did."""
+
+    stack: Stack
+    session: aiohttp.ClientSession  # of a signed-in operator
+    pause_s: float
+    kills: list[Kill] = field(default_factory=list)
+
+    async def run(self, until_s: float, stop: asyncio.Event) -> None:
+        """Kill until the monotonic clock says *until_s*; waits *pause_s* after each recovery."""
+        number = 0
+        while time.monotonic() < until_s and not stop.is_set():
+            await asyncio.gather(*map(self.kill, STEPS[number % len(STEPS)]))
+            number += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self.pause_s)
+
+    async def kill(self, part: str) -> None:
+        """Kill *part* and wait for its return."""
+        pids = await asyncio.to_thread(self.stack.pids, part)
+        victims = pids[:1]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        done = Kill(part, time.time())
+        self.kills.append(done)
+        deadline_s = time.monotonic() + BACK_WITHIN_S
+        while time.monotonic() < deadline_s and not self.stack.ended:
+            await asyncio.sleep(0.5)
+            now = await asyncio.to_thread(self.stack.pids, part)
+            replaced = len(now) >= max(1, len(pids)) and not set(now) & set(victims)
+            if replaced and await self._works(part):
+                done.back_at = time.time()
+                return
+
+    async def _works(self, part: str) -> bool:
+        checks: dict[str, Callable[[], Awaitable[bool]]] = {
+            "web": self._web_works,
+            "redis": self._redis_works,
+            "celery": self._celery_works,
+            "emulator": self._fleet_works,
+        }
+        check = checks.get(part)
+        try:
+            return check is None or await check()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError):
+            return False
+
+    async def _ready(self) -> tuple[int, dict[str, str]]:
+        async with self.session.get(f"{self.stack.url}/readyz", timeout=aiohttp.ClientTimeout(total=3)) as response:
+            return response.status, (await response.json())["checks"]
+
+    async def _web_works(self) -> bool:
+        return (await self._ready())[0] == 200
+
+    async def _redis_works(self) -> bool:
+        return (await self._ready())[1]["redis"] == "ok"
+
+    async def _celery_works(self) -> bool:
+        return await asyncio.to_thread(self._ping)
+
+    def _ping(self) -> bool:
+        with Celery(broker=self.stack.redis_url) as app:
+            try:
+                return bool(app.control.ping(timeout=3.0))
+            except Exception:  # whatever a broker that is away raises
+                return False
+
+    async def _fleet_works(self) -> bool:
+        """Every endpoint has a ready instance again, and none is failed."""
+        url = f"{self.stack.url}/console/api/snapshot?topics=instances"
+        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=3)) as response:
+            table = (await response.json())["tables"]["instances"]
+        wanted, ready = set(), set()
+        for model, region, state in zip(table["model"], table["region"], table["state"], strict=True):
+            wanted.add((model, region))
+            if state == "ready":
+                ready.add((model, region))
+            elif state == "failed":
+                return False
+        return bool(wanted) and ready == wanted

@@ -1,0 +1,58 @@
+"""Reading what the stack printed: tracebacks, and lines at WARNING or worse by kind, within and outside kills."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.bench._soak.killer import Kill
+
+LEVEL = re.compile(r"(?:^|[\s:\[])(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:[\s/\]:]|$)")
+LEVEL_WITHIN = 90  # characters; a level further on is part of a message
+TROUBLE = re.compile(
+    r" ended \(| was not ready | failed \(|cannot be started|never retrieved|Exception ignored|\w+Warning: "
+)
+TRACEBACK = "Traceback (most recent call last)"
+VARIES = re.compile(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b[0-9a-f]{12,}\b|\d+(?:[.,:-]\d+)*")
+KIND_CHARS = 160
+BEFORE_S, AFTER_S = 0.5, 15.0
+
+
+@dataclass(slots=True)
+class Lines:
+    """What was found in a stack's output."""
+
+    tracebacks: int = 0
+    outside: Counter[str] = field(default_factory=Counter)  # error lines outside kills, by kind
+    within: Counter[str] = field(default_factory=Counter)  # those that a kill explains
+    traced: list[str] = field(default_factory=list)  # the last line of each traceback, as far as it is known
+
+    @property
+    def errors(self) -> int:
+        return self.outside.total()
+
+
+def read(stamped: Iterable[tuple[float, str]], kills: Iterable[Kill]) -> Lines:
+    """Judge the lines of a stack; each has the epoch second at which it came."""
+    found, kills = Lines(), list(kills)
+    tracing: dict[str, bool] = {}  # parts whose traceback is being printed
+    for at, line in stamped:
+        part, bar, text = line.partition(" | ")
+        part, text = (part.strip(), text) if bar else ("", line)
+        if tracing.get(part) and text and not text.startswith((" ", "Traceback")):
+            found.traced.append(f"{part}: {text[:KIND_CHARS]}")
+            tracing[part] = False
+        if TRACEBACK in text:
+            found.tracebacks += 1
+            tracing[part] = True
+        elif not _is_error(text):
+            continue
+        kind = f"{part}: {VARIES.sub('#', text)[:KIND_CHARS]}".lstrip(": ")
+        explained = any(kill.covers(at - BEFORE_S, at + BEFORE_S, AFTER_S) for kill in kills)
+        (found.within if explained else found.outside)[kind] += 1
+    return found
+
+
+def _is_error(text: str) -> bool:
+    level = LEVEL.search(text[:LEVEL_WITHIN])  # the first: what follows is the message
+    return level[1] in ("WARNING", "ERROR", "CRITICAL") if level else TROUBLE.search(text) is not None

@@ -1,0 +1,246 @@
+"""The whole stack of `manage.py up` for minutes or hours: demo traffic, clients as they really are, an operator, and kills.
+
+Every part is killed with SIGKILL in turn and in pairs, for three quarters of the time; the last quarter is quiet. Reported:
+tracebacks and error lines, requests whose ledger row does not say what the client saw, gaps between forecasts and plans,
+memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail FILE.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from tests.bench._soak import accounting, lines, mix, wrong
+from tests.bench._soak.killer import Kill, Killer
+from tests.bench._soak.stack import Stack
+from tests.bench._soak.watch import Memory, Operator
+
+DEMO_DAY_S = 480.0
+LEAST_DAYS = 3
+QUIET_SHARE = 0.25  # of the time, at the end, without kills
+WARM_S = 15.0
+QUIESCES_WITHIN_S = 90.0
+JOBS_SETTLE_S = 60.0  # as `controlplane.jobs.monitor`
+LEDGER_WRITES_WITHIN_S = 3.0
+ROWS = (
+    "SELECT request_id, model, slo_class, outcome, status_code, error_code, prompt_tokens, output_tokens "
+    "FROM gateway_ledgerrow WHERE request_id LIKE 'soak-%' ORDER BY id"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--per-s", type=float, default=4.0, help="requests of the clients, beside the demo's traffic")
+    parser.add_argument("--pause", type=float, default=20.0, help="seconds between a recovery and the next kill")
+    parser.add_argument("--no-kills", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0, help="of the console; default is a free one")
+    parser.add_argument("--emulator-port", type=int, default=0)
+    parser.add_argument("--detail", type=Path, help="a file for everything that was found")
+    parser.add_argument("--log", type=Path, help="a file for all that the stack printed")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped, whoever ends us
+    with tempfile.TemporaryDirectory(prefix="pilothouse-soak-") as folder:
+        day_s = min(DEMO_DAY_S, options.minutes * 60 / LEAST_DAYS)
+        stack = Stack(Path(folder), day_s=day_s, port=options.port, emulator_port=options.emulator_port)
+        try:
+            link = stack.wait_until_up()
+            result, detail = asyncio.run(soak(stack, link, options))
+            if not stack.ended:
+                stack.interrupt()
+        finally:
+            stack.kill()
+            if options.log:
+                options.log.write_text("".join(f"{_clock(at)} {line}\n" for at, line in stack.stamped))
+        left = stack.processes()
+    result["demo_days"] = options.minutes * 60 / day_s
+    result["processes_left"] = len(left)
+    detail["processes_left"] = left
+    if options.detail:
+        options.detail.write_text(json.dumps(detail | {"result": result}, indent=1))
+    else:
+        json.dump(detail, sys.stderr, indent=1)
+    return result
+
+
+async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run everything against *stack* for the time asked for; (result, details)."""
+    began_s, up_at = time.monotonic(), time.time()
+    keys = await asyncio.to_thread(stack.keys, *mix.CLASSES)
+    cookies = await asyncio.to_thread(stack.cookie, link)
+    jar = aiohttp.CookieJar(unsafe=True)  # an address instead of a name
+    jar.update_cookies(cookies, URL(stack.url))
+    stop = asyncio.Event()
+    clients = mix.Mix(stack.url, keys, mix.KINDS + wrong.KINDS, options.seed)
+    memory = Memory()
+    async with aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=30)) as session:
+        killer = Killer(stack, session, options.pause)
+        operator = Operator(stack, session)
+        until_s = began_s + options.minutes * 60
+        tasks = [
+            asyncio.create_task(clients.run(options.per_s, stop)),
+            asyncio.create_task(operator.run(stop, every_s=0.5)),
+            asyncio.create_task(memory.run(stack, stop)),
+        ]
+        await asyncio.sleep(WARM_S)
+        if not options.no_kills:
+            tasks.append(asyncio.create_task(killer.run(until_s - options.minutes * 60 * QUIET_SHARE, stop)))
+        while time.monotonic() < until_s and not stack.ended:
+            await asyncio.sleep(1.0)
+            for task in tasks:
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    raise task.exception()  # type: ignore[misc]
+        ended_at = time.time()
+        stack_ended = stack.ended
+        stop.set()
+        await asyncio.gather(*tasks)
+        left_running = None if stack_ended else await quiesce(stack, session)
+    return judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_running)
+
+
+async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, int] | None:
+    """Requests that the gateway still counts once nobody sends any, by endpoint; None if it cannot be asked."""
+    # Its streams end with it (one that is only stopped would not read them), and the next one is stopped while it starts.
+    for pid in await asyncio.to_thread(stack.pids, "traffic"):
+        os.kill(pid, signal.SIGKILL)
+    left: dict[str, int] | None = None
+    deadline_s = time.monotonic() + QUIESCES_WITHIN_S
+    while time.monotonic() < deadline_s and left != {}:
+        await asyncio.sleep(0.5)
+        for pid in await asyncio.to_thread(stack.pids, "traffic"):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            async with session.get(f"{stack.url}/console/api/snapshot?topics=overview,instances") as response:
+                tables = (await response.json())["tables"]
+        except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
+            continue
+        places = tables["endpoints"]
+        names = map("{} in {}".format, places["model"], places["region"])
+        counts = zip(names, places["running"], places["waiting"], strict=True)
+        left = {name: running + waiting for name, running, waiting in counts if running or waiting}
+    await asyncio.sleep(LEDGER_WRITES_WITHIN_S)
+    return left
+
+
+def judge(
+    stack: Stack,
+    clients: mix.Mix,
+    kills: list[Kill],
+    operator: Operator,
+    memory: Memory,
+    up_at: float,
+    ended_at: float,
+    stack_ended: bool,
+    left_running: dict[str, int] | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    rows = defaultdict(list)
+    for row in stack.rows(ROWS):
+        rows[row["request_id"]].append(row)
+    found = accounting.account(clients.seen, rows, kills)
+    printed = lines.read(stack.stamped, kills)
+    console = [(at, what) for at, what in operator.failed if not _excused(at, kills)]
+    stale = Counter(
+        name for at, name in operator.stale if not any(kill.covers(at, at, JOBS_SETTLE_S) for kill in kills)
+    )
+    growth = memory.growth_mb_per_hour()
+    recovery_s = defaultdict(list)
+    for kill in kills:
+        recovery_s[kill.part].append(round(kill.back_at - kill.at, 1) if kill.back_at else None)
+    requests, minutes = (
+        stack.rows(f"SELECT {what} AS n FROM {table}")[0]["n"] or 0
+        for what, table in (("count(*)", "gateway_ledgerrow"), ("sum(requests)", "gateway_minuterow"))
+    )
+    doubled = stack.rows(
+        "SELECT count(*) AS n FROM (SELECT 1 FROM gateway_ledgerrow GROUP BY request_id, arrived_at HAVING count(*) > 1)"
+    )[0]["n"]
+    result = {
+        "minutes": (ended_at - up_at) / 60,
+        "tracebacks": printed.tracebacks,
+        "error_lines": printed.errors,
+        "error_lines_in_kills": printed.within.total(),
+        "requests_sent": len(clients.seen),
+        "requests_done": sum(one.end == "done" for one in clients.seen),
+        "requests_unaccounted": len(found.unaccounted) + len(clients.open),
+        "requests_cut_by_kill": found.cut_by_kill,
+        "rows_lost_by_kill": found.rows_lost_by_kill,
+        "failed_outside_kills": len(found.failed_outside_kills),
+        "failed_in_kills": found.failed_in_kills,
+        "turned_away": found.turned_away,
+        "requests_left_running": None if left_running is None else sum(left_running.values()),
+        "ledger_rows": requests,
+        "ledger_rows_doubled": doubled,
+        "minute_series_off_by": abs(requests - minutes),
+        "longest_without_forecast_s": longest_gap_s(stack, "planning_forecast", ended_at),
+        "longest_without_plan_s": longest_gap_s(stack, "planning_scalingplan", ended_at),
+        "first_forecast_after_s": first_after_s(stack, "planning_forecast", up_at),
+        "jobs_stale": len(stale) if operator.jobs_known else None,
+        "parts_killed": len(kills),
+        "parts_not_back": sum(kill.back_at is None for kill in kills),
+        "stack_ended": stack_ended,
+        "console_looks": operator.looked.total(),
+        "console_failed_outside_kills": len(console),
+        "live_messages": operator.messages,
+        "rss_growth_mb_per_hour": max(growth.values(), default=None),
+        "rss_growth_by_part_mb_per_hour": growth,
+        "recovery_s": {part: max((s for s in times if s), default=None) for part, times in recovery_s.items()},
+    }
+    detail = {
+        "left_running": left_running,
+        "error_lines": dict(printed.outside.most_common()),
+        "error_lines_in_kills": dict(printed.within.most_common()),
+        "traced": dict(Counter(printed.traced).most_common()),
+        "unaccounted": found.examples(found.unaccounted),
+        "failed_outside_kills": found.examples(found.failed_outside_kills),
+        "by_kind": {kind: dict(ends) for kind, ends in sorted(found.by_kind.items())},
+        "kills": [f"{_clock(kill.at)} {kill.part} {_since(kill)}" for kill in kills],
+        "recovery_s": recovery_s,
+        "jobs_stale": stale,
+        "jobs_stale_in_kills": Counter(name for _, name in operator.stale) - stale,
+        "console_failed": Counter(what for _, what in console),
+        "console_longest_ms": operator.longest_ms,
+    }
+    return result, detail
+
+
+def _made_at(stack: Stack, table: str) -> list[float]:
+    rows = stack.rows(f"SELECT DISTINCT made_at FROM {table} ORDER BY made_at")
+    return [datetime.fromisoformat(row["made_at"]).replace(tzinfo=UTC).timestamp() for row in rows]
+
+
+def longest_gap_s(stack: Stack, table: str, end: float) -> float | None:
+    """The longest time between rows of *table* one after the other, and *end*; None without any."""
+    times = [*(at for at in _made_at(stack, table) if at < end), end]
+    return max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
+
+
+def first_after_s(stack: Stack, table: str, begin: float) -> float | None:
+    """From *begin* to the first row: there is nothing to say before some windows of demand are over."""
+    made = _made_at(stack, table)
+    return made[0] - begin if made else None
+
+
+def _excused(at: float, kills: list[Kill]) -> bool:
+    """Whether a page may have failed at *at*: while the web process was away."""
+    return any(kill.part == "web" and kill.covers(at - 1.0, at, 2.0) for kill in kills)
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
+def _since(kill: Kill) -> str:
+    return "not back" if kill.back_at is None else f"back after {kill.back_at - kill.at:.1f} s"

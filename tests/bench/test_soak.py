@@ -1,0 +1,158 @@
+"""The soak's own judgement, on requests, kills and lines made up here; and some minutes of the real one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.bench._soak import lines, mix, wrong
+from tests.bench._soak.accounting import account
+from tests.bench._soak.killer import STEPS, Kill
+from tests.bench._soak.seen import HTTP, End, Seen
+from tests.bench._soak.stack import CHILD, PARTS
+from tests.bench._soak.watch import Memory
+
+WELL = frozenset({200})
+
+
+def seen(end: End = End.DONE, *, at: float = 100.0, took_s: float = 1.0, **more) -> Seen:
+    values = {"status": 200 if end is End.DONE else 0, "model": "m", "slo_class": "c", "attempts": 1} | more
+    return Seen("r-1", "turn", WELL, sent_at=at, ended_at=at + took_s, end=end, **values)
+
+
+def row(outcome: str = "done", status: int = 200, code: str = "", **more) -> dict:
+    values = {"model": "m", "slo_class": "c", "outcome": outcome, "status_code": status, "error_code": code}
+    return values | {"prompt_tokens": 5, "output_tokens": 7} | more
+
+
+def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, int]:
+    """(unaccounted, failed outside kills)."""
+    found = account([one], {"r-1": list(rows)}, kills)
+    return len(found.unaccounted), len(found.failed_outside_kills)
+
+
+@pytest.mark.parametrize(
+    ("one", "rows", "expected"),
+    [
+        (seen(prompt_tokens=5, output_tokens=7), [row()], (0, 0)),
+        (seen(output_tokens=8), [row()], (1, 0)),  # the client counted another token
+        (seen(), [], (1, 0)),
+        (seen(), [row(), row()], (1, 0)),
+        (seen(), [row(model="other")], (1, 0)),
+        (seen(), [row(slo_class="other")], (1, 0)),
+        (seen(), [row("failed", 502, "upstream_interrupted")], (1, 0)),
+        (seen(End.REFUSED, status=400, code="invalid_json"), [], (0, 1)),
+        (seen(End.REFUSED, status=404, code="model_not_found"), [row("failed", 404)], (0, 1)),
+        (seen(End.REFUSED, status=503, code="hold_expired"), [], (1, 1)),
+        (seen(End.REFUSED, status=503, code="hold_expired"), [row("failed", 503, "hold_expired")], (0, 1)),
+        (seen(End.REFUSED, status=503, code="hold_expired"), [row()], (1, 1)),
+        (seen(End.REFUSED, status=429, code="queue_full"), [row("rejected", 429, "queue_full")], (0, 0)),
+        (seen(End.INTERRUPTED, code="upstream_interrupted"), [row("failed", 502, "upstream_interrupted")], (0, 1)),
+        (seen(End.LEFT), [row("cancelled", 499, "client_disconnected")], (0, 0)),
+        (seen(End.LEFT), [], (1, 0)),
+        (seen(End.LEFT, unread=True), [], (0, 0)),
+        (seen(End.DONE, unread=True), [], (1, 0)),
+        (seen(End.LEFT), [row("failed", 500, "internal_error")], (1, 0)),
+        (seen(End.NEVER_SENT), [], (0, 0)),
+        (seen(End.NEVER_SENT), [row()], (1, 0)),
+        (seen(End.CUT), [], (1, 1)),
+        (seen(End.UNREACHED), [], (0, 1)),
+        (seen(End.DONE, attempts=2), [row("failed", 502, "upstream_failed"), row()], (0, 0)),
+    ],
+)
+def test_a_request_is_accounted_for_by_a_row_that_agrees(one, rows, expected):
+    assert judged(one, *rows) == expected
+
+
+def test_what_a_kill_of_the_web_process_cuts_is_counted_apart():
+    web = Kill("web", at=100.5, back_at=105.0)
+    cut = account([seen(End.CUT)], {}, [web])
+    assert (cut.cut_by_kill, cut.failed_in_kills, cut.unaccounted, cut.failed_outside_kills) == (1, 1, [], [])
+    unwritten = account([seen(at=99.0, took_s=1.0)], {}, [web])
+    assert (unwritten.rows_lost_by_kill, unwritten.unaccounted) == (1, [])
+    assert judged(seen(at=90.0), kills=(web,)) == (1, 0), "ended long before the kill"
+    assert judged(seen(End.CUT), kills=(Kill("redis", 100.5, 105.0),)) == (1, 1), "Redis cuts nobody's connection"
+    assert judged(seen(End.CUT, at=140.0), kills=(web,)) == (1, 1)
+
+
+def test_only_web_and_emulator_excuse_a_failure():
+    failed = seen(End.INTERRUPTED, code="upstream_interrupted")
+    rows = [row("failed", 502, "upstream_interrupted")]
+    assert judged(failed, *rows, kills=(Kill("emulator", 100.2, 130.0),)) == (0, 0)
+    assert judged(failed, *rows, kills=(Kill("celery", 100.2, 130.0),)) == (0, 1)
+
+
+def test_error_lines_within_kills_are_counted_apart_and_tracebacks_always():
+    stamped = [
+        (10.0, "web        | 2026-01-01 10:00:00,001 INFO controlplane: ERROR is only a word here" + "." * 90),
+        (11.0, "web        | 2026-01-01 10:00:00,001 WARNING controlplane.gateway: row 17 is late"),
+        (12.0, "web        | 2026-01-01 10:00:09,001 WARNING controlplane.gateway: row 18 is late"),
+        (30.0, "celery     | [2026-01-01 10:00:00,001: ERROR/MainProcess] consumer: Connection to broker lost"),
+        (30.1, "celery     | Traceback (most recent call last):"),
+        (30.1, "web        | another part's line between"),
+        (30.1, '  celery     |   File "x.py", line 3, in f'),
+        (30.1, "celery     | redis.exceptions.ConnectionError: Connection closed by server."),
+        (31.0, "redis ended (SIGKILL); starting it again in 0.5 s"),
+        (90.0, "beat ended (exit status 1; last line: oh); starting it again in 0.5 s"),
+    ]  # fmt: skip
+    found = lines.read(stamped, [Kill("redis", 29.9, 33.0)])
+    assert found.tracebacks == 1
+    assert found.traced == ["celery: redis.exceptions.ConnectionError: Connection closed by server."]
+    assert found.within.total() == 3
+    assert found.errors == 3
+    assert sorted(found.outside.values()) == [1, 2], "the same but for its numbers is one kind"
+
+
+def test_memory_is_judged_by_the_longest_watched_process_of_a_part():
+    memory = Memory()
+    memory.samples["web", 1] = [(5.0 * n, 100 * 2**20 + n * 2**20) for n in range(721)]  # an hour, 12 MB a minute
+    memory.samples["web", 2] = [(5.0 * n, 10**9 * n) for n in range(40)]
+    memory.samples["beat", 3] = [(5.0 * n, 50 * 2**20) for n in range(10)]
+    growth = memory.growth_mb_per_hour()
+    assert growth == {"web": pytest.approx(720, rel=0.02)}
+
+
+def test_errors_of_sdks_become_ends():
+    request = HTTP.Request("POST", "http://x")
+    refused = openai.APIConnectionError(request=request)
+    refused.__cause__ = HTTP.ConnectError("refused")
+    for error, end in (
+        (refused, End.UNREACHED),
+        (openai.APIConnectionError(request=request), End.CUT),
+        (openai.APITimeoutError(request), End.LEFT),
+        (HTTP.RemoteProtocolError("peer closed"), End.CUT),
+    ):
+        one = seen()
+        one.failed(error)
+        assert one.end is end
+    wrong_answer = seen()
+    wrong_answer.failed(AssertionError("a client found something wrong"))
+    assert judged(wrong_answer, row()) == (1, 1)
+
+
+def test_every_part_is_killed_and_each_kind_has_a_name_of_its_own():
+    assert {part for step in STEPS for part in step} == {*PARTS, CHILD}
+    kinds = [kind.name for kind in mix.KINDS + wrong.KINDS]
+    assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.services
+def test_some_minutes_of_the_whole_stack_under_kills(tmp_path: Path):
+    detail = tmp_path / "detail.json"
+    command = [sys.executable, "-m", "tests.bench", "soak", "--json", "--", "--minutes", "4.5", "--pause", "6"]
+    done = subprocess.run([*command, "--detail", str(detail)], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    said = json.dumps(result, indent=1) + detail.read_text()
+    assert not result["stack_ended"], said
+    assert result["tracebacks"] == 0, said
+    assert result["requests_sent"] > 300, said
+    assert result["requests_unaccounted"] == 0, said
+    assert result["ledger_rows_doubled"] == 0, said
+    assert result["parts_killed"] >= len(PARTS), said
+    assert result["first_forecast_after_s"] is not None, said
+    assert result["longest_without_forecast_s"] < 180, said
+    assert result["processes_left"] == 0, said

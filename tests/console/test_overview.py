@@ -1,0 +1,114 @@
+"""The overview narrowed to one model, and instances that have no sequence or no KV cache left."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console import selectors
+from controlplane.console.attention import Known, find, of_model
+from controlplane.events.services import record
+from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Model as LanguageModel
+from tests.console.conftest import rows_of
+from tests.console.feed import Feed
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def page(reader, name: str, *args, **query) -> str:
+    answer = reader.get(reverse(f"console:{name}", args=args), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+# The overview of one model
+
+
+@pytest.fixture
+def two_models(deployment, make_instance, gpu_type, region):
+    """An instance that failed of llama-3.1-8b, and one of another model, with events about both and about the fleet."""
+    other = Deployment.objects.create(
+        model=LanguageModel.objects.create(
+            name="mistral-7b", title="Mistral", weights_bytes=2**33, kv_bytes_per_token=2**17, context_tokens=8192
+        ),
+        region=region,
+        gpu_type=gpu_type,
+    )
+    rows = [
+        make_instance(state="failed", name="llama-one"),
+        make_instance(state="failed", name="mistral-one", deployment=other),
+    ]
+    for row in rows:
+        record("instance.moved", row, actor="gateway", before={"state": "ready"}, after={"state": "failed"})
+    record("deployment.changed", other, actor="somebody", reason="more of mistral")
+    record("supervisor.restarted", actor="supervisor", reason="redis ended")
+    return rows
+
+
+@pytest.mark.parametrize(("model", "others"), [("llama-3.1-8b", "mistral"), ("mistral-7b", "llama-one")])
+def test_attention_and_events_are_of_the_model(reader, live, two_models, model, others):
+    live.show(Feed(rows_of(two_models)))
+    html = page(reader, "overview", model=model)
+    shown = "".join(re.findall(r'<ul class="(?:attention|event-list)".*?</ul>', html, re.DOTALL))
+    assert f"{model.split('-')[0]}-one" in shown
+    assert others not in shown
+    assert "supervisor" in shown  # it concerns all models
+    assert shown.count(">whole fleet<") == 1
+    whole = page(reader, "overview")
+    assert "whole fleet<" not in whole
+    for name in ("llama-one", "mistral-one", "redis ended"):
+        assert name in whole
+
+
+def test_what_is_pushed_can_be_narrowed_too(live, two_models):
+    """The live connection sends one list for all pages: each takes what concerns its model."""
+    live.show(Feed(rows_of(two_models)))
+    attention = live.hub.latest().attention
+    assert {item["model"] for item in attention["items"]} >= {"llama-3.1-8b", "mistral-7b"}
+    for model in ("llama-3.1-8b", "mistral-7b"):
+        assert {item["model"] for item in of_model(attention, model)["items"]} <= {model, ""}
+        assert of_model(attention, model)["total"] < attention["total"]
+    assert of_model(attention, "without-trouble") == {"items": [], "total": 0}
+    assert of_model(attention, "") is attention
+    models = [row["model"] for row in selectors.events_after(0, 10)]
+    assert models == ["llama-3.1-8b", "mistral-7b", "mistral-7b", ""]
+
+
+def test_plans_that_wait_are_of_their_model():
+    tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
+    attention = find(tables, Known(plans=("a", "b", "b")))
+    assert [item["title"] for item in attention["items"]] == ["3 plans wait for approval"]
+    for model, title in (("a", "1 plan waits for approval"), ("b", "2 plans wait for approval")):
+        (item,) = of_model(attention, model)["items"]
+        assert (item["title"], item["model"]) == (title, model)
+    assert of_model(attention, "c")["total"] == 0
+
+
+# Saturation
+
+
+def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_instance):
+    full, free = (row | extra for row, extra in zip(
+        rows_of([make_instance(), make_instance()]),
+        ({"running": 12, "max_num_seqs": 12, "kv_ratio": 0.06}, {"running": 3, "max_num_seqs": 12, "kv_ratio": 0.31}),
+        strict=True,
+    ))  # fmt: skip
+    Deployment.objects.update(max_num_seqs=12)
+    live.show(Feed([full, free]))
+    for name in ("overview", "instances"):
+        html = page(reader, name)
+        cells = re.findall(r'data-field="(running|use_ratio|kv_ratio)" data-format="\w+">([^<]*)<', html)
+        assert sorted(cells) == sorted(
+            [("running", "12 / 12"), ("use_ratio", "100%"), ("kv_ratio", "6%"),
+             ("running", "3 / 12"), ("use_ratio", "31%"), ("kv_ratio", "31%")]
+        )  # fmt: skip
+        assert html.count('data-status="saturated" data-live-status') == 1
+    assert "12 of 12 sequences, KV cache 6%, 0 waiting inside it" in page(reader, "overview")
+    html = page(reader, "instance", "instance-1")
+    assert re.search(r'data-field="use_ratio" data-format="percent">100%</b>', html)
+    assert re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", sort="-use_ratio"))[0] == "instance-1"

@@ -1,0 +1,87 @@
+"""Changed settings on the page of the instances, on an instance's own page and among what needs attention."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console import selectors
+from controlplane.console.attention import Known, find
+from controlplane.events.models import Event
+from controlplane.fleet import revisions, rollouts
+from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.models import Deployment, Rollout
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def started(make_instance):
+    row = make_instance()
+    row.launched_with = revisions.settings_of(launch_spec(row))
+    row.save()
+    return row
+
+
+@pytest.fixture
+def outdated(started):
+    Deployment.objects.update(max_num_seqs=7)
+    return started
+
+
+def html_of(client, name, *args, **query):
+    answer = client.get(reverse(f"console:{name}", args=args), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def post(client, deployment, action, **values):
+    return client.post(reverse("console:rollout", args=[deployment.pk, action]), values, follow=True)
+
+
+def test_nothing_is_said_while_all_are_up_to_date(client, operator, started):
+    client.force_login(operator)
+    page = html_of(client, "instances")
+    assert "Roll out" not in page
+    assert "outdated" not in page
+    assert 'id="rollouts" data-region hidden' in page
+    assert "Outdated" not in html_of(client, "instance", started.name)
+
+
+def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(client, viewer, outdated):
+    client.force_login(viewer)
+    page = html_of(client, "instances")
+    assert "<strong>0 of 1</strong> up to date" in page
+    assert "was started with other max_num_seqs" in page
+    assert "Roll out" not in page  # an operator's
+    own = html_of(client, "instance", outdated.name)
+    assert "started with other max_num_seqs than its deployment has now" in own
+    assert "of 256</span>" in own
+
+
+def test_an_operator_rolls_out_and_cancels(client, operator, outdated, deployment):
+    client.force_login(operator)
+    page = post(client, deployment, "start").content.decode()
+    assert "give a reason" in page
+    assert not Rollout.objects.exists()
+    page = post(client, deployment, "start", reason="fewer at once").content.decode()
+    assert "begins within seconds" in page
+    assert "Begins within seconds." in page
+    assert 'id="rollouts" data-region data-refresh-s="5"' in page
+    assert "in progress" in post(client, deployment, "start", reason="again").content.decode()
+    page = post(client, deployment, "cancel", reason="not today").content.decode()
+    assert "is cancelled" in page
+    assert client.post(reverse("console:rollout", args=[deployment.pk, "undo"])).status_code == 404
+    event = Event.objects.get(kind="rollout.started")
+    assert reverse("console:instances") in html_of(client, "event", event.pk)
+    assert "rollout of changed settings begins" in html_of(client, "events")
+
+
+def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):
+    tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
+    rollout = rollouts.start(deployment, "ada", "x")
+    assert selectors.rollouts_failed() == ()
+    Rollout.objects.filter(pk=rollout.pk).update(state="failed", message="one: out of memory")
+    (item,) = find(tables, Known(rollouts=selectors.rollouts_failed()))["items"]
+    assert item["title"] == "The rollout of llama-3.1-8b in us-east failed"
+    assert item["detail"] == "one: out of memory"
+    Deployment.objects.update(max_num_seqs=256)
+    assert selectors.rollouts_failed() == ()

@@ -1,0 +1,159 @@
+"""The System page, and what jobs, parts, minimums and plans put into Needs attention and the navigation."""
+
+import re
+import time
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console import selectors
+from controlplane.console.attention import Known, find
+from controlplane.console.state import Source, tables_of
+from controlplane.jobs import monitor
+from controlplane.jobs.models import JobRow
+from controlplane.jobs.monitor import write_notice
+from controlplane.planning.models import PlanStatus, ScalingPlan
+from tests.console.feed import Feed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operated(client, operator):
+    client.force_login(operator)
+    return client
+
+
+def html_of(client, name="system", **query) -> str:
+    answer = client.get(reverse(f"console:{name}"), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def known(**values) -> Known:
+    return Known(selectors.queue_bounds(), selectors.min_instances(), selectors.plans_waiting(), **values)
+
+
+def titles(feed: Feed) -> list[str]:
+    return [item["title"] for item in find(tables_of(feed.summary(time.time())), known())["items"]]
+
+
+class TestPage:
+    def test_parts_and_jobs_worst_first(self, operated, live, fleet_feed):
+        fleet_feed.trouble = {
+            "prune-ledger": {"state": "late", "last_success_at": time.time() - 9000},
+            "forecasts": {"state": "failing", "failures_in_a_row": 12, "last_error": "IndexError: out of range"},
+            "celery": {"state": "down", "detail": "no worker answers", "restarts": 4},
+        }
+        live.show(fleet_feed)
+        html = html_of(operated)
+        jobs = re.findall(r'<tr><th scope="row">([^<]+)</th>', html.partition('id="jobs-panel"')[2])
+        assert jobs[:2] == ["Forecasts", "Prune ledger"]
+        assert "2 of 6 late or failing, worst first" in html
+        assert "IndexError: out of range (12 times in a row)" in html
+        assert re.search(r"It was last done 9\d\d\d s ago, and is due every 3600 s\.", html)
+        assert "no worker answers" in html
+        assert 'data-status="failed"' in html
+        assert 'data-topics="system"' in html
+
+    def test_as_csv(self, operated, live, fleet_feed):
+        live.show(fleet_feed)
+        lines = (
+            b"".join(operated.get(reverse("console:system"), {"format": "csv"}).streaming_content)
+            .decode()
+            .split("\r\n")
+        )
+        assert lines[0].startswith("Job,Run by,State,Period (s),Last success (UTC),")
+        assert len(lines) == 1 + 6 + 1
+        assert re.match(r"flush-ledger,gateway,ok,0\.5,20\d\d-", lines[1])
+
+    def test_without_a_gateway_it_says_what_is_missing(self, operated, live):
+        html = html_of(operated)
+        assert "No gateway has said how the parts stand" in html
+        assert "No job is known yet" in html
+
+    def test_while_redis_is_away_this_process_says_what_it_knows(self, operated, live, monkeypatch):
+        class Monitor:
+            def report(self):
+                system = Feed([]).system(time.time())
+                system["parts"][1] |= {"state": "down", "detail": "ConnectionError: refused"}
+                return system
+
+        monkeypatch.setattr(monitor, "current", Monitor())
+        live.source(Source.UNREACHABLE)
+        html = html_of(operated)
+        assert "this is what this web process sees itself" in html
+        assert "ConnectionError: refused" in html
+        assert live.hub.latest().attention["items"][0]["title"] == "Redis: down"
+        assert "Redis: down" in html_of(operated, "overview")
+
+    def test_viewers_are_sent_to_the_events_that_tell_of_it(self, client, viewer, live):
+        client.force_login(viewer)
+        answer = client.get(reverse("console:system"))
+        assert answer["Location"] == f"{reverse('console:events')}?q=monitor"
+        assert 'href="/system/"' not in html_of(client, "overview")
+        assert client.get("/console/api/snapshot?topics=system").status_code == 403
+
+    def test_a_tenants_people_are_refused(self, client, member, live):
+        client.force_login(member)
+        assert client.get(reverse("console:system")).status_code == 403
+
+    def test_an_event_about_a_job_leads_here(self, operated, live):
+        write_notice(("forecasts", "failing", "It failed once: IndexError"))
+        write_notice(("forecasts", "failing", "It failed twice: IndexError"))  # another process came second
+        html = html_of(operated, "events")
+        assert html.count("forecasts: failing") == 1
+        assert JobRow.objects.get(pk="forecasts").noticed == "failing"
+
+
+class TestAttention:
+    def test_nothing(self, fleet_feed, fleet):
+        fleet_feed.rows = fleet_feed.rows[:3]
+        assert titles(fleet_feed) == []
+
+    @pytest.mark.parametrize(("ready", "severity"), [(0, "critical"), (1, "warning")])
+    def test_fewer_ready_than_the_minimum(self, deployment, fleet_feed, ready, severity):
+        deployment.min_instances = 2
+        deployment.save()
+        rows = [row | {"state": "loading"} for row in fleet_feed.rows[:2]]
+        for row in rows[:ready]:
+            row["state"] = "ready"
+        items = find(tables_of(Feed(rows).summary(time.time())), known())["items"]
+        found = {item["title"]: item["severity"] for item in items}
+        assert found[f"{ready} of 2 instances of llama-3.1-8b in us-east are ready"] == severity
+
+    def test_an_inactive_deployment_promises_nothing(self, deployment):
+        assert selectors.min_instances() == {("llama-3.1-8b", "us-east"): 1}
+        deployment.active = False
+        deployment.save()
+        assert selectors.min_instances() == {}
+
+    def test_plans_that_wait_for_an_operator(self, operated, live, fleet_feed, language_model):
+        def plan(minutes, status=PlanStatus.ADVICE):
+            until = timezone.now() + timedelta(minutes=minutes)
+            ScalingPlan.objects.create(
+                model=language_model, strategy="x", made_at=timezone.now(), valid_until=until, status=status
+            )
+
+        plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
+        live.hub._known = known()
+        live.show(fleet_feed)
+        html = html_of(operated, "overview")
+        assert "2 plans wait for approval" in html
+        assert re.search(r'data-badge="plans">2<span class="unseen"> to approve', html)
+        assert re.search(r'data-badge="system" hidden>0', html)
+
+    def test_a_part_that_is_down_and_jobs_that_are_its_fault(self, fleet_feed, fleet):
+        fleet_feed.rows = fleet_feed.rows[:3]
+        late = {"state": "late", "quiet": True}
+        fleet_feed.trouble = {"celery": {"state": "down"}, "forecasts": late, "run-strategies": late}
+        assert titles(fleet_feed) == ["Celery workers: down"]
+
+    def test_a_few_jobs_by_name_and_many_in_one_line(self, fleet_feed, fleet):
+        fleet_feed.rows = fleet_feed.rows[:3]
+        fleet_feed.trouble = {"forecasts": {"state": "failing", "failures_in_a_row": 1, "last_error": "IndexError"}}
+        assert titles(fleet_feed) == ["Forecasts: failing"]
+        fleet_feed.trouble |= {name: {"state": "late"} for name in ("plans", "prune-ledger", "heartbeats")}
+        assert titles(fleet_feed) == ["4 periodic jobs are late or failing"]

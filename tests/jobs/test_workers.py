@@ -1,0 +1,18 @@
+"""Asking which workers answer, without a broker and without a worker."""
+
+import socket
+import time
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from controlplane.jobs.workers import answering_workers
+
+
+def test_without_a_broker_it_raises_at_once():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        began = time.monotonic()
+        with pytest.raises((OperationalError, OSError)):
+            answering_workers(f"redis://127.0.0.1:{closed.getsockname()[1]}/0", 0.5)
+        assert time.monotonic() - began < 5

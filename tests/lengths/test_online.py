@@ -1,0 +1,62 @@
+"""What is learned of a model while it answers: a tenant's correction, within bounds, then the calibration."""
+
+import math
+
+import numpy as np
+
+from forecasting.lengths import LengthQuery, bundled
+from forecasting.lengths.adaptation import MOST, Adaptation
+from forecasting.lengths.online import Online
+
+
+def test_a_correction_is_learned_from_measures() -> None:
+    dice, adaptation = np.random.default_rng(1), Adaptation()
+    assert adaptation.correction(np.ones(8, np.float32)) == 0.0
+    for _ in range(2000):
+        row = dice.standard_normal(8).astype(np.float32)
+        adaptation.learn(row, 0.6 * row[2] + dice.normal(0, 0.3) - adaptation.correction(row))
+    one = np.zeros(8, np.float32)
+    one[2] = 1.0
+    assert abs(adaptation.correction(one) - 0.6) < 0.15
+    one[2], one[5] = 0.0, 1.0
+    assert abs(adaptation.correction(one)) < 0.1
+
+
+def test_no_request_moves_much_and_no_tenant_far() -> None:
+    dice, adaptation = np.random.default_rng(2), Adaptation()
+    row = 4 * np.ones(48, np.float32)
+    adaptation.learn(row, 1000.0)
+    assert abs(adaptation.correction(row)) <= MOST
+    assert abs(adaptation.correction(dice.standard_normal(48).astype(np.float32))) < 0.2
+    for _ in range(20_000):
+        each = dice.uniform(-4, 4, 48).astype(np.float32)
+        adaptation.learn(each, dice.choice([-1e9, 1e9]))
+        assert abs(adaptation.correction(each)) <= MOST
+    assert math.isfinite(adaptation.correction(row))
+
+
+def test_a_model_that_misses_what_a_tenant_asks_is_put_right() -> None:
+    online, dice = Online(bundled()), np.random.default_rng(3)
+    errors = {"raw": [], "right": []}
+    for number in range(600):
+        code = number % 2 == 0
+        text = f"def f{number}(x): return x\n```\n" if code else f"Is {number} prime?"
+        query = LengthQuery(text, len(text) // 4, "m", "acme")
+        real = (400 if code else 40) * dice.lognormal(0, 0.2)
+        righted = online.right(query, 100.0, [50.0, 70.0, 100.0, 150.0, 200.0])
+        assert list(righted.quantiles) == sorted(righted.quantiles)
+        errors["raw"].append(abs(100.0 - real))
+        errors["right"].append(abs(righted.tokens - real))
+        online.learn(query, righted, real)
+    assert np.mean(errors["right"][300:]) < 0.6 * np.mean(errors["raw"][300:])
+    other = LengthQuery("Is 7 prime?", 3, "m", "other")
+    assert online.right(other, 100.0, [100.0] * 5).tokens == 100.0
+    online.clear()
+    assert online.right(query, 100.0, [100.0] * 5).tokens == 100.0
+
+
+def test_a_cut_answer_moves_nothing_down() -> None:
+    online, query = Online(bundled()), LengthQuery("Tell me all.", 3, "m", "acme", max_tokens=10)
+    for _ in range(50):
+        online.learn(query, online.right(query, 100.0, [100.0] * 5), 10.0, cut=True)
+    assert online.right(query, 100.0, [100.0] * 5).tokens == 100.0

@@ -1,0 +1,188 @@
+"""What holding the queue costs: twice as many streams as a server runs, through the gateway and direct, in turn.
+
+`pytest -m vllm -s tests/vllm/test_holding.py` prints the figures of a real server and keeps them in
+`test-results/holding.json`. An emulated one is measured over a link that takes long, which any machine can carry.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.fleet.models import Deployment, Instance
+from controlplane.gateway.app import Gateway
+from scheduling.allowance import ENDS
+from tests.gateway.conftest import serving, until
+from tests.gateway.rows import SECRET, make_rows
+from tests.vllm.conftest import MODEL, ROOT, VllmFleet, emulated, write_tiny_model
+from workers.vllm.launcher import ProcessLauncher
+
+SLOTS, STREAMS = 16, 32
+MEAN_TOKENS = 48
+REQUESTS = int(os.environ.get("HOLDING_REQUESTS", "160"))
+ROUNDS = 3
+ONE_WAY_S = 0.15
+SLOWED = ("--hidden-size", "256", "--layers", "4")
+
+
+@pytest.fixture
+def vllm_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose steps take long, and whose engine leaves the cores to HTTP: as on a GPU, the engine is the limit."""
+    folder = tmp_path_factory.mktemp("slowed")
+    write_tiny_model(vllm_python, folder / "model", *SLOWED)
+    fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it would outlive us
+    try:
+        url = fleet.start_to_measure("holding", max_num_seqs=SLOTS, max_model_len=512, max_num_batched_tokens=2048)
+        fleet.wait("holding", url)
+        fleet.give_way("holding")
+        yield url
+    finally:
+        fleet.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def emulated_server() -> Iterator[str]:
+    """An emulated server with steps of 20 ms."""
+    profile = {
+        "prefill_t0_s": 0.02,
+        "prefill_a_s": 0.0,
+        "prefill_b_s_per_token": 1e-5,
+        "prefill_c_s_per_token2": 0.0,
+        "decode_a_s": 0.02,
+        "decode_b_s_per_sequence": 0.0,
+        "decode_c_s_per_token": 0.0,
+    }
+    process, url = emulated(max_num_seqs=SLOTS, max_num_queued_reqs=None, profile=profile)
+    with process:
+        yield url
+        process.terminate()
+
+
+@asynccontextmanager
+async def long_link(url: str) -> AsyncIterator[str]:
+    """The server at *url*, at another address, ONE_WAY_S away."""
+    parts = urlsplit(url)
+    open_ends: list[asyncio.StreamWriter] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+
+        def deliver(data: bytes) -> None:
+            if not writer.is_closing():
+                writer.write(data) if data else writer.close()
+
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                loop.call_later(ONE_WAY_S, deliver, data)
+        loop.call_later(ONE_WAY_S, deliver, b"")
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection(parts.hostname, parts.port)
+        open_ends.extend((writer, inner_writer))
+        with suppress(asyncio.CancelledError):  # at the end of the test
+            await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
+
+    link = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{link.sockets[0].getsockname()[1]}{parts.path}"
+    finally:
+        link.close()
+        for end in open_ends:
+            end.close()
+        await asyncio.gather(*(end.wait_closed() for end in open_ends), return_exceptions=True)
+
+
+async def load(url: str, seed: int, requests: int) -> dict:
+    numbers = map(str, (STREAMS, requests, MEAN_TOKENS, seed))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.vllm.closed_loop", url, SECRET, MODEL, *numbers),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return json.loads(out)
+
+
+async def compare(server: str, ways: Sequence[str], requests: int, rounds: int) -> list[dict]:
+    """By round, what each of *ways* gives: direct, gateway (as many requests ahead as is measured), strict (none)."""
+    backend = SimpleNamespace(name="holding", url=server)
+    options = {"max_num_seqs": SLOTS, "queue_bound": 1000, "model_name": MODEL, "requests_ahead_limit": None}
+    await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
+    await database_sync_to_async(Instance.objects.update)(state="loading")
+    async with AsyncExitStack() as stack:
+        gateway = Gateway()
+        url = await stack.enter_async_context(serving(gateway))
+        topology = gateway.topology
+        await until(lambda: topology.fleet.accepting.sum() == 1, 30)
+        (replica,) = topology.replicas.values()
+
+        async def limit(ahead: int | None) -> None:
+            await database_sync_to_async(Deployment.objects.update)(requests_ahead_limit=ahead)
+            gateway.refresh_now()
+            await until(lambda: topology.fleet.ahead_limit[replica.slot] == (-1 if ahead is None else ahead))
+
+        async def one(way: str, seed: int, count: int) -> dict:
+            if way == "direct":
+                return await load(server, seed, count)
+            await limit(0 if way == "strict" else None)
+            found = await load(url, seed, count)
+            ends = float(topology.fleet.round_trips[replica.slot, ENDS])
+            return found | {"round_trip_ms": topology.round_trip_ms(replica), "ends_in_a_trip": ends}
+
+        for way in ways:  # what is compiled, connected and measured first
+            await one(way, 99, 2 * STREAMS)
+        found = []
+        for seed in range(rounds):
+            found.append({way: await one(way, seed, requests) for way in ways})
+            print(json.dumps(found[-1]))
+        return found
+
+
+def ratio(found: list[dict], name: str, way: str = "gateway") -> float:
+    """The median of what *way* has by what direct has."""
+    return statistics.median(row[way][name] / row["direct"][name] for row in found)
+
+
+def keep(report: dict) -> None:
+    folder = ROOT / "test-results"
+    folder.mkdir(exist_ok=True)
+    (folder / "holding.json").write_text(json.dumps(report, indent=2))
+
+
+@pytest.mark.vllm
+async def test_holding_the_queue_costs_no_throughput(transactional_db, vllm_server, monkeypatch):
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
+    found = await compare(vllm_server, ("direct", "gateway"), REQUESTS, ROUNDS)
+    tokens, e2e = ratio(found, "tokens_per_s"), ratio(found, "e2e_p50_ms")
+    print(f"{STREAMS} streams, {SLOTS} slots: tokens/s {tokens:.3f} of direct, E2E p50 {e2e:.3f} of direct")
+    keep({"streams": STREAMS, "slots": SLOTS, "tokens_per_s_ratio": tokens, "e2e_p50_ratio": e2e, "rounds": found})
+    # The aim is 0.95. On two cores engine, gateway and client take time from one another, so this holds what is left: 0.89
+    # of direct was measured there, and less than 0.75 would be places that stand empty.
+    assert tokens >= 0.75
+    assert e2e <= 1.4
+
+
+@pytest.mark.slow
+async def test_over_a_long_link_no_place_stands_empty(transactional_db, emulated_server, monkeypatch):
+    """0.3 s there and back, while a request takes 1 s: what is measured, and what it wins back."""
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
+    async with long_link(emulated_server) as server:
+        found = await compare(server, ("direct", "gateway", "strict"), 96, 1)
+    (row,) = found
+    assert 2 * ONE_WAY_S * 1000 * 0.9 < row["gateway"]["round_trip_ms"] < 2 * ONE_WAY_S * 1000 * 2
+    assert row["gateway"]["ends_in_a_trip"] > 2
+    assert ratio(found, "tokens_per_s", "strict") < 0.85
+    assert ratio(found, "tokens_per_s") > 0.92

@@ -1,0 +1,26 @@
+"""What vLLM's own parser says of a deployment's further flags, in vLLM's environment."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.vllm.launcher import LaunchSpec
+from workers.vllm.serve import problem_with
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--enforce-eager --kv-cache-dtype fp8", ""),
+        ("--no-such-flag 3", "unrecognized arguments: --no-such-flag"),
+        ("--block-size many", "argument --block-size"),
+        ("--max_num_seqs 99", "argument --max-num-seqs: Pilothouse sets it from its own rows"),
+    ],
+)
+def test_what_the_parser_says(flags: str, said: str, vllm_python: str, tmp_path: Path) -> None:
+    spec = LaunchSpec(name="a", model="m", source="/models/m", extra_args=tuple(flags.split()))
+    found = problem_with(vllm_python, spec, tmp_path)
+    assert found is not None
+    assert found.startswith(said) if said else found == ""

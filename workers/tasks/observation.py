@@ -1,0 +1,104 @@
+"""Looking at servers beside the gateway's heartbeats: how far a start has come, what each one is, how long its log is."""
+
+import asyncio
+import logging
+import re
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import shared_task
+
+from controlplane.fleet import engine_logs
+from controlplane.fleet.models import Instance, Launcher
+from controlplane.fleet.states import InstanceState
+from workers.vllm import engine_log, hardware
+from workers.vllm.client import VllmClient, VllmError
+
+logger = logging.getLogger(__name__)
+MEASURE_EVERY_S = 60.0
+SECRET_FLAG = re.compile(r"^--.*(token$|key$|secret|password)")
+ANSWERING = (InstanceState.READY, InstanceState.DRAINING)
+
+
+@shared_task
+def observe_instances() -> int:
+    """Note the phase of those that load, measure those that serve, shorten logs. Returns how many rows have changed."""
+    rows = Instance.objects.select_related("deployment").exclude(state=InstanceState.STOPPED)
+    changed = 0
+    due = []
+    for instance in rows:
+        path = engine_logs.path_of(instance)
+        if path is not None and engine_log.shorten(path):
+            logger.info("the log of %s was shortened", instance.name)
+        phase = engine_log.startup(engine_log.tail(path)) if path and instance.state == InstanceState.LOADING else ""
+        if phase != instance.startup:
+            Instance.objects.filter(pk=instance.pk, state=instance.state).update(startup=phase)
+            changed += 1
+        if instance.state in ANSWERING and time.time() - instance.engine.get("measured_at", 0.0) >= MEASURE_EVERY_S:
+            due.append(instance)
+    for instance, engine in zip(due, asyncio.run(_measure_all(due)), strict=True):
+        if engine is not None:
+            # Not one that was started anew meanwhile: what it was says nothing of what it is.
+            same = Instance.objects.filter(pk=instance.pk, url=instance.url, state__in=ANSWERING)
+            changed += same.update(engine=engine)
+    return changed
+
+
+async def _measure_all(instances: list[Instance]) -> list[dict[str, Any] | None]:
+    return await asyncio.gather(*(_measure(instance) for instance in instances))
+
+
+async def _measure(instance: Instance) -> dict[str, Any] | None:
+    """What the server is: from `/version`, `/metrics`, its log and `/proc`. None when it does not answer."""
+    try:
+        async with VllmClient(instance.url, api_key=instance.token) as client:
+            version, metrics = await client.version(), await client.metrics()
+    except VllmError as error:
+        logger.debug("%s is not measured: %s", instance.name, error)
+        return None
+    engine: dict[str, Any] = {
+        "measured_at": time.time(),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": version,
+        "kv_cache_tokens": metrics.kv_cache_size_tokens,
+        "kv_cache_blocks": metrics.num_gpu_blocks,
+        "block_size_tokens": metrics.block_size,
+    }
+    if instance.launcher == Launcher.PROCESS and instance.process_id:
+        engine |= _on_this_machine(instance)
+    return engine
+
+
+def _on_this_machine(instance: Instance) -> dict[str, Any]:
+    """What only its own machine can tell; nothing on another one."""
+    assert instance.process_id is not None
+    processes = hardware.processes_of(instance.process_id)
+    path = engine_logs.path_of(instance)
+    if not processes or path is None:
+        return {}
+    # The figures of the start stand at the beginning of the log, which may have been cut off since.
+    start = {
+        name: value for name, value in asdict(engine_log.facts(engine_log.tail(path))).items() if value is not None
+    }
+    known = {name: instance.engine[name] for name in engine_log.Facts.__slots__ if name in instance.engine}
+    return {
+        **known,
+        **start,
+        "arguments": _without_secrets(hardware.command_line_of(instance.process_id)),
+        "processes": len(processes),
+        "memory_bytes": sum(processes.values()),
+        "gpu_memory_bytes": hardware.gpu_memory_of(processes),
+    }
+
+
+def _without_secrets(words: list[str]) -> list[str]:
+    """A command line without the values of flags such as --hf-token."""
+    shown = []
+    hide = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        shown.append("…" if hide else f"{flag}=…" if equals and SECRET_FLAG.search(flag) else word)
+        hide = not hide and not equals and bool(SECRET_FLAG.search(word))
+    return shown

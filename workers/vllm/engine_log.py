@@ -1,0 +1,190 @@
+"""Reading the log of a vLLM server: how far its start has come, what went wrong first; and keeping it within bounds.
+
+Lines are those of vLLM 0.32. The log is append-only and belongs to one start: the launcher puts the last one aside.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT = 2  # earlier logs beside the present one: NAME.log.1 is the latest of them
+LARGEST_BYTES = 8 * 2**20
+TAIL_BYTES = 256 * 1024
+LONGEST_ERROR = 400
+
+# What a line says of the start, in the order of the start; (pattern, phase). A group is a percentage or `i/n`.
+PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), phase)
+    for pattern, phase in (
+        (r"non-default args:", "Reading the configuration"),
+        (r"Initializing a V\d LLM engine", "Starting the engine"),
+        (r"[Dd]ownloading .*?(\d+)%\|", "Downloading weights"),
+        (r"Starting to load model", "Loading weights"),
+        (r"Loading \S+ checkpoint shards:\s+(\d+)% Completed", "Loading weights"),
+        (r"Loading weights took|Model loading took", "Weights loaded"),
+        (r"Dynamo bytecode transform|Compiling a graph|Start compiling|torch\.compile took", "Compiling"),
+        (r"Available KV cache memory|KV cache size:", "Allocating the KV cache"),
+        (r"Warming up|[Aa]utotuning", "Warming up"),
+        (r"Capturing .*CUDA graphs.*?:\s+(\d+)%", "Capturing graphs"),
+        (r"Graph capturing finished|init engine \(", "Engine ready"),
+        (r"Starting vLLM (?:API )?server|Started server process", "Starting the API server"),
+        (r"Application startup complete", "Ready"),
+    )
+)
+STARTING = "Starting"
+
+PREFIX = re.compile(r"^\([\w ]+ pid=\d+\) ?")  # (EngineCore pid=8834)
+STAMP = re.compile(r"^(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
+EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: (.*))?$")
+ARGUMENTS = re.compile(r"^[\w./-]+: error: (.*)$")  # argparse
+# Errors that only pass on that another process has failed.
+SECOND_HAND = re.compile(
+    r"EngineDeadError|See (?:root cause|stack trace)|EngineCore encountered an issue|"
+    r"Engine core initialization failed|WorkerProc initialization failed|^(?:SystemExit|KeyboardInterrupt)"
+)
+# Lines that say without a traceback why a server ended.
+PLAIN = re.compile(r"(Worker proc \S+ died unexpectedly[^,]*|engine core exited unexpectedly|.*CUDA out of memory.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server measures of itself when it starts; None where its log does not say."""
+
+    weights_gib: float | None = None
+    kv_gib: float | None = None
+    graphs_gib: float | None = None
+    startup_s: float | None = None
+
+
+def tail(path: Path, size_bytes: int = TAIL_BYTES) -> str:
+    """The end of the file, whole lines; "" when there is none."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - size_bytes))
+            if size > size_bytes:
+                stream.readline()
+            return stream.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last *count* lines as a terminal would show them: of a progress bar, its last state."""
+    lines = [line.rstrip("\n").rpartition("\r")[2] for line in tail(path).replace("\r\n", "\n").split("\n")]
+    return [line for line in lines if line.strip()][-count:]
+
+
+def startup(text: str) -> str:
+    """The phase of the start that the log has reached, with its percentage: "Loading weights, 50 %"."""
+    reached, said = 0, STARTING
+    for line in re.split(r"[\r\n]+", text):
+        for rank in range(len(PHASES) - 1, reached - 1, -1):
+            pattern, phase = PHASES[rank]
+            if found := pattern.search(line):
+                reached = rank
+                said = f"{phase}, {found[1]} %" if pattern.groups else phase
+                break
+    return said
+
+
+def root_error(text: str) -> str:
+    """The error that ended the server, as one line; "" when there is none.
+
+    When an engine fails, its exception is in the log first, then those of the processes that waited for it: they say
+    "see root cause above". Of a chain of exceptions the first is the cause.
+    """
+    lines = [STAMP.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
+    found: list[tuple[int, str]] = []
+    in_traceback = False
+    for number, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            in_traceback = True
+        elif in_traceback and (exception := EXCEPTION.match(line)):
+            in_traceback = False
+            found.append((number, _sentence(lines, number, exception)))
+        elif bad := ARGUMENTS.match(line):
+            found.append((number, bad[1]))
+    causes = [error for _, error in found if not SECOND_HAND.search(error)]
+    if causes:
+        return _shortened(_first_of_the_end(found, lines))
+    for line in lines:
+        if plain := PLAIN.search(line):
+            return _shortened(plain[1])
+    return _shortened(found[0][1]) if found else ""
+
+
+def facts(text: str) -> Facts:
+    """The figures in the log of a start."""
+
+    def figure(pattern: str) -> float | None:
+        found = re.findall(pattern, text)
+        return float(found[-1].replace(",", "")) if found else None
+
+    return Facts(
+        weights_gib=figure(r"Model loading took ([\d.]+) GiB"),
+        kv_gib=figure(r"Available KV cache memory: ([\d.]+) GiB") or figure(r"Explicitly set \(([\d.]+)/"),
+        graphs_gib=figure(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
+        startup_s=figure(r"init engine \([^)]*\) took ([\d.]+) s"),
+    )
+
+
+def put_aside(path: Path) -> None:
+    """Make room for the log of a new start: NAME.log becomes NAME.log.1, that one NAME.log.2, the last goes."""
+    for number in range(KEPT, 0, -1):
+        earlier = _numbered(path, number - 1)
+        with suppress(FileNotFoundError):
+            earlier.replace(_numbered(path, number))
+
+
+def shorten(path: Path, largest_bytes: int = LARGEST_BYTES) -> bool:
+    """If the log has grown too large, keep its end in NAME.log.1 and empty it; the server goes on appending to it.
+
+    Lines written between the copy and the cut are lost, as with logrotate's copytruncate.
+    """
+    try:
+        if path.stat().st_size <= largest_bytes:
+            return False
+        with path.open("rb") as stream:
+            stream.seek(-largest_bytes, os.SEEK_END)
+            _numbered(path, 1).write_bytes(stream.read())
+        os.truncate(path, 0)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _sentence(lines: Sequence[str], number: int, exception: re.Match[str]) -> str:
+    """`ValueError: why`, without the module's path; what pydantic says on the following lines belongs to it."""
+    name, text = exception[1].rpartition(".")[2], (exception[2] or "").strip()
+    if name == "ValidationError" and number + 1 < len(lines):
+        text = lines[number + 1].strip().partition(" [type=")[0].removeprefix("Value error, ")
+    return f"{name}: {text}" if text else name
+
+
+def _first_of_the_end(found: Sequence[tuple[int, str]], lines: Sequence[str]) -> str:
+    """The first cause in the last run of tracebacks: an error that a server survived is followed by ordinary lines."""
+    end: list[str] = []
+    last = None
+    for number, error in found:
+        if last is not None and _served_between(lines, last, number):
+            end = []
+        if not SECOND_HAND.search(error) or (not end and number == found[-1][0]):
+            end.append(error)
+        last = number
+    return end[0] if end else found[-1][1]
+
+
+def _served_between(lines: Sequence[str], first: int, last: int) -> bool:
+    return any('HTTP/1.1" 200' in line or "Avg prompt throughput" in line for line in lines[first:last])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_ERROR else text[: LONGEST_ERROR - 1] + "…"

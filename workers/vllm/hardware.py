@@ -1,0 +1,129 @@
+"""What a machine has for vLLM: its GPUs as `nvidia-smi` lists them, or its CPUs; and what processes take of them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 2**20
+QUERY_LIMIT_S = 15.0
+GPU_QUERY = ("--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits")
+PROCESS_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+
+
+class HardwareError(Exception):
+    """The machine could not be asked; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    name: str
+    memory_bytes: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """*gpus* is empty on a machine that computes on its CPUs."""
+
+    gpus: tuple[Gpu, ...]
+    cpu_cores: int
+    memory_bytes: int
+
+
+def machine() -> Machine:
+    """This machine. Raises HardwareError when it has `nvidia-smi` and that fails."""
+    return Machine(gpus(), len(os.sched_getaffinity(0)), _memory_bytes(Path("/proc/meminfo").read_text()))
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine; none where there is no `nvidia-smi`. Raises HardwareError."""
+    text = _nvidia_smi(GPU_QUERY)
+    return parse_gpus(text) if text is not None else ()
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Lines of `nvidia-smi --query-gpu=index,name,memory.total,uuid --format=csv,noheader,nounits`."""
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != len(("index", "name", "memory", "uuid")):
+            continue
+        try:
+            found.append(Gpu(int(fields[0]), fields[1], int(float(fields[2]) * MIB), fields[3]))
+        except ValueError as error:  # "[N/A]" of a GPU that has fallen off the bus
+            raise HardwareError(f"nvidia-smi says of GPU {fields[0]} ({fields[1]}): memory {fields[2]}") from error
+    return tuple(found)
+
+
+def parse_processes(text: str) -> dict[int, int]:
+    """Bytes of GPU memory by process, from `--query-compute-apps=pid,used_memory`; "[N/A]" (WSL, MIG) is left out."""
+    used: dict[int, int] = {}
+    for line in text.splitlines():
+        process, _, memory = line.partition(",")
+        with suppress(ValueError):
+            used[int(process)] = used.get(int(process), 0) + int(float(memory) * MIB)
+    return used
+
+
+def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
+    """Bytes of GPU memory that *processes* have; None where that cannot be told."""
+    try:
+        text = _nvidia_smi(PROCESS_QUERY)
+    except HardwareError:
+        return None
+    return (
+        None if text is None else sum(size for process, size in parse_processes(text).items() if process in processes)
+    )
+
+
+def processes_of(leader: int, proc: Path = Path("/proc")) -> dict[int, int]:
+    """Bytes of memory by process of the session that *leader* began: shared pages are counted in parts (PSS)."""
+    found = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                found[int(folder.name)] = _proportional_bytes(folder)
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended meanwhile
+    return found
+
+
+def command_line_of(process: int, proc: Path = Path("/proc")) -> list[str]:
+    """The arguments of a process; none when it has ended."""
+    with suppress(OSError):
+        return (proc / str(process) / "cmdline").read_text().rstrip("\0").split("\0")
+    return []
+
+
+def _proportional_bytes(folder: Path) -> int:
+    for line in (folder / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _memory_bytes(meminfo: str) -> int:
+    for line in meminfo.splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _nvidia_smi(query: tuple[str, ...]) -> str | None:
+    """What it prints; None where there is no such program."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run([program, *query], capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HardwareError(f"{program} does not answer: {error}") from error
+    if done.returncode:
+        raise HardwareError(f"{program}: {(done.stdout + done.stderr).strip()[:200]}")
+    return done.stdout

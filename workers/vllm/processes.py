@@ -1,0 +1,178 @@
+"""The processes of a vLLM server on this machine: found however they rename themselves, and ended without a trace.
+
+A server is an API server with an engine and its workers below it. Each is started as the leader of a session of its own
+and with a mark in its environment; both are inherited. What is left of a server whose leader died is found by either
+in `/proc`, since vLLM's processes change their titles, are given to another parent, and may open sessions of their own.
+Linux only, as vLLM is.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "VLLM_SERVER_MARK"
+"""Variable in the environment of all processes of a server; its value is the record's."""
+KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
+"""Tells setproctitle, by which vLLM renames its processes, not to write its titles over `/proc/<pid>/environ`."""
+POLL_S = 0.05
+FOLLOW_S = 5.0
+"""After the API server has ended by itself: its engine, its workers and their resource tracker do so too."""
+KILL_WAIT_S = 5.0
+TRACKER_S = 2.0
+"""The resource tracker removes what the processes that it served have left, as soon as the last of them is gone."""
+TRACKER = b"multiprocessing.resource_tracker"
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system of its own, not a place for our files)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The pid file. Start time and boot tell the process from another one that got its number later."""
+
+    process_id: int
+    started_ticks: int
+    boot_id: str
+    url: str
+    gpus: Sequence[str] = ()
+    mark: str = ""
+
+
+def boot_id() -> str:
+    with suppress(FileNotFoundError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def started_ticks(process_id: int) -> int:
+    stat = _stat(process_id)
+    return stat.started_ticks if stat else 0
+
+
+def runs(record: Record) -> bool:
+    """True while its API server lives. Takes the exit status of our own dead child, so that no zombie stays."""
+    stat = _stat(record.process_id)
+    if stat is None or stat.started_ticks != record.started_ticks or record.boot_id != boot_id():
+        return False
+    if stat.lives:
+        return True
+    with suppress(ChildProcessError):  # somebody else's child
+        os.waitpid(record.process_id, os.WNOHANG)
+    return False
+
+
+def members(record: Record) -> list[int]:
+    """Ids of the processes of this server that live: of its session, its process group, or with its mark."""
+    if record.boot_id != boot_id():
+        return []
+    leader = _stat(record.process_id)
+    # As long as one of them lives, the kernel gives the session's number to nobody else.
+    ours = leader is None or leader.started_ticks == record.started_ticks
+    mark = f"{MARK}={record.mark}".encode() if record.mark else b""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        process_id = int(folder.name)
+        stat = _stat(process_id)
+        if stat is None or not stat.lives:
+            continue
+        if (ours and record.process_id in (stat.group, stat.session)) or (
+            mark and mark in _read(process_id, "environ").split(b"\0")
+        ):
+            found.append(process_id)
+    return found
+
+
+async def end(record: Record, grace_s: float) -> list[str]:
+    """End the server: gently, then by force, then its shared memory. Returns the names of what had to be removed there.
+
+    Only the API server is asked to end, since it ends the others in order; it has *grace_s*, and they a little longer.
+    """
+    left = members(record)
+    segments = _shared_memory(left)
+    if grace_s > 0 and runs(record):
+        with suppress(ProcessLookupError):
+            os.kill(record.process_id, signal.SIGTERM)
+        if await _until(lambda: not runs(record), grace_s):
+            await _until(lambda: not members(record), FOLLOW_S)
+        left = members(record)
+        segments |= _shared_memory(left)
+    # What holds memory goes first. The resource tracker then sees that nobody is left, cleans up after them and ends.
+    trackers = {process_id for process_id in left if TRACKER in _read(process_id, "cmdline")}
+    _kill(process_id for process_id in left if process_id not in trackers)
+    if trackers:
+        await _until(lambda: set(members(record)) <= trackers, KILL_WAIT_S)
+        await _until(lambda: not members(record), TRACKER_S)
+    deadline = time.monotonic() + KILL_WAIT_S
+    while (left := members(record)) and time.monotonic() < deadline:  # one may have been born while we looked
+        _kill(left)
+        await asyncio.sleep(POLL_S)
+    runs(record)  # take the exit status of what was our own child
+    return _remove(segments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    group: int
+    session: int
+    started_ticks: int
+
+    @property
+    def lives(self) -> bool:
+        return self.state not in "ZX"
+
+
+def _stat(process_id: int) -> _Stat | None:
+    """What the kernel says of a process (proc(5)); its start is in clock ticks since boot. None if there is none."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
+    return _Stat(fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def _read(process_id: int, file: str) -> bytes:
+    """A *file* of the process in `/proc`; empty when it has ended or belongs to another user."""
+    with suppress(OSError):
+        return Path(f"/proc/{process_id}/{file}").read_bytes()
+    return b""
+
+
+def _kill(process_ids: Iterable[int]) -> None:
+    for process_id in process_ids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process_id, signal.SIGKILL)
+
+
+async def _until(true: Callable[[], bool], limit_s: float) -> bool:
+    """Whether *true* came true within *limit_s*. Not our children: there is no event to wait for."""
+    deadline = time.monotonic() + limit_s
+    while not (came := true()) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+    return came
+
+
+def _shared_memory(process_ids: Iterable[int]) -> set[str]:
+    """Paths of the shared memory that *process_ids* have mapped."""
+    found = set()
+    for process_id in process_ids:
+        for line in _read(process_id, "maps").decode(errors="replace").splitlines():
+            path = line.partition(SHARED_MEMORY)[2]
+            if path and not path.endswith(" (deleted)"):
+                found.add(SHARED_MEMORY + path)
+    return found
+
+
+def _remove(segments: set[str]) -> list[str]:
+    """Remove those of *segments* that are still there and that no living process has mapped."""
+    left = {path for path in segments if os.path.exists(path)}
+    if left:
+        left -= _shared_memory(int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    for path in left:
+        with suppress(OSError):
+            os.unlink(path)
+    return sorted(left)

@@ -1,0 +1,117 @@
+"""How a vLLM server is started: its command line and environment, and whether vLLM would take them."""
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.vllm.launcher import LaunchSpec
+
+MODULE = "vllm.entrypoints.openai.api_server"
+PARSER = Path(__file__).with_name("parse_arguments.py")
+PARSE_LIMIT_S = 120.0  # the parser imports PyTorch: seconds on a quiet machine, a minute on a busy one
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+QUIET = "--disable-access-log-for-endpoints"
+NOT_LOGGED = "/health,/metrics"  # asked every second
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+KV_BYTES = "--kv-cache-memory-bytes"
+
+
+def command(vllm_python: str) -> list[str]:
+    """`vllm serve` of that Python's environment; its module where the script does not work.
+
+    The script asks for the metadata of a package named `vllm`, which the CPU build (`vllm-cpu`) does not have.
+    """
+    scripts = Path(vllm_python).parent
+    script = scripts / "vllm"
+    known = any(scripts.parent.glob("lib/python*/site-packages/vllm-[0-9]*.dist-info"))
+    return [str(script), "serve"] if known and os.access(script, os.X_OK) else [vllm_python, "-m", MODULE]
+
+
+def arguments(vllm_python: str, spec: "LaunchSpec", port: int) -> list[str]:
+    """The whole command line."""
+    start = command(vllm_python)
+    return [*start, *([spec.source] if start[1] == "serve" else ["--model", spec.source]), *_flags(spec, port)]
+
+
+def environment(spec: "LaunchSpec", gpus: Sequence[str]) -> dict[str, str]:
+    """Ours, what every server needs, and what the deployment adds. The token is not on the command line, which all see."""
+    variables = {
+        **os.environ,
+        **({VISIBLE_GPUS: ",".join(gpus)} if gpus else {}),  # or each would take the first ones
+        "PYTHONSAFEPATH": "1",  # our own folders must not hide vLLM's packages
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # sleep and wake-up; keep the port inside your own network
+        **({"VLLM_API_KEY": spec.api_key} if spec.api_key else {}),
+        **spec.environment,
+    }
+    variables.pop("DJANGO_SETTINGS_MODULE", None)
+    return variables
+
+
+def problem_with(vllm_python: str, spec: "LaunchSpec", cache: Path | None = None) -> str | None:
+    """What vLLM's own parser says against *spec*'s further flags, naming the argument; "" when it takes them.
+
+    None when it cannot be asked: no such environment, or it does not answer. Answers are kept in the folder *cache* until
+    the environment's packages change.
+    """
+    if not spec.extra_args:
+        return ""
+    lines = {"own": ["--model", spec.source or spec.model, *_own_flags(spec, 8000)], "extra": list(spec.extra_args)}
+    question = json.dumps(lines)
+    kept = cache / hashlib.sha256(f"{_identity(vllm_python)} {question}".encode()).hexdigest() if cache else None
+    if kept is not None and kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [vllm_python, str(PARSER), question],
+            env={**environment(spec, ()), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=PARSE_LIMIT_S,
+            check=False,
+        )
+        said = str(json.loads(done.stdout)["error"])
+    except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, TypeError):
+        return None
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(said, encoding="utf-8")
+    return said
+
+
+def _flags(spec: "LaunchSpec", port: int) -> list[str]:
+    quiet = [] if any(word.startswith(QUIET) for word in spec.extra_args) else [QUIET, NOT_LOGGED]
+    return [*_own_flags(spec, port), *quiet, *spec.extra_args]
+
+
+def _own_flags(spec: "LaunchSpec", port: int) -> list[str]:
+    flags = ["--served-model-name", spec.model, "--host", spec.host, "--port", str(port)]
+    flags += ["--max-num-seqs", str(spec.max_num_seqs), "--max-model-len", str(spec.max_model_len)]
+    flags += ["--max-num-batched-tokens", str(spec.max_num_batched_tokens)]
+    flags += _memory(spec)
+    flags += ["--scheduling-policy", spec.scheduling_policy]
+    if spec.tensor_parallel > 1:
+        flags += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    if spec.max_num_queued_reqs is not None:
+        flags += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
+    return flags
+
+
+def _memory(spec: "LaunchSpec") -> list[str]:
+    """A share of each GPU's memory. On CPUs that would be a share of the machine's, so there the KV cache has its size."""
+    if spec.cpu_kv_bytes is None:
+        return ["--gpu-memory-utilization", f"{spec.gpu_memory_utilization:g}"]
+    given = KV_SPACE in {**os.environ, **spec.environment} or any(word.startswith(KV_BYTES) for word in spec.extra_args)
+    return [] if given else [KV_BYTES, str(spec.cpu_kv_bytes)]
+
+
+def _identity(vllm_python: str) -> str:
+    """The environment as it is now: installing a package changes the time of its folder."""
+    folders = sorted(Path(vllm_python).parent.parent.glob("lib/python*/site-packages"))
+    return f"{vllm_python} {[folder.stat().st_mtime_ns for folder in folders]}"
