@@ -1,4 +1,4 @@
-# Pilothouse: `make run` starts the whole house on this machine, `make test` checks it. Every verb makes what it needs.
+# Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
 .PHONY: help run test test-all test-real e2e bench soak lint truth vllm pins clean tools
 .DEFAULT_GOAL := help
