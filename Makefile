@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all test-real e2e bench soak lint truth vllm pins clean tools
+.PHONY: help run test test-all test-real services e2e bench soak lint truth vllm pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,6 +23,7 @@ help:
 	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
 	@echo 'make test-all  lint, fast tests, slow ones, real Redis and PostgreSQL, real Chromium, real vLLM'
 	@echo 'make test-real the same without the fast ones'
+	@echo 'make services  slow tests, and those with real Redis and PostgreSQL'
 	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
@@ -58,11 +59,15 @@ lint: .venv/ready
 
 test-all: test test-real
 
-# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one.
-test-real: tools lint vllm
-	@$(BIN)/python -m pytest -q -m 'services or slow'
-	@$(MAKE) e2e
+# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The services' tests
+# wait more than they compute, so the browser's run beside them; vLLM needs both cores.
+test-real: tools .venv/ready
+	@$(MAKE) -j 2 --output-sync=target lint vllm
+	@$(MAKE) -j 2 --output-sync=target services e2e
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
+
+services: .venv/ready
+	@$(BIN)/python -m pytest -q -m 'services or slow' $(ARGS)
 
 # Some twenty minutes on a machine with nothing else to do; prints how far the simulator is from two real servers, and what
 # shortest first gains on one.

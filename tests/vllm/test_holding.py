@@ -29,10 +29,10 @@ from workers.vllm.launcher import ProcessLauncher
 
 SLOTS, STREAMS = 16, 32
 MEAN_TOKENS = 48
-REQUESTS = int(os.environ.get("HOLDING_REQUESTS", "160"))
+REQUESTS = int(os.environ.get("HOLDING_REQUESTS", "128"))
 ROUNDS = 3
 ONE_WAY_S = 0.15
-SLOWED = ("--hidden-size", "256", "--layers", "4")
+SLOWED = ("--hidden-size", "768", "--layers", "8")
 
 
 @pytest.fixture
@@ -169,10 +169,9 @@ async def test_holding_the_queue_costs_no_throughput(transactional_db, vllm_serv
     tokens, e2e = ratio(found, "tokens_per_s"), ratio(found, "e2e_p50_ms")
     print(f"{STREAMS} streams, {SLOTS} slots: tokens/s {tokens:.3f} of direct, E2E p50 {e2e:.3f} of direct")
     keep({"streams": STREAMS, "slots": SLOTS, "tokens_per_s_ratio": tokens, "e2e_p50_ratio": e2e, "rounds": found})
-    # The aim is 0.95. On two cores engine, gateway and client take time from one another, so this holds what is left: 0.89
-    # of direct was measured there, and less than 0.75 would be places that stand empty.
-    assert tokens >= 0.75
-    assert e2e <= 1.4
+    # The aim is 0.95, and what is measured on a quiet machine is above it; one round on two cores is off by 0.07 either way.
+    assert tokens >= 0.9
+    assert e2e <= 1.15
 
 
 @pytest.mark.slow
