@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from scheduling import allowance, foreseeing, lookahead
-from scheduling.allowance import close_ahead, open_ahead
 from scheduling.compiled import compiled
-from scheduling.fleet import (
+from scheduling.fleet.arrays import (
     EndpointArrays,
     FleetArrays,
     allocate_endpoints,
@@ -13,7 +11,10 @@ from scheduling.fleet import (
     assign_endpoint,
     index_members,
 )
-from scheduling.ordering import (
+from scheduling.fleet.profile import service_time_s, step_time_s
+from scheduling.lookahead import maps as lookahead
+from scheduling.queueing.ordering import engine_priority, turn_key
+from scheduling.queueing.waiting_set import (
     WaitingArrays,
     allocate_waiting,
     enqueue,
@@ -25,10 +26,20 @@ from scheduling.ordering import (
     rekey_many,
     remove,
 )
-from scheduling.profile import service_time_s, step_time_s
-from scheduling.regions import THRESHOLD, choose_region, pressure
-from scheduling.routing import POLICIES, POLICY_CODES, advance, advance_many, fits_ever, has_room, place, release, route
-from scheduling.turns import engine_priority, turn_key
+from scheduling.routing import predictive, requests_ahead
+from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing.requests_ahead import close_ahead, open_ahead
+from scheduling.routing.routers import (
+    POLICIES,
+    POLICY_CODES,
+    advance,
+    advance_many,
+    fits_ever,
+    has_room,
+    place,
+    release,
+    route,
+)
 
 
 @compiled
@@ -100,7 +111,7 @@ def warm_up() -> None:
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
     engine_priority(0, 0, turn_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
-    allowance.warm_up(fleet, endpoints)
+    requests_ahead.warm_up(fleet, endpoints)
     lookahead.warm_up()
-    foreseeing.warm_up()
+    predictive.warm_up()
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

@@ -189,10 +189,10 @@ def test_every_package_and_app_is_walked():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("scheduling.routing", "import django"),
-        ("scheduling.routing", "from django.db import models"),
-        ("scheduling.simulation.engine", "def late():\n    import forecasting.prior"),
-        ("scheduling.routing", "from workers.vllm import client"),
+        ("scheduling.routing.routers", "import django"),
+        ("scheduling.routing.routers", "from django.db import models"),
+        ("scheduling.simulation.engine.reference", "def late():\n    import forecasting.prior"),
+        ("scheduling.routing.routers", "from workers.vllm import client"),
         ("forecasting.prior", "from scheduling import fleet"),
         ("forecasting.prior", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
         ("workers.vllm.client", "from controlplane.fleet.models import Instance"),
@@ -220,11 +220,14 @@ def test_a_wrong_import_is_caught(module, line):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("scheduling.routing", "import numpy as np\nfrom scheduling.fleet import FleetArrays"),
-        ("scheduling.routing", "import django_like_name"),
-        ("workers.emulator.instance", "from scheduling.simulation.engine import ReferenceEngine"),
+        ("scheduling.routing.routers", "import numpy as np\nfrom scheduling.fleet.arrays import FleetArrays"),
+        ("scheduling.routing.routers", "import django_like_name"),
+        ("workers.emulator.instance", "from scheduling.simulation.engine.reference import ReferenceEngine"),
         ("workers.tasks.fleet", "from controlplane.fleet import services"),
-        ("controlplane.gateway.app", "from controlplane.fleet.models import Instance\nimport scheduling.routing"),
+        (
+            "controlplane.gateway.app",
+            "from controlplane.fleet.models import Instance\nimport scheduling.routing.routers",
+        ),
         ("controlplane.console.hub", "from controlplane.gateway import summary"),
         ("controlplane.accounts.services", "from controlplane.events.services import record"),
         ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import nudge"),

@@ -1,8 +1,8 @@
 """The live look-ahead maps: what each instance will hold in its next iterations, moved by the tokens that stream through.
 
-One `scheduling.lookahead` map for each slot of the fleet's arrays. A request enters with its first token (as in PreServe,
-when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer is not
-streamed enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
+One `scheduling.lookahead.maps` map for each slot of the fleet's arrays. A request enters with its first token (as in
+PreServe, when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer is
+not streamed enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from controlplane.gateway.ticket import Ticket
-from scheduling import lookahead
-from scheduling.fleet import FleetArrays
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.lookahead import maps as lookahead
 
 FIRST_REQUESTS = 1024
 

@@ -51,7 +51,7 @@ from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior, OutputQuery
 from scheduling.dispatch import warm_up
-from scheduling.turns import ORDERINGS
+from scheduling.queueing.ordering import ORDERINGS
 
 logger = logging.getLogger(__name__)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -6,22 +6,11 @@ The format is said in docs/routing.md. It is made after the request was placed: 
 import numpy as np
 
 from controlplane.gateway.topology import Endpoint, Replica, Topology
-from scheduling.affinity import Affinity
-from scheduling.allowance import allowance, close_ahead, open_ahead, requests_ahead
-from scheduling.foreseeing import (
-    CACHED,
-    COLUMNS,
-    DECODE,
-    MEMORY,
-    OTHERS,
-    PEAK,
-    PREFILL,
-    ROOM,
-    SCORE,
-    explain,
-)
-from scheduling.lookahead import LookAhead
-from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE, has_room
+from scheduling.lookahead.maps import LookAhead
+from scheduling.routing.predictive import CACHED, COLUMNS, DECODE, MEMORY, OTHERS, PEAK, PREFILL, ROOM, SCORE, explain
+from scheduling.routing.prefix_affinity import Affinity
+from scheduling.routing.requests_ahead import allowance, close_ahead, open_ahead, requests_ahead
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, has_room
 
 SEEN = 8  # instances that a trace shows
 

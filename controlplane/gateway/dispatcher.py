@@ -1,8 +1,8 @@
 """Holding requests and giving them out: the live side of the kernels in `scheduling`.
 
 We hold the queue; an instance is given a request only while it has room, so order stays ours to change, and the few
-beyond that which begin there within a dispatch round trip (`scheduling.allowance`). All calls happen on the event loop,
-so no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
+beyond that which begin there within a dispatch round trip (`scheduling.routing.requests_ahead`). All calls happen on the
+event loop, so no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from controlplane.gateway.errors import ApiError, too_many, unavailable
 from controlplane.gateway.prefixes import leading_hashes
 from controlplane.gateway.ticket import Ticket, TicketState
 from controlplane.gateway.topology import Endpoint, Replica, Topology
-from scheduling.affinity import allocate_affinity, grow_affinity, learn
-from scheduling.allowance import note_end
 from scheduling.dispatch import dispatch
-from scheduling.foreseeing import dispatch_ahead
-from scheduling.ordering import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
-from scheduling.regions import THRESHOLD, choose_region, pressure
-from scheduling.routing import LEAST_DELAY, POLICY_CODES, PRESERVE, advance_many, prefilled, release
-from scheduling.turns import ORDERINGS, turn_key
+from scheduling.queueing.ordering import ORDERINGS, turn_key
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
+from scheduling.routing.predictive import dispatch_ahead
+from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity, learn
+from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing.requests_ahead import note_end
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, advance_many, prefilled, release
 
 logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3

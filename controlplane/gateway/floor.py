@@ -28,8 +28,8 @@ from redis.exceptions import RedisError
 
 from controlplane.fleet.states import COMING, InstanceState
 from controlplane.gateway.topology import Endpoint, Replica
-from scheduling.fleet import allocate_endpoints, allocate_fleet
-from scheduling.regions import pressure
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
+from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
 from scheduling.scaling.endpoint import GRACE_S, percent
 

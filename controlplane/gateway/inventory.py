@@ -7,9 +7,9 @@ from django.db.models import Min
 
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.fleet.states import PRESENT, InstanceState
-from scheduling.allowance import MEASURED
-from scheduling.profile import USUAL, Profile
-from scheduling.turns import STRETCH
+from scheduling.fleet.profile import USUAL, Profile
+from scheduling.queueing.ordering import STRETCH
+from scheduling.routing.requests_ahead import MEASURED
 
 POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
 

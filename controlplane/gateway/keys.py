@@ -15,7 +15,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
-from scheduling.turns import due_s
+from scheduling.queueing.ordering import due_s
 
 logger = logging.getLogger(__name__)
 CACHE_SIZE = 20_000
@@ -48,7 +48,7 @@ class SloTerms:
 
     @property
     def due_s(self) -> float:
-        """Seconds from arrival within which something is promised, infinity for nothing; see `scheduling.turns.due_s`."""
+        """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
         e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
         return due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s)
 

@@ -1,8 +1,8 @@
 """How a prompt begins, as hashes of its leading blocks: what the router by delay compares prompts by.
 
-Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.affinity` notes are
-hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters. Equal
-hashes stand for equal beginnings within one gateway process, whose index they are kept in.
+Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
+notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
+Equal hashes stand for equal beginnings within one gateway process, whose index they are kept in.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.validation import Call
-from scheduling.affinity import MOST_NOTED, covered
+from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
 BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64

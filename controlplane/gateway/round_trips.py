@@ -11,8 +11,8 @@ of a heartbeat.
 import math
 from collections import deque
 
-from scheduling.allowance import ROUND_TRIP_S, note_round_trip
-from scheduling.fleet import FleetArrays
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.routing.requests_ahead import ROUND_TRIP_S, note_round_trip
 from workers.vllm.metrics import VllmMetrics
 
 WINDOW_S = 10.0

@@ -14,16 +14,9 @@ from controlplane.fleet.states import InstanceState
 from controlplane.gateway.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.gateway.round_trips import RoundTrip
 from controlplane.gateway.ticket import Interrupt
-from scheduling.affinity import forget
-from scheduling.allowance import ROUND_TRIP_S, requests_ahead
-from scheduling.fleet import (
-    EMPTY,
-    allocate_endpoints,
-    allocate_fleet,
-    grow_endpoints,
-    grow_fleet,
-    index_members,
-)
+from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.routing.prefix_affinity import forget
+from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
 from workers.vllm.metrics import VllmMetrics
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from controlplane.gateway.refusals import message_of
 from controlplane.gateway.ticket import Interrupt, Ticket
 from controlplane.gateway.topology import Replica
 from controlplane.gateway.validation import Call
-from scheduling.turns import FCFS, PRIORITY, engine_priority
+from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -109,7 +109,7 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
 
 
 def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s: float) -> int:
-    """vLLM's priority by the *ordering* (`scheduling.turns.ORDERINGS`) of the endpoint. *turn_s*: see `Ticket`.
+    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *turn_s*: see `Ticket`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
     Otherwise it is the turn that the request had with us, and stepped back by n it counts as having come n seconds later.

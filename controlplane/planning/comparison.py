@@ -29,10 +29,10 @@ from controlplane.planning.models import Forecast, StrategyComparison
 
 if TYPE_CHECKING:
     from scheduling.scaling import Advice, EndpointView
-    from scheduling.simulation.cluster import Cluster
-    from scheduling.simulation.measures import Promise
-    from scheduling.simulation.requests import Requests
+    from scheduling.simulation.cluster.description import Cluster
+    from scheduling.simulation.measures.results import Promise
     from scheduling.simulation.strategies import StrategyRun
+    from scheduling.simulation.workload.requests import Requests
 
 logger = logging.getLogger(__name__)
 LEAST_REQUESTS = 200
@@ -127,8 +127,8 @@ class Replay:
     @classmethod
     def read(cls, rows: QuerySet[LedgerRow], fleet: inventory.Fleet, now: datetime) -> "Replay | None":
         """The newest requests that the fleet as it is could serve; None if there are none."""
-        from scheduling.simulation.requests import make_requests
-        from scheduling.turns import due_s
+        from scheduling.queueing.ordering import due_s
+        from scheduling.simulation.workload.requests import make_requests
 
         deployments = [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
         endpoints = {(row.model.name, row.region.name) for row in deployments}
@@ -204,8 +204,8 @@ class Replay:
         return {"strategy": name, **self._measured(run)}
 
     def _measured(self, run: "StrategyRun") -> dict[str, Any]:
-        from scheduling.simulation.measures import kept, latency_s
-        from scheduling.simulation.world import State
+        from scheduling.simulation.cluster.world import State
+        from scheduling.simulation.measures.results import kept, latency_s
 
         result = run.result
         hours = result.state_s / 3600
@@ -374,9 +374,9 @@ def _cluster(
     trips_s: Mapping[tuple[str, str], float],
 ) -> tuple["Cluster", NDArray[np.float64]]:
     """As many instances as each deployment may have, those that are there ready; and their prices in USD an hour."""
-    from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
-    from scheduling.simulation.engine import EngineConfig
-    from scheduling.simulation.world import State
+    from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
+    from scheduling.simulation.cluster.world import State
+    from scheduling.simulation.engine.reference import EngineConfig
 
     specs: list[InstanceSpec] = []
     usd: list[float] = []
@@ -426,7 +426,7 @@ def _cluster(
 
 
 def _promise(row: SloClass) -> "Promise":
-    from scheduling.simulation.measures import Promise
+    from scheduling.simulation.measures.results import Promise
 
     def seconds(value: int | None) -> float:
         return np.inf if value is None else value / 1000

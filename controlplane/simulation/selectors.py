@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
-from scheduling.simulation.fitting import DecodePoints, Measurements, PrefillPoints, Setting
+from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
 
 LEDGER_COLUMNS = (
     "Request",

@@ -8,8 +8,8 @@ from django.db import transaction
 
 from controlplane.events.services import record
 from controlplane.fleet.models import GpuType, Model, PerformanceProfile
-from scheduling.profile import Profile
-from scheduling.simulation.fitting import Fit
+from scheduling.fleet.profile import Profile
+from scheduling.fleet.profile_fitting import Fit
 
 
 @transaction.atomic

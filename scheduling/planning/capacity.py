@@ -2,7 +2,8 @@
 
 An instance has three limits: prompt tokens a second (prefill is bound by compute), output tokens a second (decoding is bound
 by memory), and both together. They are learnt from windows of the past in which every promise was kept. Where too few such
-windows are known, or none that shows a limit, the performance profile of `scheduling.profile` stands in, and that is stated.
+windows are known, or none that shows a limit, the performance profile of `scheduling.fleet.profile` stands in, and that is
+stated.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
 
 LEAST_WINDOWS = 12
 """Windows without violation, and with work in them, from which on they are believed: two hours of ten minutes."""

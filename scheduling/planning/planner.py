@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.aside import solve_aside
-from scheduling.planning.cuts import violated_cuts
-from scheduling.planning.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
-from scheduling.planning.greedy import greedy_targets
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
-from scheduling.planning.relaxation import Relaxation
-from scheduling.planning.search import THRESHOLDS, price_usd, search
+from scheduling.planning.solvers.cuts import violated_cuts
+from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
+from scheduling.planning.solvers.exact_subprocess import solve_aside
+from scheduling.planning.solvers.greedy import greedy_targets
+from scheduling.planning.solvers.relaxation import Relaxation
+from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search
 
 GAP = 0.005
 EXACT_UP_TO = 2000

@@ -29,7 +29,7 @@ class EndpointView:
     min_instances: int
     max_instances: int
     use: float
-    """`scheduling.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity when nothing is ready."""
+    """`scheduling.routing.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity when nothing is ready."""
     waiting: int
     """Requests held for it."""
     kv_use: float

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from scheduling.compiled import compiled
-from scheduling.fleet import EndpointArrays, FleetArrays
-from scheduling.regions import pressure
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.routing.regions import pressure
 
 
 @dataclass(frozen=True, slots=True)
 class Reactive:
     """SageServe's reactive heuristic (section 4): on every arrival, out above one mark of use, in below another.
 
-    Use is the endpoint's pressure (`scheduling.regions`): memory or sequences, whichever is fuller, and the queue.
+    Use is the endpoint's pressure (`scheduling.routing.regions`): memory or sequences, whichever is fuller, and the queue.
     """
 
     out_above: float = 0.7

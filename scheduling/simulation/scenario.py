@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
 
-from scheduling.routing import POLICY_CODES
-from scheduling.simulation.places import Key, ScenarioError, wrong_at
-from scheduling.simulation.traces import FORMATS
-from scheduling.turns import ORDERINGS, STRETCH
+from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.routing.routers import POLICY_CODES
+from scheduling.simulation.toml_lines import Key, ScenarioError, wrong_at
+from scheduling.simulation.workload.traces import FORMATS
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
@@ -208,7 +208,7 @@ class LengthsTrace(Part):
 
 
 class ClientOf(Part):
-    """One tenant's stream of requests; see `scheduling.simulation.generator.Client`."""
+    """One tenant's stream of requests; see `scheduling.simulation.workload.generator.Client`."""
 
     tenant: str
     model: str
@@ -278,7 +278,7 @@ class Scenario(Part):
     classes: Annotated[dict[str, SloClassOf], Field(min_length=1)]
     policies: Policies = Policies()
     delays: dict[str, FiniteFloat | int] = {}
-    """Fields of `scheduling.simulation.cluster.Delays`."""
+    """Fields of `scheduling.simulation.cluster.description.Delays`."""
     demand: Demand = Demand()
     trace: TraceOf | None = None
     clients: list[ClientOf] = []

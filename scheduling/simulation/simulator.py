@@ -8,23 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.affinity import Affinity, grow_affinity
-from scheduling.fleet import EndpointArrays, FleetArrays
-from scheduling.ordering import FREE_COUNT, WaitingArrays, grow_waiting, in_order, rekey
-from scheduling.routing import LEAST_DELAY
-from scheduling.simulation import loop
-from scheduling.simulation.build import build_world
-from scheduling.simulation.cluster import Cluster
-from scheduling.simulation.lifecycle import Lives
-from scheduling.simulation.losing import take_out
-from scheduling.simulation.requests import Requests
-from scheduling.simulation.state import (
-    ITERATIONS,
-    PREEMPTIONS,
-    PREFIX_HIT_TOKENS,
-    PREFIX_QUERIED_TOKENS,
-)
-from scheduling.simulation.world import MAX_ATTEMPTS, Outcome, State, World
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, in_order, rekey
+from scheduling.routing.prefix_affinity import Affinity, grow_affinity
+from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.cluster import loop
+from scheduling.simulation.cluster.build import build_world
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.failures import take_out
+from scheduling.simulation.cluster.lifecycle import Lives
+from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
+from scheduling.simulation.engine.state import ITERATIONS, PREEMPTIONS, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS
+from scheduling.simulation.workload.requests import Requests
 
 BUSY = (State.READY, State.DRAINING)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 
 
 @dataclass(slots=True)

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import due_s
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster import Batching, Cluster, Delays, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.generator import (
+from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Names, Price, Promise
+from scheduling.simulation.scenario import ClientOf, Group, LengthsOf, Scenario, SloClassOf
+from scheduling.simulation.toml_lines import Key, ScenarioError, wrong_at
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.generator import (
     Burst,
     Client,
     EmpiricalLengths,
@@ -20,14 +26,8 @@ from scheduling.simulation.generator import (
     generate,
     random_bursts,
 )
-from scheduling.simulation.measures import Names, Price, Promise
-from scheduling.simulation.places import Key, ScenarioError, wrong_at
-from scheduling.simulation.requests import Requests, make_requests
-from scheduling.simulation.scenario import ClientOf, Group, LengthsOf, Scenario, SloClassOf
-from scheduling.simulation.traces import TraceError, load_trace
-from scheduling.simulation.workload import Coded, Workload
-from scheduling.simulation.world import State
-from scheduling.turns import due_s
+from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.traces import TraceError, load_trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.lookahead import ITERATIONS
+from scheduling.lookahead.maps import ITERATIONS
 from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
-from scheduling.simulation.ahead import endpoint_loads, endpoint_outlook
-from scheduling.simulation.cluster import Cluster, EndpointKey
-from scheduling.simulation.requests import CHUNK, Requests
+from scheduling.simulation.cluster.description import Cluster, EndpointKey
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.lookahead import endpoint_loads, endpoint_outlook
 from scheduling.simulation.simulator import Result, Simulation
-from scheduling.simulation.world import State
+from scheduling.simulation.workload.requests import CHUNK, Requests
 
 DEMAND_WINDOW_S: Final = 60.0
 """Over which the demand that a view tells of is seen."""

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.planning.exact import solve_exact
 from scheduling.planning.planner import GAP, plan_fast, solve
 from scheduling.planning.problem import broken_rows
-from scheduling.planning.relaxation import Relaxation
+from scheduling.planning.solvers.exact import solve_exact
+from scheduling.planning.solvers.relaxation import Relaxation
 from tests.scheduling.planning.problems import synthetic
 
 

@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from scheduling import lookahead, reference, reference_ahead
-from scheduling.affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
 from scheduling.dispatch import dispatch, warm_up
-from scheduling.fleet import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
-from scheduling.foreseeing import FORESEEING
-from scheduling.ordering import allocate_waiting, enqueue, free_slot
-from scheduling.routing import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
+from scheduling.lookahead import maps as lookahead
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot
+from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.prefix_affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
+from tests.oracles import dispatch as reference
+from tests.oracles import lookahead as reference_ahead
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 KV_CAPACITY_TOKENS, MAX_NUM_SEQS = 400_000, 256

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster import Cluster, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.requests import Requests, make_requests
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Result, Simulation
-from scheduling.simulation.world import State
+from scheduling.simulation.workload.requests import Requests, make_requests
 
 MODELS, REGIONS = 4, 3
 FLEETS = (60, 240, 1000)

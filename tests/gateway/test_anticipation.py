@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from controlplane.gateway.anticipation import FIRST_REQUESTS, Anticipation
-from scheduling import lookahead
-from scheduling.fleet import allocate_fleet
+from scheduling.fleet.arrays import allocate_fleet
+from scheduling.lookahead import maps as lookahead
 from tests.gateway.conftest import until
 
 

@@ -5,7 +5,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import Deployment, PerformanceProfile
-from scheduling.routing import POLICY_CODES
+from scheduling.routing.routers import POLICY_CODES
 from tests.gateway.conftest import until
 
 PARTS = {

@@ -17,10 +17,10 @@ from controlplane.gateway.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.gateway.keys import SloTerms
 from controlplane.gateway.ticket import Ticket
 from controlplane.gateway.topology import Topology
-from scheduling.profile import USUAL, Profile
-from scheduling.simulation import cluster as simulated
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.requests import make_requests
+from scheduling.fleet.profile import USUAL, Profile
+from scheduling.simulation.cluster.description import description as simulated
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.workload.requests import make_requests
 from tests.gateway.test_twin import Live
 
 MOST = 64  # max_tokens of every request

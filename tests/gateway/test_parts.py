@@ -16,7 +16,7 @@ from controlplane.gateway.measures import Count, Latency, Windows
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.ticket import MOVES, IllegalTicketMove, Ticket, TicketState
 from controlplane.gateway.upstream import Usage, Withheld, split_events, upstream_priority
-from scheduling.turns import ORDERINGS, turn_key
+from scheduling.queueing.ordering import ORDERINGS, turn_key
 
 
 class TestLimits:

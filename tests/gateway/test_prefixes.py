@@ -5,7 +5,7 @@ import pytest
 
 from controlplane.gateway.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
 from controlplane.gateway.validation import parse
-from scheduling.affinity import MOST_NOTED
+from scheduling.routing.prefix_affinity import MOST_NOTED
 
 SYSTEM = "You are of great help. " * 100
 

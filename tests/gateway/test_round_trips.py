@@ -3,8 +3,8 @@
 import pytest
 
 from controlplane.gateway.round_trips import WINDOW_S, RoundTrip
-from scheduling.allowance import ROUND_TRIP_S
-from scheduling.fleet import allocate_fleet
+from scheduling.fleet.arrays import allocate_fleet
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
 
 

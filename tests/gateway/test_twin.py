@@ -18,16 +18,16 @@ from controlplane.gateway.keys import SloTerms
 from controlplane.gateway.ticket import Ticket
 from controlplane.gateway.topology import Topology
 from controlplane.gateway.upstream import upstream_priority
-from scheduling.allowance import ROUND_TRIP_S
-from scheduling.foreseeing import FORESEEING
-from scheduling.profile import Profile
-from scheduling.reference_ahead import noted_places
-from scheduling.simulation import cluster as simulated
-from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine
-from scheduling.simulation.requests import make_requests
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.simulation.cluster.description import description as simulated
+from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.world import Outcome
-from scheduling.turns import ORDERINGS
+from scheduling.simulation.workload.requests import make_requests
+from tests.oracles.lookahead import noted_places
 
 NEVER = float("inf")
 REQUESTS = 150

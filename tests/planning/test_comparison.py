@@ -11,7 +11,7 @@ from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning import comparison, inventory, strategies
 from controlplane.planning.models import Forecast
 from scheduling.scaling import EndpointView
-from scheduling.simulation.world import State
+from scheduling.simulation.cluster.world import State
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from controlplane.gateway.replay.sender import Sender, Target, fit
-from scheduling.simulation.traces import TraceError, TraceRequest
+from scheduling.simulation.workload.traces import TraceError, TraceRequest
 from tests.replay.conftest import FakeGateway
 
 

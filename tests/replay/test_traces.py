@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.simulation.traces import FORMATS, TraceError, TraceRequest, read_trace
+from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from scheduling.allowance import ROUND_TRIP_S, note_end
-from scheduling.fleet import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
-from scheduling.reference import PlainFleet, PlainInstance
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
+from scheduling.routing.requests_ahead import ROUND_TRIP_S, note_end
+from tests.oracles.dispatch import PlainFleet, PlainInstance
 
 ENDPOINTS = 3
 

@@ -96,7 +96,7 @@ def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, monkeypa
 
 def test_the_projects_kernels_stay_when_what_they_do_not_use_changes():
     live = {path.name for path in compiled.source_files(compiled.ROOT / "scheduling/dispatch.py", compiled.ROOT)}
-    assert {"dispatch.py", "routing.py", "ordering.py", "fleet.py", "profile.py"} <= live
+    assert {"dispatch.py", "routers.py", "waiting_set.py", "arrays.py", "profile.py"} <= live
     assert "loop.py" not in live
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling import reference
 from scheduling.dispatch import dispatch
-from scheduling.ordering import allocate_waiting, enqueue, in_order
-from scheduling.routing import POLICIES, POLICY_CODES
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
+from scheduling.routing.routers import POLICIES, POLICY_CODES
+from tests.oracles import dispatch as reference
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
 
 
@@ -71,11 +71,13 @@ def test_a_long_request_at_the_head_is_not_overtaken():
 
 AFTER_WARM_UP = """
 import numpy as np
-from scheduling import allowance, dispatch, fleet, ordering, regions, routing
-from scheduling.profile import Profile
+from scheduling import dispatch
+from scheduling.fleet import arrays as fleet
+from scheduling.queueing import waiting_set as ordering
+from scheduling.routing import regions, requests_ahead, routers as routing
 
 def compiled():
-    kernels = {id(k): k for m in (allowance, dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
+    kernels = {id(k): k for m in (requests_ahead, dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
                if hasattr(k, "signatures")}
     return {k.__name__: len(k.signatures) for k in kernels.values()}
 
@@ -100,9 +102,9 @@ for name, router in routing.POLICIES.items():
     ordering.free_slot(waiting, slot)
     routing.advance(arrays, instance, 110, 0, 101)
     routing.release(arrays, instance, 110, 101)
-allowance.note_round_trip(arrays, instance, 0.01)
-allowance.note_end(arrays, instance, 12.5)
-allowance.allowance(arrays, instance), allowance.requests_ahead(arrays, instance)
+requests_ahead.note_round_trip(arrays, instance, 0.01)
+requests_ahead.note_end(arrays, instance, 12.5)
+requests_ahead.allowance(arrays, instance), requests_ahead.requests_ahead(arrays, instance)
 many = np.zeros(3, np.int64)
 routing.advance_many(arrays, many, many, many, many)
 ordering.rekey_many(waiting, ordering.in_order(waiting, 0), np.zeros(0))

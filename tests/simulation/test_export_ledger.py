@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow
-from scheduling.simulation.traces import load_trace, read_trace
+from scheduling.simulation.workload.traces import load_trace, read_trace
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from controlplane.fleet.demo import seed
 from controlplane.fleet.models import GpuType, Instance, Model, PerformanceProfile
 from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.services import find_gpu_type, find_model
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
 
 TRUE = Profile(0.05, 0.016, 8.4e-5, 0.0, 0.029, 2.5e-4, 4e-8)
 

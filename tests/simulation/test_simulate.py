@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.scheduling.simulation_io.test_scenario import EXAMPLES, RIGHT
+from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
 
 
 def run(path: Path, *arguments: str) -> str:

@@ -21,7 +21,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.app import Gateway
-from scheduling.allowance import ENDS
+from scheduling.routing.requests_ahead import ENDS
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import MODEL, ROOT, VllmFleet, emulated, write_tiny_model

@@ -25,11 +25,11 @@ from django.conf import settings
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
-from scheduling.simulation.cluster import Cluster, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
-from scheduling.simulation.requests import make_requests
+from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MODEL, VllmFleet, write_tiny_model

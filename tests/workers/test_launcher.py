@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
 from tests.workers.conftest import FAST, Emulator, eventually
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher

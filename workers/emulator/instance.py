@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduling.simulation.engine import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 from workers.emulator import asks, text
 from workers.emulator.answers import Answer, Sequence, StreamAnswer
 from workers.emulator.exposition import Metrics

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from scheduling.profile import Profile
+from scheduling.fleet.profile import Profile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 RESERVED_NAMES = frozenset({"emulator"})

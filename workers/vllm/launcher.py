@@ -27,7 +27,7 @@ from workers.vllm.processes import Record
 from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
 
 if TYPE_CHECKING:
-    from scheduling.profile import Profile
+    from scheduling.fleet.profile import Profile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 POLL_S = 0.05

@@ -19,7 +19,7 @@ from controlplane.fleet.validators import (
 )
 
 if TYPE_CHECKING:
-    from scheduling.profile import Profile
+    from scheduling.fleet.profile import Profile
 
 
 class Model(models.Model):
@@ -101,7 +101,7 @@ class PerformanceProfile(models.Model):
 
     def coefficients(self) -> "Profile":
         """What simulator and emulator compute with. Raises ValueError naming a coefficient that is impossible."""
-        from scheduling.profile import Profile  # brings Numba, which few commands need
+        from scheduling.fleet.profile import Profile  # brings Numba, which few commands need
 
         return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})
 
@@ -120,7 +120,7 @@ class PerformanceProfile(models.Model):
 
 
 class RoutingPolicy(models.TextChoices):
-    """Names are those of `scheduling.routing.POLICY_CODES`."""
+    """Names are those of `scheduling.routing.routers.POLICY_CODES`."""
 
     ROUND_ROBIN = "round_robin", "Round robin"
     LEAST_REQUEST = "least_request", "Least request"
@@ -131,7 +131,7 @@ class RoutingPolicy(models.TextChoices):
 
 
 class OrderingPolicy(models.TextChoices):
-    """Names are those of `scheduling.turns.ORDERINGS`, less `NOT_LIVE`."""
+    """Names are those of `scheduling.queueing.ordering.ORDERINGS`, less `NOT_LIVE`."""
 
     FCFS = "fcfs", "First come, first served"
     PRIORITY = "priority", "Priority of the SLO class, then first come"
@@ -146,7 +146,7 @@ NOT_LIVE = {
 }
 """Why a deployment cannot have an ordering that the simulator has."""
 STRETCH = 100.0
-"""That of `scheduling.turns`, which brings Numba."""
+"""That of `scheduling.queueing.ordering`, which brings Numba."""
 
 
 class Deployment(models.Model):

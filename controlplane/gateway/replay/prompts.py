@@ -6,7 +6,7 @@ three digits: any vocabulary holds them, and a prompt is cut out of a ready-made
 
 import random
 
-from scheduling.simulation.traces import MOONCAKE_BLOCK_TOKENS
+from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS
 
 FIRST_ID, IDS = 100, 900
 ID_BYTES = 4  # three digits and a comma

@@ -14,7 +14,7 @@ import aiohttp
 
 from controlplane.gateway.replay.client import Answer, body, complete
 from controlplane.gateway.replay.prompts import Prompts
-from scheduling.simulation.traces import TraceRequest
+from scheduling.simulation.workload.traces import TraceRequest
 
 LATE_S = 0.1
 LONGEST_REQUEST_S = 3600.0

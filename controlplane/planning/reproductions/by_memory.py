@@ -13,11 +13,11 @@ import numpy as np
 
 from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid
 from scheduling.scaling.each import Wish
-from scheduling.simulation.ahead import memory_held
-from scheduling.simulation.cluster import Cluster
-from scheduling.simulation.requests import Requests
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.strategies import Advisor, Bounds, Control
+from scheduling.simulation.workload.requests import Requests
 
 OUT_ABOVE: Final = 0.95
 TICK_S: Final = 5.0

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from scheduling.planning.capacity import Capability, profile_capability
-from scheduling.simulation.cluster import Cluster, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.generator import Client
-from scheduling.simulation.measures import latency_s
-from scheduling.simulation.requests import make_requests
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.generator import Client
+from scheduling.simulation.workload.requests import make_requests
 
 INSTANCES = 4
 WINDOW_S = 600.0

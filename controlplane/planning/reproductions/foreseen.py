@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from forecasting.workload import FORECASTERS, Fallback
 from forecasting.workload.series import Series
-from scheduling.simulation.workload import Workload
+from scheduling.simulation.workload.columns import Workload
 
 Floats = NDArray[np.float64]
 Told = Callable[[str, int, int], None]

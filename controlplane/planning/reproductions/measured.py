@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from controlplane.planning.reproductions.scenes import SILO
-from scheduling.simulation.measures import Promise, kept, latency_s
+from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.measures.results import Promise, kept, latency_s
 from scheduling.simulation.simulator import Result
 from scheduling.simulation.strategies import StrategyRun
-from scheduling.simulation.world import Outcome, State
 
 PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING)
 """States in which an instance is paid for and computes nothing: SageServe's waste by scaling (section 7.3.3)."""

@@ -20,14 +20,14 @@ from controlplane.planning.reproductions.measured import rounded
 from controlplane.planning.reproductions.scenes import DAY_S, INTERACTIVE, Scene, preserve
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import ByEndpoint, make_strategy
-from scheduling.simulation.cluster import Cluster
-from scheduling.simulation.generator import random_bursts
-from scheduling.simulation.measures import latency_s
-from scheduling.simulation.requests import Requests
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.strategies import Bounds, run_strategy
-from scheduling.simulation.workload import Workload
-from scheduling.simulation.world import State
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.generator import random_bursts
+from scheduling.simulation.workload.requests import Requests
 
 WINDOW_S: Final = 600.0
 SERVICES: Final = ("code-like", "chat-like")

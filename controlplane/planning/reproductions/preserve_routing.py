@@ -26,12 +26,12 @@ from controlplane.planning.reproductions.foreseen import Told
 from controlplane.planning.reproductions.measured import rounded
 from controlplane.planning.reproductions.scenes import LLAMA_2_7B, ServedModel
 from forecasting.lengths.datasets import DataMissing, proxy_predictions
-from scheduling.profile import Profile
-from scheduling.simulation.cluster import Cluster, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.requests import Requests, make_requests
+from scheduling.fleet.profile import Profile
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Result, Simulation
-from scheduling.simulation.traces import MOONCAKE_BLOCK_TOKENS, TraceError, load_trace
+from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceError, load_trace
 
 INSTANCES: Final = 4
 DURATION_S: Final = 600.0

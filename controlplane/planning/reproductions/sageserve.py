@@ -13,9 +13,9 @@ from controlplane.planning.reproductions.foreseen import Floats, Foreseen, Told,
 from controlplane.planning.reproductions.measured import Row, measure_run
 from controlplane.planning.reproductions.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from scheduling.scaling import FLOOR, Floor, Pilothouse, make_strategy
-from scheduling.simulation.generator import Burst, random_bursts
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
-from scheduling.simulation.workload import Workload
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.generator import Burst, random_bursts
 
 WINDOW_S: Final = 600.0
 HOUR_WINDOWS: Final = 6

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduling.profile import Profile
-from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.generator import Burst, Client, LengthsByClass, Lognormal, generate
-from scheduling.simulation.measures import Promise
-from scheduling.simulation.requests import Requests, make_requests
-from scheduling.simulation.workload import Workload
-from scheduling.simulation.world import State
+from scheduling.fleet.profile import Profile
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Promise
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.generator import Burst, Client, LengthsByClass, Lognormal, generate
+from scheduling.simulation.workload.requests import Requests, make_requests
 
 DAY_S = 86_400.0
 INTERACTIVE, OTHER = "interactive", "non-interactive"

@@ -36,8 +36,8 @@ from forecasting.lengths.datasets import (
 )
 from forecasting.lengths.online import Online
 from forecasting.lengths.prior import OUTPUT_TOKENS
-from scheduling.simulation.requests import make_requests
 from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
 
 CONVERSATIONS: Final = "sharegpt_eval/sharegpt_eval.jsonl.gz"
 ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}

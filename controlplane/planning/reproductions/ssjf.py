@@ -22,13 +22,13 @@ from rich.table import Table
 
 from controlplane.planning.reproductions.foreseen import Told
 from controlplane.planning.reproductions.measured import rounded
-from scheduling.profile import Profile
-from scheduling.simulation.cluster import Batching, Cluster, InstanceSpec
-from scheduling.simulation.engine import EngineConfig
-from scheduling.simulation.requests import Requests, make_requests
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import STRETCH
+from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.traces import load_trace
-from scheduling.turns import STRETCH
+from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.traces import load_trace
 
 LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"
 TRACES: Final = {

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import (
     LEAST_WINDOWS,
     MEASURED,
@@ -14,7 +15,6 @@ from scheduling.planning.capacity import (
     niw_buffer,
     profile_capability,
 )
-from scheduling.profile import Profile
 
 # Llama-2-70B on eight A100, from the Splitwise measurements.
 LLAMA = Profile(0.0654, 0.0412, 9.597e-5, 1.09e-8, 0.0444, 2.37e-4, 2.49e-7)

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduling.planning import kernels, planner
-from scheduling.planning.cuts import violated_cuts
-from scheduling.planning.exact import solve_exact, solve_split
-from scheduling.planning.greedy import greedy_targets
-from scheduling.planning.kernels import add_up, allocate_tally
+from scheduling.planning import planner
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import GAP, plan_fast, solve
 from scheduling.planning.problem import broken_rows
-from scheduling.planning.relaxation import Relaxation
-from scheduling.planning.search import price_usd, search, terms_of
+from scheduling.planning.solvers import kernels
+from scheduling.planning.solvers.cuts import violated_cuts
+from scheduling.planning.solvers.exact import solve_exact, solve_split
+from scheduling.planning.solvers.greedy import greedy_targets
+from scheduling.planning.solvers.kernels import add_up, allocate_tally
+from scheduling.planning.solvers.relaxation import Relaxation
+from scheduling.planning.solvers.search import price_usd, search, terms_of
 from tests.scheduling.planning.problems import plain_cost, plain_rows, small_problems, synthetic
 
 CLOSE = 1e-6

@@ -8,12 +8,14 @@ import numpy as np
 import pulp
 import pytest
 
-from scheduling.planning import aside, exact, planner, relaxation
-from scheduling.planning.aside import solve_aside
-from scheduling.planning.exact import OutOfTime, SolverLost, solve_exact
+from scheduling.planning import planner
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import plan_fast, solve
-from scheduling.planning.relaxation import Relaxation
+from scheduling.planning.solvers import exact, relaxation
+from scheduling.planning.solvers import exact_subprocess as aside
+from scheduling.planning.solvers.exact import OutOfTime, SolverLost, solve_exact
+from scheduling.planning.solvers.exact_subprocess import solve_aside
+from scheduling.planning.solvers.relaxation import Relaxation
 from tests.scheduling.planning.problems import plain_rows, synthetic
 
 NOTHING_MISSING = ([], {}, {}, {})

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.lookahead import add, allocate, finish, project, token
-from scheduling.profile import Profile
-from scheduling.regions import pressure
+from scheduling.fleet.profile import Profile
+from scheduling.lookahead.maps import add, allocate, finish, project, token
+from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy, reactive_trigger
-from scheduling.simulation.ahead import memory_held, project_engine
-from scheduling.simulation.cluster import Cluster, Delays, InstanceSpec
-from scheduling.simulation.engine import EngineConfig, EngineRequest
-from scheduling.simulation.requests import make_requests
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.lookahead import memory_held, project_engine
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.single_instance import serve
 from scheduling.simulation.strategies import Bounds, Control, Demand, run_strategy
-from scheduling.simulation.world import State
+from scheduling.simulation.workload.requests import make_requests
 from tests.scheduling.fleets import as_arrays, plain_fleets
 from tests.scheduling.scaling.views import view
 

@@ -1,7 +1,7 @@
 """A small fleet on a profile that can be worked out in the head."""
 
-from scheduling.simulation.cluster import Cluster, InstanceSpec
-from tests.scheduling.engines import config
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from tests.scheduling.simulation.engine.engines import config
 
 ENGINE = config()
 

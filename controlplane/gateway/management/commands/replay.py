@@ -22,7 +22,7 @@ from controlplane.accounts.services import revoke_api_key
 from controlplane.gateway.replay import books
 from controlplane.gateway.replay.report import Report, tokens
 from controlplane.gateway.replay.sender import Sender, Tally, Target
-from scheduling.simulation.traces import FORMATS, TraceError, TraceRequest, read_trace
+from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
 
 REFRESH_S = 0.25
 

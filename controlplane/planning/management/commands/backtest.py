@@ -26,8 +26,8 @@ from forecasting.workload.series import (
     group_minutes,
     without_partial,
 )
-from scheduling.simulation.rows import Row, csv_rows
-from scheduling.simulation.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
+from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
+from scheduling.table_files import Row, csv_rows
 
 WIDTH = 170  # where no terminal says otherwise
 HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown apart

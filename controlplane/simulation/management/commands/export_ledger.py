@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
-from scheduling.simulation.tables import write_csv
+from scheduling.simulation.measures.tables import write_csv
 
 
 def moment(text: str) -> datetime:

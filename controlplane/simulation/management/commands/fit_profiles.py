@@ -10,9 +10,9 @@ from rich.table import Table
 
 from controlplane.simulation.selectors import ledger_measurements, ledger_rows
 from controlplane.simulation.services import store_profiles
-from scheduling.simulation.fitting import Error, Fit, Setting
-from scheduling.simulation.published import MEASURED, fit_all, read_blis
-from scheduling.simulation.rows import TraceError
+from scheduling.fleet.profile_fitting import Error, Fit, Setting
+from scheduling.fleet.published_profiles import MEASURED, fit_all, read_blis
+from scheduling.table_files import TraceError
 
 ACTOR = "fit_profiles"
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from scheduling.simulation.measures import LATENCIES, Measures, latency_s, measure
-from scheduling.simulation.rows import TraceError
+from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.measures.results import LATENCIES, Measures, latency_s, measure
+from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
 from scheduling.simulation.scenario import Scenario, ScenarioError, load_scenario
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.staging import Stage, stage
-from scheduling.simulation.tables import ParquetMissing, write_csv, write_parquet
-from scheduling.simulation.world import Outcome
+from scheduling.table_files import TraceError
 
 PROGRESS_STEPS = 200
 CHUNK = 100_000

@@ -1,0 +1,1 @@
+"""The waiting set and the order in which it is served."""

@@ -1,0 +1,1 @@
+"""Which region and which instance is given a request."""

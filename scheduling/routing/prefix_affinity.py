@@ -1,0 +1,229 @@
+"""Prefix affinity: which instances have lately been given prompts that begin alike, in bounded memory and time.
+
+A prompt is cut into blocks, and each block has a hash that stands for all of the prompt up to its end. The index knows,
+for each such hash, the few instances that were last given a prompt with it. It is the router's own guess at what their
+prefix caches hold: nothing is asked of an instance.
+
+Only some blocks are noted, at places that are the same for every prompt: the first `STEADY` one by one, then `STEADY` of
+every second, of every fourth, and so on; `MOST_NOTED` of them reach over `covered(MOST_NOTED)` blocks. The index is an
+open-addressed table in which a hash is looked for at `WINDOW` places; a new one takes an empty place of these or that of
+the one not used for the longest. So work is constant a block, and nothing has to be swept.
+
+An instance forgets what it has not used: what was given to it more than its KV memory ago in tokens
+(`FleetArrays.placed_tokens` is its clock) no longer counts. `forget` takes everything from one whose cache is gone.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import FleetArrays, memory_tokens
+
+NONE: Final = -1
+STEADY: Final = 16
+MOST_NOTED: Final = 64
+HOLDERS: Final = 8
+"""Instances remembered for a hash."""
+WINDOW: Final = 8
+FORGOTTEN_TOKENS: Final = 1 << 40
+# Places in Affinity.counters.
+USES: Final = 0
+BLOCK_TOKENS: Final = 1
+
+
+class Affinity(NamedTuple):
+    """The index, and the noted blocks of the requests that wait."""
+
+    key: NDArray[np.int64]
+    """By place in the table, a power of two: the hash that it knows; 0 for none."""
+    used: NDArray[np.int64]
+    """When the place was last used, by `counters[USES]`."""
+    holder: NDArray[np.int32]
+    """places x HOLDERS: instances that were given this; NONE for none."""
+    since: NDArray[np.int64]
+    """places x HOLDERS: their `placed_tokens` at that time."""
+    noted: NDArray[np.int64]
+    """slots of the waiting set x MOST_NOTED: the noted hashes of the request in each."""
+    noted_count: NDArray[np.int64]
+    block_tokens: NDArray[np.int64]
+    """Tokens of one of its blocks."""
+    matched: NDArray[np.int64]
+    """By instance: noted blocks in a row that it is thought to have of the request in hand; 0 between two decisions."""
+    touched: NDArray[np.int32]
+    """Instances whose `matched` is not 0."""
+    weighed: NDArray[np.float64]
+    """instances x 3: scratch of the decision in hand."""
+    counters: NDArray[np.int64]
+    """How often the table was used, and tokens of a block where they are the same for all requests."""
+
+
+def allocate_affinity(instances: int, slots: int, places: int = 1 << 16) -> Affinity:
+    """An empty index of *places* for *instances*, and room for the requests in *slots* of a waiting set.
+
+    ValueError unless *places* is a power of two of at least `WINDOW`.
+    """
+    if places < WINDOW or places & (places - 1):
+        raise ValueError(f"places must be a power of two from {WINDOW} up, not {places}")
+    return Affinity(
+        key=np.zeros(places, np.int64),
+        used=np.zeros(places, np.int64),
+        holder=np.full((places, HOLDERS), NONE, np.int32),
+        since=np.zeros((places, HOLDERS), np.int64),
+        noted=np.zeros((slots, MOST_NOTED), np.int64),
+        noted_count=np.zeros(slots, np.int64),
+        block_tokens=np.zeros(slots, np.int64),
+        matched=np.zeros(instances, np.int64),
+        touched=np.zeros(HOLDERS, np.int32),
+        weighed=np.zeros((instances, 3)),
+        counters=np.zeros(2, np.int64),
+    )
+
+
+def grow_affinity(affinity: Affinity, instances: int, slots: int) -> Affinity:
+    """The same index, for *instances* and *slots*, of which there may be no fewer."""
+    old = affinity.noted_count.size
+    if instances < affinity.matched.size or slots < old:
+        raise ValueError(
+            f"an index of {affinity.matched.size} instances and {old} slots cannot grow to {instances} and {slots}"
+        )
+    grown = allocate_affinity(instances, slots, WINDOW)
+    grown.noted[:old] = affinity.noted
+    grown.noted_count[:old] = affinity.noted_count
+    grown.block_tokens[:old] = affinity.block_tokens
+    same = {name: getattr(affinity, name) for name in ("key", "used", "holder", "since", "counters")}
+    return grown._replace(**same)
+
+
+@compiled
+def covered(count: int) -> int:
+    """Blocks of a prompt up to and with the *count*-th noted one."""
+    level, rest = count // STEADY, count % STEADY
+    return STEADY * ((1 << level) - 1) + (rest << level)
+
+
+@compiled
+def note(affinity: Affinity, slot: int, hashes: NDArray[np.int64], first: int, last: int, block_tokens: int) -> None:
+    """The request in *slot* has the blocks `hashes[first:last]`, of *block_tokens* each, from the begin of its prompt."""
+    count = 0
+    while count < MOST_NOTED and first + covered(count + 1) <= last:
+        affinity.noted[slot, count] = hashes[first + covered(count + 1) - 1]
+        count += 1
+    affinity.noted_count[slot] = count
+    affinity.block_tokens[slot] = block_tokens
+
+
+@compiled
+def _key(endpoint: int, block: int) -> int:
+    """What the table knows *block* by: instances of different endpoints have nothing to share."""
+    mixed = block + (endpoint + 1) * 0x1E3779B97F4A7C15
+    mixed ^= mixed >> 29
+    mixed *= 0x3F58476D1CE4E5B9
+    mixed ^= mixed >> 32
+    return 1 if mixed == 0 else mixed
+
+
+@compiled
+def _find(affinity: Affinity, key: int) -> int:
+    """The place that knows *key*; NONE if none does."""
+    mask = affinity.key.size - 1
+    for step in range(WINDOW):
+        at = (key + step) & mask
+        if affinity.key[at] == key:
+            return int(at)
+    return NONE
+
+
+@compiled
+def _make(affinity: Affinity, key: int) -> int:
+    """A place for *key*, which none knows."""
+    mask = affinity.key.size - 1
+    found = key & mask
+    for step in range(WINDOW):
+        at = (key + step) & mask
+        if affinity.key[at] == 0:
+            found = at
+            break
+        if affinity.used[at] < affinity.used[found]:
+            found = at
+    affinity.key[found] = key
+    affinity.holder[found, :] = NONE
+    return int(found)
+
+
+@compiled
+def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> int:
+    """Write into `matched` how many noted blocks in a row each instance has of the request in *slot*.
+
+    Returns how many instances have any, the first of `touched`. `unmatch` clears it.
+    """
+    touched = 0
+    for number in range(affinity.noted_count[slot]):
+        at = _find(affinity, _key(endpoint, affinity.noted[slot, number]))
+        if at == NONE:
+            break
+        going_on = False
+        for way in range(HOLDERS):
+            instance = affinity.holder[at, way]
+            if instance == NONE or affinity.matched[instance] != number:
+                continue
+            age = fleet.placed_tokens[instance] - affinity.since[at, way]
+            if 0 <= age < memory_tokens(fleet, instance):
+                if number == 0:
+                    affinity.touched[touched] = instance
+                    touched += 1
+                affinity.matched[instance] = number + 1
+                going_on = True
+        if not going_on:
+            break
+    return touched
+
+
+@compiled
+def unmatch(affinity: Affinity, touched: int) -> None:
+    """Clear what `match`, which returned *touched*, wrote."""
+    for at in range(touched):
+        affinity.matched[affinity.touched[at]] = 0
+
+
+@compiled
+def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
+    """Of *prompt_tokens*, those that *instance* need not compute, by the last `match`. The last token always is computed."""
+    if slot < 0 or affinity.matched[instance] == 0:
+        return 0
+    known = covered(affinity.matched[instance]) * affinity.block_tokens[slot]
+    return int(max(min(known, prompt_tokens - 1), 0))
+
+
+@compiled
+def learn(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int, instance: int) -> None:
+    """*instance*, of *endpoint*, was given the request that was in *slot* of the waiting set."""
+    affinity.counters[USES] += 1
+    for number in range(affinity.noted_count[slot]):
+        key = _key(endpoint, affinity.noted[slot, number])
+        at = _find(affinity, key)
+        if at == NONE:
+            at = _make(affinity, key)
+        affinity.used[at] = affinity.counters[USES]
+        chosen, oldest = 0, -1
+        for way in range(HOLDERS):
+            other = affinity.holder[at, way]
+            if other == instance:
+                chosen = way
+                break
+            age = FORGOTTEN_TOKENS
+            if other != NONE:
+                age = min(fleet.placed_tokens[other] - affinity.since[at, way], FORGOTTEN_TOKENS)
+                if age < 0:
+                    age = FORGOTTEN_TOKENS
+            if age > oldest:
+                chosen, oldest = way, age
+        affinity.holder[at, chosen] = instance
+        affinity.since[at, chosen] = fleet.placed_tokens[instance]
+
+
+@compiled
+def forget(fleet: FleetArrays, instance: int) -> None:
+    """Nothing that *instance* was given before still is in its cache."""
+    fleet.placed_tokens[instance] += FORGOTTEN_TOKENS

@@ -1,0 +1,61 @@
+"""The global router: which region, and so which endpoint, is given a request (SageServe section 6.2, "global routing").
+
+SageServe takes the first region, in order of preference, whose memory use is below a threshold, else the least used one.
+Since Pilothouse holds the queue, an endpoint can be full with its memory half empty (`max_num_seqs`) or with requests
+waiting, so what is compared is its *pressure*: the larger of KV use and sequence use, plus waiting requests a sequence.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+
+THRESHOLD = 0.7
+"""SageServe's threshold for sending a request away from its preferred region."""
+
+
+@compiled
+def fullness(kv_tokens: int, kv_capacity: int, running: int, sequences: int, waiting: int) -> float:
+    """`pressure` of the sums over the instances that accept work."""
+    if sequences == 0 or kv_capacity == 0:
+        return np.inf
+    return float(max(kv_tokens / kv_capacity, running / sequences) + waiting / sequences)
+
+
+@compiled
+def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int) -> float:
+    """How full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity when no instance accepts work."""
+    kv_tokens, kv_capacity, running, sequences = 0, 0, 0, 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if fleet.accepting[instance] != 0:
+            kv_tokens += fleet.kv_tokens[instance]
+            kv_capacity += fleet.kv_capacity_tokens[instance]
+            running += fleet.running[instance]
+            sequences += fleet.max_num_seqs[instance]
+    return fullness(kv_tokens, kv_capacity, running, sequences, waiting)
+
+
+@compiled
+def choose_region(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    candidates: NDArray[np.int32],
+    waiting: NDArray[np.int64],
+    threshold: float,
+) -> int:
+    """The endpoint for a request whose model is served by *candidates*, in order of preference.
+
+    *waiting* has one element an endpoint: requests held for it. The first candidate below *threshold*, else the one under
+    the least pressure (ties: the preferred one), else -1 when none accepts work.
+    """
+    best, least = -1, np.inf
+    for at in range(candidates.size):
+        endpoint = candidates[at]
+        found = pressure(fleet, endpoints, endpoint, waiting[endpoint])
+        if found < threshold:
+            return int(endpoint)
+        if found < least:
+            best, least = endpoint, found
+    return int(best)

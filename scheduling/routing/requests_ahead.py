@@ -1,0 +1,109 @@
+"""How many requests an instance is given beyond what it runs, so that no freed place stands empty for a round trip.
+
+A place is free when a request ends; what is given for it then begins a dispatch round trip later: we hear of the end,
+decide, send, and the instance takes the request in. So where no instance of an endpoint has room, each may have as many
+requests *ahead*, in a queue of its own, as end there within a round trip. How many that is, is counted: a trip begins
+with an end, and all ends within one round trip after it are of that trip. One that ends alone counts as 1, so at least
+one is ahead; many that end in the same step count as so many, for as many places are empty then. Trips differ, and so
+two mean deviations are added to the mean.
+
+An instance whose round trip is not known (0) is given none, nor one whose limit is 0: there the order is strict.
+"""
+
+from typing import Final
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+
+# Places in a row of `FleetArrays.round_trips`.
+ROUND_TRIP_S: Final = 0
+BEGAN_S: Final = 1  # the trip that is being counted
+ENDED: Final = 2  # requests that ended in it
+ENDS: Final = 3  # in a trip, smoothed; 0 while none is over
+DEVIATION: Final = 4  # of that, smoothed too
+
+WEIGHT: Final = 0.125
+"""Of the last trip in `ENDS`, and of the last measurement in `ROUND_TRIP_S`; that of TCP's round trip (RFC 6298)."""
+DEVIATION_WEIGHT: Final = 0.25
+"""Of the last trip in `DEVIATION`; from there too."""
+DEVIATIONS: Final = 2.0
+"""More ends than so many deviations above the mean leave a place empty now and then."""
+MEASURED: Final = -1
+"""As a limit: what is measured, but no more than the instance runs at once."""
+
+
+@compiled
+def allowance(fleet: FleetArrays, instance: int) -> int:
+    """Requests that *instance* may have beyond its room, when requests wait."""
+    trips = fleet.round_trips
+    if trips[instance, ROUND_TRIP_S] <= 0.0:
+        return 0
+    limit = fleet.ahead_limit[instance]
+    if limit < 0 or limit > fleet.max_num_seqs[instance]:
+        limit = fleet.max_num_seqs[instance]
+    ends = trips[instance, ENDS] + DEVIATIONS * trips[instance, DEVIATION]
+    return int(min(limit, max(1, int(ends + 0.5))))
+
+
+@compiled
+def note_round_trip(fleet: FleetArrays, instance: int, round_trip_s: float) -> None:
+    """A round trip to *instance* took so long."""
+    before_s = fleet.round_trips[instance, ROUND_TRIP_S]
+    weight = WEIGHT if before_s > 0.0 else 1.0
+    fleet.round_trips[instance, ROUND_TRIP_S] = before_s + weight * (round_trip_s - before_s)
+
+
+@compiled
+def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
+    """A request of *instance* has ended, or left it otherwise."""
+    trips = fleet.round_trips
+    if trips[instance, ENDED] > 0.0:
+        if now_s - trips[instance, BEGAN_S] < trips[instance, ROUND_TRIP_S]:
+            trips[instance, ENDED] += 1.0
+            return
+        if trips[instance, ENDS] > 0.0:
+            more = trips[instance, ENDED] - trips[instance, ENDS]
+            trips[instance, DEVIATION] += DEVIATION_WEIGHT * (abs(more) - trips[instance, DEVIATION])
+            trips[instance, ENDS] += WEIGHT * more
+        else:
+            trips[instance, ENDS] = trips[instance, ENDED]
+    trips[instance, BEGAN_S], trips[instance, ENDED] = now_s, 1.0
+
+
+@compiled
+def requests_ahead(fleet: FleetArrays, instance: int) -> int:
+    """Of what *instance* was given, the requests that it has no room for: sequences, or memory by their mean size."""
+    running, kv_tokens = int(fleet.running[instance]), int(fleet.kv_tokens[instance])
+    ahead = running - int(fleet.max_num_seqs[instance])
+    beyond = kv_tokens - int(fleet.kv_capacity_tokens[instance])
+    if beyond > 0:
+        ahead = max(ahead, -(-beyond * running // kv_tokens))
+    return int(max(ahead, 0))
+
+
+@compiled
+def open_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> bool:
+    """Let `routing.has_room` count on the allowances at *endpoint*, until `close_ahead`; whether there are any."""
+    found = False
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        allowed = allowance(fleet, instance)
+        fleet.ahead_open[instance] = allowed
+        found = found or allowed > 0
+    return found
+
+
+@compiled
+def close_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        fleet.ahead_open[endpoints.members[at]] = 0
+
+
+def warm_up(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
+    """Load every kernel of this module that runs live from the cache, or compile it."""
+    note_round_trip(fleet, 0, 0.0)
+    note_end(fleet, 0, 0.0)
+    allowance(fleet, 0)
+    requests_ahead(fleet, 0)
+    open_ahead(fleet, endpoints, 0)
+    close_ahead(fleet, endpoints, 0)

@@ -1,0 +1,214 @@
+"""Routing kernels: which instance of an endpoint is given a request. And the bookkeeping that they rest on.
+
+Every policy has one signature, `(fleet, endpoints, endpoint, prompt_tokens, output_tokens) -> int`: the slot of the
+chosen instance, or -1 when none has room. A kernel only reads; `place`, `advance` and `release` move the load. Ties go
+to the lowest slot. Cost: one pass over the endpoint's own instances.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+
+Router = Callable[[FleetArrays, EndpointArrays, int, int, int], int]
+
+ROUND_ROBIN: Final = 0
+LEAST_REQUEST: Final = 1
+MINIMUM_USE: Final = 2
+JOIN_SHORTEST_QUEUE: Final = 3
+PRESERVE: Final = 4  # from here on they look ahead: `foreseeing`
+LEAST_DELAY: Final = 5
+
+
+@compiled
+def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int) -> bool:
+    """Whether *instance* accepts work, has a free sequence, and KV for the prompt and the predicted output.
+
+    Or, where an allowance is open (`allowance.open_ahead`), has with this one no more requests ahead than that. A request
+    that it could never hold has no room in any case.
+    """
+    if fleet.accepting[instance] == 0:
+        return False
+    running, allowed = fleet.running[instance], fleet.ahead_open[instance]
+    tokens, capacity = prompt_tokens + output_tokens, fleet.kv_capacity_tokens[instance]
+    if running >= fleet.max_num_seqs[instance] + allowed or tokens > capacity:
+        return False
+    held = fleet.kv_tokens[instance] + tokens
+    if allowed == 0 or held <= capacity:
+        return bool(held <= capacity)
+    # `requests_ahead` of it and this one, at most *allowed*, without a division.
+    return bool((held - capacity) * (running + 1) <= allowed * held)
+
+
+@compiled
+def fits_ever(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
+) -> bool:
+    """Whether some instance of *endpoint*, once idle, could hold the request.
+
+    A member of unknown capacity (still loading) may, so it counts. False for an endpoint without members: ask whether
+    it has any before refusing a request as too long.
+    """
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        capacity = fleet.kv_capacity_tokens[endpoints.members[at]]
+        if capacity == 0 or prompt_tokens + output_tokens <= capacity:
+            return True
+    return False
+
+
+@compiled
+def round_robin(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
+) -> int:
+    """The next instance with room, in slot order, after the one that was given work last."""
+    lowest = -1
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if has_room(fleet, instance, prompt_tokens, output_tokens):
+            if instance > endpoints.cursor[endpoint]:
+                return int(instance)
+            if lowest < 0:
+                lowest = instance
+    return int(lowest)
+
+
+@compiled
+def least_request(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
+) -> int:
+    """The instance with room that runs the fewest requests."""
+    best, fewest = -1, np.iinfo(np.int64).max
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if fleet.running[instance] < fewest and has_room(fleet, instance, prompt_tokens, output_tokens):
+            best, fewest = instance, fleet.running[instance]
+    return int(best)
+
+
+@compiled
+def minimum_use(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
+) -> int:
+    """The instance with room whose KV cache is the least used, as a share of its capacity (SageServe 4.2)."""
+    # Shares are compared by cross-multiplication: exact, so ties are ties, and without a division an instance.
+    best, least_tokens, least_capacity = -1, 1, 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        tokens, capacity = fleet.kv_tokens[instance], fleet.kv_capacity_tokens[instance]
+        if tokens * least_capacity < least_tokens * capacity and has_room(
+            fleet, instance, prompt_tokens, output_tokens
+        ):
+            best, least_tokens, least_capacity = instance, tokens, capacity
+    return int(best)
+
+
+@compiled
+def join_shortest_queue(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
+) -> int:
+    """The instance with room that has the fewest tokens left to compute."""
+    best, fewest = -1, np.iinfo(np.int64).max
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if fleet.remaining_tokens[instance] < fewest and has_room(fleet, instance, prompt_tokens, output_tokens):
+            best, fewest = instance, fleet.remaining_tokens[instance]
+    return int(best)
+
+
+POLICIES: Final[dict[str, Router]] = {
+    "round_robin": round_robin,
+    "least_request": least_request,
+    "minimum_use": minimum_use,
+    "join_shortest_queue": join_shortest_queue,
+}
+"""Routers that only look at loads, by the name that deployments and scenarios use."""
+
+POLICY_CODES: Final[dict[str, int]] = {
+    "round_robin": ROUND_ROBIN,
+    "least_request": LEAST_REQUEST,
+    "minimum_use": MINIMUM_USE,
+    "join_shortest_queue": JOIN_SHORTEST_QUEUE,
+    "preserve": PRESERVE,
+    "least_delay": LEAST_DELAY,
+}
+"""All policies as numbers, for compiled callers: `route` takes those below PRESERVE, `foreseeing.route_ahead` the others."""
+
+
+@compiled
+def route(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    policy: int,
+    endpoint: int,
+    prompt_tokens: int,
+    output_tokens: int,
+) -> int:
+    """The decision of the policy with code *policy*; ValueError for an unknown code, or one that looks ahead."""
+    if policy == ROUND_ROBIN:
+        return round_robin(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
+    if policy == LEAST_REQUEST:
+        return least_request(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
+    if policy == MINIMUM_USE:
+        return minimum_use(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
+    if policy == JOIN_SHORTEST_QUEUE:
+        return join_shortest_queue(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
+    raise ValueError("unknown routing policy")
+
+
+@compiled
+def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_tokens: int, output_tokens: int) -> None:
+    """Give *instance* a request: one more running, KV reserved and work added for the prompt and predicted output."""
+    tokens = prompt_tokens + output_tokens
+    fleet.running[instance] += 1
+    fleet.kv_tokens[instance] += tokens
+    fleet.remaining_tokens[instance] += tokens
+    fleet.queued_prompt_tokens[instance] += prompt_tokens
+    fleet.placed_tokens[instance] += tokens
+    endpoints.cursor[fleet.endpoint[instance]] = instance
+
+
+@compiled
+def advance(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int, tokens: int) -> None:
+    """A request on *instance* got *tokens* further.
+
+    *expected_tokens* is what `place` reserved (prompt + predicted output); *done_tokens* what the request had computed
+    before this call, prompt included. Up to the expectation work shrinks; beyond it the request holds more KV than was
+    reserved for it.
+    """
+    within = min(tokens, max(expected_tokens - done_tokens, 0))
+    fleet.remaining_tokens[instance] -= within
+    fleet.kv_tokens[instance] += tokens - within
+
+
+@compiled
+def advance_many(
+    fleet: FleetArrays,
+    instances: NDArray[np.int64],
+    expected_tokens: NDArray[np.int64],
+    done_tokens: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> None:
+    """`advance` for many requests at once: four arrays of one length, one element a request."""
+    for index in range(instances.size):
+        advance(fleet, instances[index], expected_tokens[index], done_tokens[index], tokens[index])
+
+
+@compiled
+def prefilled(fleet: FleetArrays, instance: int, prompt_tokens: int) -> None:
+    """A request's first token has come out, or it leaves before: its prompt, as `place` was told, is no longer queued."""
+    fleet.queued_prompt_tokens[instance] -= prompt_tokens
+
+
+@compiled
+def release(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int) -> None:
+    """A request left *instance* (done, aborted, lost) after *done_tokens*: undoes its `place` and `advance`s.
+
+    Before its first token, `prefilled` too is to be called.
+    """
+    fleet.running[instance] -= 1
+    fleet.kv_tokens[instance] -= max(expected_tokens, done_tokens)
+    fleet.remaining_tokens[instance] -= max(expected_tokens - done_tokens, 0)

@@ -1,0 +1,1 @@
+"""A fleet of engines behind a dispatcher, in one compiled loop."""

@@ -1,0 +1,188 @@
+"""From a cluster and its requests to the arrays that the compiled loop runs on."""
+
+from dataclasses import asdict, astuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.queueing.ordering import ORDERINGS
+from scheduling.queueing.waiting_set import allocate_waiting
+from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.event_queue import allocate_events
+from scheduling.simulation.cluster.world import (
+    BOOKS,
+    CHANGE,
+    DECISION,
+    ENDPOINT,
+    LIFE,
+    OUTCOME,
+    Arrivals,
+    LifeArrays,
+    Outcome,
+    State,
+    World,
+)
+from scheduling.simulation.engine.state import allocate_engines
+from scheduling.simulation.workload.requests import Requests, check_prefixes, check_requests
+
+FIRST_WAITING = 4096
+FIRST_CHANGES = 1024
+
+
+def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_flag_s: float) -> World:
+    """The world at time 0. ValueError for requests that make no sense on *cluster*."""
+    check_requests(requests, cluster.models, cluster.regions, cluster.longest_tokens())
+    check_prefixes(requests, cluster.cached_block_sizes())
+    specs, keys = cluster.instances, cluster.endpoints
+    instances, endpoints, regions = len(specs), len(keys), len(cluster.regions)
+    count = int(requests.arrival_s.size)
+
+    fleet, members = allocate_fleet(instances), allocate_endpoints(endpoints, instances)
+    for at, spec in enumerate(specs):
+        batching = cluster.of(cluster.batching, (spec.model, spec.region))
+        fleet.endpoint[at] = keys.index((spec.model, spec.region))
+        fleet.model[at], fleet.region[at] = cluster.models.index(spec.model), cluster.regions.index(spec.region)
+        fleet.accepting[at] = spec.state == State.READY
+        fleet.max_num_seqs[at] = spec.dispatch_max_num_seqs or spec.engine.max_num_seqs
+        if batching.mode == "none":
+            fleet.max_num_seqs[at] = 1
+        fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
+        fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
+        fleet.profile[at] = astuple(spec.engine.profile)
+        key = spec.model, spec.region
+        fleet.ahead_limit[at], fleet.round_trips[at, ROUND_TRIP_S] = cluster.ahead_limit(key), cluster.round_trip_s(key)
+    index_members(fleet, members)
+
+    catalog = list(cluster.engines().values())
+    most_seqs = max(engine.max_num_seqs for engine in catalog)
+    held_at_once = int(np.maximum(fleet.max_num_seqs.astype(np.int64), most_seqs).sum())
+    latency_s = cluster.latencies()
+    first, candidates = [0], list[int]()
+    for model in cluster.models:
+        for region in cluster.regions:
+            candidates += cluster.candidates(model, region)
+            first.append(len(candidates))
+    slots = max(1, min(count, FIRST_WAITING))
+    policies = _policies(cluster)
+    takes_time = bool(policies["round_trip_s"].any())
+    if takes_time:
+        held_at_once *= 2  # an allowance is never more than what runs at once
+    np.add.at(policies["serving"], fleet.endpoint, [spec.state == State.READY for spec in specs])
+    np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
+    return World(
+        fleet=fleet,
+        endpoints=members,
+        waiting=allocate_waiting(endpoints, slots),
+        engines=allocate_engines(
+            [spec.engine for spec in specs],
+            catalog,
+            endpoints,
+            max(1, min(count, held_at_once)),
+            requests,
+            anticipate=bool((policies["routing"] >= PRESERVE).any()),
+        ),
+        events=allocate_events(2 * instances + regions * regions + endpoints * (1 + takes_time)),
+        arrivals=_arrivals(requests),
+        outcomes=_outcomes(count),
+        policies=policies,
+        candidate_first=np.array(first, np.int64),
+        candidates=np.array(candidates, np.int32),
+        latency_s=latency_s,
+        held=np.zeros(slots, np.int64),
+        lives=_lives(cluster),
+        travelling=np.zeros(count if latency_s.any() else 1, np.int64),
+        way=np.full((2, regions * regions), -1, np.int64),
+        sent=np.full((2, endpoints), -1, np.int32),
+        decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
+        busy=np.zeros(instances, np.uint8),
+        least_tokens=np.zeros(instances),
+        affinity=_affinity(cluster, policies, slots),
+        books=_books(cluster, wait_flag_s),
+    )
+
+
+def _affinity(cluster: Cluster, policies: NDArray[np.void], slots: int) -> Affinity:
+    if not (policies["routing"] == LEAST_DELAY).any():
+        return allocate_affinity(len(cluster.instances), 1, 8)
+    affinity = allocate_affinity(len(cluster.instances), slots)
+    affinity.counters[BLOCK_TOKENS] = min(cluster.cached_block_sizes(), default=0)
+    return affinity
+
+
+def _lives(cluster: Cluster) -> LifeArrays:
+    count = len(cluster.instances)
+    instances = np.zeros(count, LIFE)
+    instances["state"] = [spec.state for spec in cluster.instances]
+    instances["goal_endpoint"] = -1
+    instances["loading_s"] = cluster.delays.local_weights_s
+    known = cluster.engines()
+    fits = [
+        [spec.region == region and (model, spec.gpu_type) in known for spec in cluster.instances]
+        for model, region in cluster.endpoints
+    ]
+    return LifeArrays(
+        instances=instances,
+        spent_s=np.zeros((count, len(State))),
+        changes=np.zeros(FIRST_CHANGES, CHANGE),
+        reclaims_s=np.zeros(0),
+        fits=np.array(fits, np.uint8),
+    )
+
+
+def _outcomes(count: int) -> NDArray[np.void]:
+    first: Any = np.zeros(1, OUTCOME)
+    for name in ("ttft_s", "e2e_s", "queue_s"):
+        first[name] = np.nan
+    first["instance"] = first["endpoint"] = -1
+    first["state"] = Outcome.WAITING
+    # As plain words, in one pass over the memory: ten million of them are 400 MB.
+    outcomes = np.empty(count, OUTCOME)
+    outcomes.view(np.uint64).reshape(count, OUTCOME.itemsize // 8)[:] = first.view(np.uint64)
+    return outcomes
+
+
+def _arrivals(requests: Requests) -> Arrivals:
+    def column(values: NDArray[np.generic]) -> NDArray[np.generic]:
+        # Always writable and in one piece: any other kind of array would have the loop compiled once more.
+        return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
+
+    return Arrivals(*(column(getattr(requests, name)) for name in Arrivals._fields))  # type: ignore[arg-type]
+
+
+def _policies(cluster: Cluster) -> NDArray[np.void]:
+    policies = np.zeros(len(cluster.endpoints), ENDPOINT)
+    record: Any
+    for record, key in zip(policies, cluster.endpoints, strict=True):
+        batching = cluster.of(cluster.batching, key)
+        record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
+        record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
+        record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
+        record.stretch = cluster.of(cluster.ordering_stretch, key)
+        for name, value in asdict(cluster.yardstick(key)).items():
+            record[name] = value
+        record.round_trip_s = cluster.round_trip_s(key)
+        record.queue_bound = cluster.bound(key)
+        record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
+        record.batch_wait_s = batching.wait_timeout_s
+        record.batch_opened_s = np.inf
+        record.scaled_s = record.flagged_s = -np.inf
+    return policies
+
+
+def _books(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
+    books = np.zeros(1, BOOKS)
+    record = books[0]
+    record.threshold, record.wait_flag_s = cluster.threshold, wait_flag_s
+    record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
+    for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
+        record[name] = getattr(cluster.delays, name)
+    if cluster.reactive is not None:
+        record.reactive = 1
+        for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):
+            record[name] = getattr(cluster.reactive, name)
+    return books

@@ -1,0 +1,140 @@
+"""What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
+
+Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`, `reactive_trigger`), and answers the
+same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
+count the tokens only of instances that the bounds cannot tell apart.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled_part, index
+from scheduling.routing.regions import fullness
+from scheduling.routing.routers import has_room
+from scheduling.scaling.reactive import reactive_wish
+from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
+from scheduling.simulation.cluster.world import World
+from scheduling.simulation.engine.state import NONE
+
+
+@compiled_part
+def column(values: NDArray[np.integer[Any]], request: int) -> int:
+    """The value of *request* in a column that may have one element for all."""
+    return int(values[request if values.size > 1 else 0])
+
+
+@compiled_part
+def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
+
+    Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
+    square root, and whoever has more left at the least than another with room has at the most is not the one.
+    """
+    fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
+    prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
+    first = index(world.endpoints.first[endpoint])
+    last = first + index(engines.totals[endpoint].open)
+    fewest = math.inf
+    for at in range(first, last):
+        instance = index(engines.open[index(at)])
+        least_tokens[index(at)] = math.inf
+        if not has_room(fleet, instance, prompt_tokens, output_tokens):
+            continue
+        engine = engines.instances[instance]
+        if engines.exceeding[instance] != 0:
+            beyond = engine.step_decodes - engine.step_within
+            if not has_room(fleet, instance, prompt_tokens, output_tokens + beyond * (engine.steps - engine.counted)):
+                # Not, if it were at the end of its segment.
+                grown = int(grown_tokens(engines, instance, now_s)) + 1
+                if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
+                    report(fleet, engines, instance, now_s, source)
+                    if not has_room(fleet, instance, prompt_tokens, output_tokens):
+                        continue
+        least = most = float(fleet.remaining_tokens[instance])
+        if engine.next_s <= now_s:
+            passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
+            # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
+            least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
+            if least > fewest:
+                continue
+            most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
+        least_tokens[index(at)] = least
+        fewest = min(fewest, most)
+    if fewest == math.inf:
+        return NONE
+    found, fewest_tokens = NONE, 0
+    for at in range(first, last):
+        if least_tokens[index(at)] <= fewest:
+            instance = index(engines.open[index(at)])
+            report(fleet, engines, instance, now_s, source)
+            if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
+                found, fewest_tokens = instance, fleet.remaining_tokens[instance]
+    return found
+
+
+@compiled_part
+def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
+    """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*."""
+    total = world.engines.totals[endpoint]
+    return fullness(
+        total.kv_tokens + more_tokens,
+        total.kv_capacity_tokens,
+        total.running,
+        total.max_num_seqs,
+        int(world.waiting.size[endpoint]),
+    )
+
+
+@compiled_part
+def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
+    """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is now.
+
+    What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
+    """
+    least = _fullness(world, endpoint, 0)
+    if least > high:
+        return least
+    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s))
+    if most < low or (least >= low and most <= high):
+        return least
+    observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return _fullness(world, endpoint, 0)
+
+
+@compiled_part
+def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
+    """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
+    model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
+    at = model * world.latency_s.shape[0] + region
+    candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
+    threshold = float(world.books[0].threshold)
+    for rank in range(candidates.size):
+        if _pressure(world, int(candidates[rank]), threshold, math.inf, now_s, source) < threshold:
+            return int(candidates[rank])
+    chosen, least = NONE, math.inf
+    for rank in range(candidates.size):
+        endpoint = int(candidates[rank])
+        observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+        found = _fullness(world, endpoint, 0)
+        if found < least:
+            chosen, least = endpoint, found
+    if chosen != NONE:
+        return chosen
+    for rank in range(candidates.size):
+        if world.policies[candidates[rank]].serving > 0:
+            return int(candidates[rank])
+    return -1
+
+
+@compiled_part
+def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
+    """What the reactive trigger wants of *endpoint*, which a request has just reached."""
+    books, policy = world.books[0], world.policies[endpoint]
+    if now_s - policy.scaled_s < books.cooldown_s:
+        return 0
+    above, below = float(books.out_above), float(books.in_below)
+    use = _pressure(world, endpoint, below, above, now_s, source)
+    return reactive_wish(use, int(policy.serving), above, below, int(books.min_instances), int(books.max_instances))

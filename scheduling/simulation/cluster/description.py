@@ -1,0 +1,243 @@
+"""A fleet to simulate: instances, what connects them, and the policies that run them. `build` turns it into arrays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.routing.regions import THRESHOLD as REGION_THRESHOLD
+from scheduling.routing.requests_ahead import MEASURED
+from scheduling.routing.routers import POLICY_CODES
+from scheduling.scaling import Reactive
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+
+EndpointKey = tuple[str, str]
+"""(model, region)."""
+Value = TypeVar("Value")
+PerEndpoint: TypeAlias = Value | Mapping[EndpointKey, Value]
+RESTS = (State.EMPTY, State.READY, State.SPOT, State.ASLEEP)
+NO_BOUND = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance at the start."""
+
+    model: str
+    region: str
+    engine: EngineConfig
+    gpu_type: str = ""
+    name: str = ""
+    state: State = State.READY
+    """At rest: EMPTY, READY, SPOT or ASLEEP."""
+    dispatch_max_num_seqs: int | None = None
+    """What the dispatcher gives it at once; the engine's own limit if None."""
+    dispatch_kv_tokens: int | None = None
+    """KV tokens that the dispatcher counts on; the engine's own if None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How an endpoint forms batches (SSJF section 4): continuous, one request at a time, or whole batches."""
+
+    mode: Literal["continuous", "none", "dynamic"] = "continuous"
+    max_batch_size: int = 0
+    wait_timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("continuous", "none", "dynamic"):
+            raise ValueError(f"batching mode must be continuous, none or dynamic, not {self.mode!r}")
+        if self.mode == "dynamic" and self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, not {self.max_batch_size}")
+        if not 0 <= self.wait_timeout_s < np.inf:
+            raise ValueError(f"wait_timeout_s must be a number from 0 up, not {self.wait_timeout_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long changes take, seconds. Spot and redeploying: SageServe sections 4 and 7.1; the others are ours to set."""
+
+    spot_median_s: float = 60.0
+    spot_max_s: float = 300.0
+    start_s: float = 180.0
+    """A machine that was not paid for, until its weights begin to load."""
+    local_weights_s: float = 600.0
+    remote_weights_s: float = 7200.0
+    sleep_s: float = 3.0
+    wake_s: float = 5.0
+    swap_gpu_s: float = 0.1
+    swap_cpu_s: float = 5.0
+    swap_storage_s: float = 60.0
+    gpu_models: int = 1
+    """Models whose weights an instance's GPU holds, the one that serves included."""
+    cpu_models: int = 2
+    """Models beyond these whose weights its host memory holds."""
+    repair_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
+        if self.spot_median_s > self.spot_max_s:
+            raise ValueError(f"spot_median_s ({self.spot_median_s}) is more than spot_max_s ({self.spot_max_s})")
+        if self.gpu_models < 1:
+            raise ValueError("gpu_models must be at least 1: the one that serves")
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Instances, regions and policies. ValueError says what is wrong, and of which instance or endpoint.
+
+    Policies hold for all endpoints, or are given by (model, region).
+    """
+
+    instances: Sequence[InstanceSpec]
+    models: list[str] = field(default_factory=list)
+    """Numbers of models are places in here; models of instances that are not named are added."""
+    regions: list[str] = field(default_factory=list)
+    latency_s: ArrayLike | None = None
+    """One way, from region (row) to region (column)."""
+    routing: PerEndpoint[str] = "join_shortest_queue"
+    ordering: PerEndpoint[str] = "fcfs"
+    ordering_stretch: PerEndpoint[float] = STRETCH
+    """Of `ssjf`; see `scheduling.queueing.ordering.turn_key`."""
+    dispatch_round_trip_s: PerEndpoint[float] = 0.0
+    """From a decision until the instance has the request."""
+    requests_ahead_limit: PerEndpoint[int | None] = None
+    """Requests at the most that an instance is given beyond what it runs; None: as many as end in a round trip."""
+    batching: PerEndpoint[Batching] = field(default_factory=Batching)
+    queue_bound: PerEndpoint[int] | None = None
+    threshold: float = REGION_THRESHOLD
+    delays: Delays = field(default_factory=Delays)
+    reactive: Reactive | None = None
+    share_spot: bool = True
+    """Whether an instance that one model lends out as spot may be redeployed for another."""
+    catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
+    """Engines by (model, GPU type) for redeploying and swapping, beside those of the instances."""
+    endpoints: list[EndpointKey] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.instances:
+            raise ValueError("a cluster has at least one instance")
+        self.models, self.regions = list(self.models), list(self.regions)
+        for kind, names in (("models", self.models), ("regions", self.regions)):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{kind} names one twice: {', '.join(names)}")
+        for number, spec in enumerate(self.instances):
+            where = f"instance {number}" + (f" ({spec.name})" if spec.name else "")
+            if spec.state not in RESTS:
+                raise ValueError(f"{where}: starts {', '.join(state.name for state in RESTS)}, not {spec.state!r}")
+            for name in ("dispatch_max_num_seqs", "dispatch_kv_tokens"):
+                value = getattr(spec, name)
+                if value is not None and value < (2 if name == "dispatch_kv_tokens" else 1):
+                    raise ValueError(f"{where}: {name} is {value}, too few for any request")
+            if spec.model not in self.models:
+                self.models.append(spec.model)
+            if spec.region not in self.regions:
+                self.regions.append(spec.region)
+            if (spec.model, spec.region) not in self.endpoints:
+                self.endpoints.append((spec.model, spec.region))
+        for model, _ in self.catalog:
+            if model not in self.models:
+                self.models.append(model)
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold must be at least 0, not {self.threshold}")
+        for key in self.endpoints:
+            self._check_policies(key)
+        self.latencies()
+
+    def _check_policies(self, key: EndpointKey) -> None:
+        where = f"endpoint {key[0]} in {key[1]}"
+        routing, ordering = self.of(self.routing, key), self.of(self.ordering, key)
+        if routing not in POLICY_CODES:
+            raise ValueError(f"{where}: routing must be one of {', '.join(POLICY_CODES)}, not {routing!r}")
+        if ordering not in ORDERINGS:
+            raise ValueError(f"{where}: ordering must be one of {', '.join(ORDERINGS)}, not {ordering!r}")
+        stretch = self.of(self.ordering_stretch, key)
+        if not 0 <= stretch < np.inf:
+            raise ValueError(f"{where}: ordering_stretch must be a number from 0 up, not {stretch}")
+        round_trip_s, ahead = self.round_trip_s(key), self.of(self.requests_ahead_limit, key)
+        if not 0 <= round_trip_s < np.inf:
+            raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")
+        if ahead is not None and not 0 <= ahead < 1 << 31:
+            raise ValueError(f"{where}: requests_ahead_limit must be a count from 0 up or nothing, not {ahead}")
+        self.of(self.batching, key)
+        bound = self.bound(key)
+        if bound < 1:
+            raise ValueError(f"{where}: queue_bound must be at least 1, not {bound}")
+
+    @staticmethod
+    def of(policy: PerEndpoint[Value], key: EndpointKey) -> Value:
+        """The value of *policy* at the endpoint *key*. ValueError if it has none."""
+        if not isinstance(policy, Mapping):
+            return policy
+        if key not in policy:
+            raise ValueError(f"endpoint {key[0]} in {key[1]}: a policy is given by endpoint, but not for this one")
+        return policy[key]
+
+    def bound(self, key: EndpointKey) -> int:
+        return NO_BOUND if self.queue_bound is None else self.of(self.queue_bound, key)
+
+    def round_trip_s(self, key: EndpointKey) -> float:
+        return self.of(self.dispatch_round_trip_s, key)
+
+    def ahead_limit(self, key: EndpointKey) -> int:
+        """As `FleetArrays.ahead_limit`."""
+        limit = self.of(self.requests_ahead_limit, key)
+        return MEASURED if limit is None else limit
+
+    def yardstick(self, key: EndpointKey) -> Profile:
+        """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""
+        return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
+
+    def endpoint_index(self, model: str, region: str) -> int:
+        """ValueError if no instance serves *model* in *region*."""
+        return self.endpoints.index((model, region))
+
+    def latencies(self) -> NDArray[np.float64]:
+        """One way, regions x regions. ValueError if they are not that many, or not times."""
+        count = len(self.regions)
+        if self.latency_s is None:
+            return np.zeros((count, count))
+        latency_s = np.array(self.latency_s, np.float64)
+        if latency_s.shape != (count, count):
+            raise ValueError(f"latency_s has the shape {latency_s.shape}; there are {count} regions")
+        for at in np.argwhere(~((latency_s >= 0) & (latency_s < np.inf))):
+            names = f"{self.regions[at[0]]} to {self.regions[at[1]]}"
+            raise ValueError(f"latency_s from {names} is {latency_s[tuple(at)]}: not a time from 0 up")
+        return latency_s
+
+    def candidates(self, model: str, region: str) -> list[int]:
+        """Endpoints of *model* in order of preference for a caller in *region*: its own, the nearest, the first listed."""
+        latency_s, origin = self.latencies(), self.regions.index(region)
+        places = {self.regions.index(where): at for at, (name, where) in enumerate(self.endpoints) if name == model}
+        return [places[to] for to in sorted(places, key=lambda to: (to != origin, latency_s[origin, to], to))]
+
+    def engines(self) -> dict[tuple[str, str], EngineConfig]:
+        """The engine of each model on each GPU type, for redeploying: from the catalogue, else of the first instance."""
+        found = dict(self.catalog)
+        for spec in self.instances:
+            found.setdefault((spec.model, spec.gpu_type), spec.engine)
+        return found
+
+    def cached_block_sizes(self) -> set[int]:
+        """Block sizes, in tokens, of the engines that cache prefixes."""
+        engines = [*(spec.engine for spec in self.instances), *self.catalog.values()]
+        return {engine.block_size_tokens for engine in engines if engine.prefix_caching}
+
+    def longest_tokens(self) -> list[int]:
+        """For each model, prompt and output together that any of its instances can hold; 0 without an instance."""
+        longest = [0] * len(self.models)
+        served = [(spec.model, spec.engine) for spec in self.instances]
+        served += [(model, engine) for (model, _), engine in self.catalog.items() if model in dict(self.endpoints)]
+        for model, engine in served:
+            at = self.models.index(model)
+            # The last token produced is never computed, so it needs no room.
+            most = min(engine.max_model_len, engine.kv_capacity_tokens + 1)
+            longest[at] = min(longest[at], most) if longest[at] else most
+        return longest

@@ -1,0 +1,306 @@
+"""The dispatcher's part, as the gateway has it: requests are queued at an endpoint and given to instances that have room.
+
+A request waits at the endpoint that the global router chose, then the head of the queue is dispatched while an instance has
+room; when a request ends its room is released, and the head of the queue is tried again.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from scheduling.compiled import compiled_aside, compiled_part, index
+from scheduling.dispatch import dispatch, send
+from scheduling.fleet.profile import service_time_s
+from scheduling.lookahead.maps import leave
+from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, turn_key
+from scheduling.queueing.waiting_set import enqueue, free_slot, peek
+from scheduling.routing.predictive import dispatch_ahead
+from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
+from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, release
+from scheduling.simulation.cluster.choices import column, shortest
+from scheduling.simulation.cluster.event_queue import set_time
+from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, tell
+from scheduling.simulation.cluster.world import DONE, REFUSED, RUNNING, World
+from scheduling.simulation.engine.batch import give
+from scheduling.simulation.engine.sequences import free_sequence, take_sequence
+from scheduling.simulation.engine.state import GIVEN, NONE
+
+
+@compiled_part
+def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
+    """Hand the request in *slot*, just dispatched, to *instance*."""
+    waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
+    endpoint, request = index(waiting.endpoint[slot]), index(world.held[slot])
+    outcome = world.outcomes[request]
+    sequence = take_sequence(engines)
+    this = engines.sequences[sequence]
+    back_s = world.latency_s[index(world.policies[endpoint].region), index(column(arrivals.region, request))]
+    this.request = request
+    this.instance = instance
+    this.prompt_tokens = column(arrivals.prompt_tokens, request)
+    this.output_tokens = column(arrivals.output_tokens, request)
+    this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
+    this.expected_prompt = waiting.prompt_tokens[slot]
+    if world.policies[endpoint].routing == LEAST_DELAY:
+        learn(world.fleet, world.affinity, endpoint, slot, instance)
+    priority, key = column(arrivals.priority, request), float(waiting.key[slot])
+    this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
+    this.produced_tokens = this.computed_tokens = 0
+    this.decoding = this.streaming = this.again = 0
+    this.published = 0
+    this.origin_s = arrivals.arrival_s[request] - back_s
+    this.number = engines.counters[GIVEN]
+    engines.counters[GIVEN] += 1
+    outcome.state = RUNNING
+    outcome.instance = instance
+    if outcome.attempts == 0:
+        outcome.queue_s = now_s - arrivals.arrival_s[request]
+    outcome.attempts += 1
+    outcome.cached_tokens = 0
+    books = world.books[0]
+    if books.decisions < world.decisions.size:
+        decision = world.decisions[books.decisions]
+        decision.time_s, decision.request, decision.endpoint = now_s, request, endpoint
+        decision.instance, decision.waiting = instance, waiting.size[endpoint]
+        books.decisions += 1
+    free_slot(waiting, slot)
+    if world.policies[endpoint].round_trip_s > 0.0:
+        _send_off(world, endpoint, sequence, now_s)
+        return
+    event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
+    tell(world.fleet, engines, instance)
+    if event_s >= 0.0:
+        set_time(world.events, instance, event_s)
+
+
+@compiled_part
+def _sent_node(world: World, endpoint: int) -> int:
+    return int(2 * world.fleet.endpoint.size + world.way.shape[1] + world.sent.shape[1] + endpoint)
+
+
+@compiled_aside
+def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
+    """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
+    this = world.engines.sequences[sequence]
+    this.reaches_s = now_s + world.policies[endpoint].round_trip_s
+    this.next = NONE
+    if world.sent[0, endpoint] == NONE:
+        world.sent[0, endpoint] = sequence
+        set_time(world.events, _sent_node(world, endpoint), this.reaches_s)
+    else:
+        world.engines.sequences[world.sent[1, endpoint]].next = sequence
+    world.sent[1, endpoint] = sequence
+    tell(world.fleet, world.engines, int(this.instance))
+
+
+@compiled_aside
+def land(world: World, endpoint: int, now_s: float) -> None:
+    """The first sequence that *endpoint* sent off reaches its instance."""
+    engines = world.engines
+    sequence = int(world.sent[0, endpoint])
+    this = engines.sequences[sequence]
+    following, instance = int(this.next), int(this.instance)
+    world.sent[0, endpoint] = following
+    event_s = np.inf if following == NONE else engines.sequences[following].reaches_s
+    set_time(world.events, _sent_node(world, endpoint), event_s)
+    event_s = give(world.fleet, engines, instance, sequence, now_s, True)
+    tell(world.fleet, engines, instance)
+    if event_s >= 0.0:
+        set_time(world.events, instance, event_s)
+
+
+@compiled_part
+def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """`choices.shortest`, where no instance has room among those that may have a request ahead."""
+    opened = False
+    while True:
+        instance = shortest(world, endpoint, slot, now_s, source)
+        if instance >= 0 or opened or world.policies[endpoint].round_trip_s == 0.0:
+            break
+        opened = open_ahead(world.fleet, world.endpoints, endpoint)
+        if not opened:
+            break
+    if opened:
+        close_ahead(world.fleet, world.endpoints, endpoint)
+    return instance
+
+
+@compiled_aside
+def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
+    """`dispatch` by a router that looks ahead: with all tokens counted, and the maps moved by them."""
+    observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return dispatch_ahead(
+        world.fleet,
+        world.endpoints,
+        world.waiting,
+        world.engines.ahead,
+        world.affinity,
+        endpoint,
+        int(world.policies[endpoint].routing),
+    )
+
+
+@compiled_aside
+def _note(world: World, slot: int, request: int) -> None:
+    """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
+    cache, first, last = world.engines.cache, 0, 0
+    if cache.first.size > 1:
+        first, last = cache.first[request], cache.first[request + 1]
+    note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
+
+
+@compiled_aside
+def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
+    """Dynamic batching: an idle instance is given `batch_size` requests at once, or fewer after `batch_wait_s`."""
+    fleet, policy, waiting = world.fleet, world.policies[endpoint], world.waiting
+    node = 2 * fleet.endpoint.size + world.way.shape[1] + endpoint
+    first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
+    busy = world.busy
+    while True:
+        idle = False
+        for at in range(first, last):
+            instance = index(world.endpoints.members[at])
+            busy[instance] = fleet.accepting[instance] != 0 and fleet.running[instance] > 0
+            idle = idle or (fleet.accepting[instance] != 0 and fleet.running[instance] == 0)
+        if not idle or waiting.size[endpoint] == 0:
+            policy.batch_opened_s = np.inf
+            set_time(world.events, node, np.inf)
+            return
+        if policy.batch_opened_s == np.inf:
+            policy.batch_opened_s = now_s
+        due_s = policy.batch_opened_s + policy.batch_wait_s
+        if waiting.size[endpoint] < policy.batch_size and now_s < due_s:
+            set_time(world.events, node, due_s)
+            return
+        policy.batch_opened_s = np.inf
+        set_time(world.events, node, np.inf)
+        # While a batch runs, its instance takes nothing.
+        for at in range(first, last):
+            instance = index(world.endpoints.members[at])
+            if busy[instance] != 0:
+                fleet.accepting[instance] = 0
+        if policy.routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
+        for at in range(first, last):
+            other = index(world.endpoints.members[at])
+            if busy[other] != 0:
+                fleet.accepting[other] = 1
+        if slot < 0:
+            return
+        given = 1
+        while True:
+            _give(world, slot, instance, now_s, source)
+            slot = peek(waiting, endpoint)
+            if slot < 0 or given == policy.batch_size:
+                break
+            prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+            if not has_room(fleet, instance, prompt, output):
+                break
+            send(fleet, world.endpoints, waiting, slot, instance)
+            given += 1
+
+
+@compiled_part
+def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
+    """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
+    if world.policies[endpoint].batch_size > 0:
+        _batch_pump(world, endpoint, now_s, source)
+        return
+    fleet, waiting, routing = world.fleet, world.waiting, int(world.policies[endpoint].routing)
+    slot = peek(waiting, endpoint)
+    if slot >= 0 and routing != JOIN_SHORTEST_QUEUE:
+        observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    while slot >= 0:
+        if routing == JOIN_SHORTEST_QUEUE:
+            instance = _shortest(world, endpoint, slot, now_s, source)
+            if instance >= 0:
+                send(fleet, world.endpoints, waiting, slot, instance)
+        elif routing >= PRESERVE:
+            slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
+        else:
+            slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
+        if instance < 0:
+            return
+        _give(world, slot, instance, now_s, source)
+        slot = peek(waiting, endpoint)
+
+
+@compiled_part
+def refuse(world: World, request: int) -> None:
+    world.outcomes[request].state = REFUSED
+    world.books[0].refused += 1
+    world.books[0].ended += 1
+
+
+@compiled_part
+def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
+    """How long a request takes alone by the profile of *policy*, an ENDPOINT record."""
+    return service_time_s(
+        float(policy.prefill_t0_s),
+        float(policy.prefill_a_s),
+        float(policy.prefill_b_s_per_token),
+        float(policy.prefill_c_s_per_token2),
+        float(policy.decode_a_s),
+        float(policy.decode_b_s_per_sequence),
+        float(policy.decode_c_s_per_token),
+        prompt_tokens,
+        output_tokens,
+    )
+
+
+@compiled_part
+def queue(world: World, request: int, endpoint: int) -> None:
+    """Let *request* wait at *endpoint*, or refuse it if the queue there is full."""
+    policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
+    outcome = world.outcomes[request]
+    outcome.state, outcome.endpoint = 0, endpoint
+    if waiting.size[endpoint] >= policy.queue_bound:
+        refuse(world, request)
+        return
+    prompt, output = column(arrivals.prompt_tokens, request), column(arrivals.predicted_tokens, request)
+    room = int(policy.largest_kv_tokens)
+    if prompt + output > room:
+        prompt = min(prompt, room - 1)
+        output = room - prompt
+    arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
+    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    ordering = int(policy.ordering)
+    service_s = 0.0
+    if ordering not in (FCFS, PRIORITY):  # which do not ask for it
+        service_s = _service_s(policy, prompt, column(arrivals.output_tokens, request) if ordering == SJF else output)
+    key = turn_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+    slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
+    world.held[slot] = request
+    if policy.routing == LEAST_DELAY:
+        _note(world, slot, request)
+
+
+@compiled_part
+def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
+    """The last token of *sequence* has come out: its room goes to others."""
+    engines = world.engines
+    this = engines.sequences[sequence]
+    outcome = world.outcomes[index(this.request)]
+    outcome.e2e_s = now_s - this.origin_s
+    outcome.state = DONE
+    world.books[0].ended += 1
+    if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
+        note_end(world.fleet, instance, now_s)
+    release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
+    tell(world.fleet, engines, instance)
+    if engines.ahead.clock.size > 0:
+        leave(engines.ahead, sequence)
+    free_sequence(engines, sequence)
+
+
+@compiled_part
+def flagged(world: World, endpoint: int, now_s: float) -> bool:
+    """Whether the head of the queue of *endpoint* has waited longer than `wait_flag_s`; said once in as long a time."""
+    head, policy, longest_s = peek(world.waiting, endpoint), world.policies[endpoint], world.books[0].wait_flag_s
+    if head < 0 or now_s - max(world.waiting.arrival_s[head], policy.flagged_s) <= longest_s:
+        return False
+    policy.flagged_s = now_s
+    return True

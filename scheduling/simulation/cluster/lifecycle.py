@@ -1,0 +1,161 @@
+"""The life of instances: started, loaded, drained, lent out as spot and taken back, asleep, failed, with another model.
+
+The changes themselves are compiled (`changes`), for the loop makes most of them by itself; here is what callers may ask
+for, and what takes more than arrays: another model on an instance. Delays are the cluster's; that of a spot reclaim is
+drawn (SageServe 7.1: median one minute, at most five).
+"""
+
+import math
+from dataclasses import astuple
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet.arrays import assign_endpoint
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.simulation.cluster.description import Cluster, Delays
+from scheduling.simulation.cluster.loop import change
+from scheduling.simulation.cluster.state_changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, TO_CALLER
+from scheduling.simulation.cluster.world import State, World
+from scheduling.simulation.engine.state import NONE, configure
+
+NEVER: Final = float("inf")
+SPOT_SPREAD: Final = 0.6
+"""Standard deviation of the logarithm of a reclaim: one in 270 takes more than five medians."""
+FEWEST_DRAWN: Final = 64
+MOST_DRAWN: Final = 8192
+"""Reclaims that are drawn ahead: twice as many each time, for the loop pauses whenever there are no more."""
+
+
+class Lives:
+    """The states of all instances, and the only way to change them. Callers check that a change makes sense."""
+
+    def __init__(self, cluster: Cluster, world: World, seed: int) -> None:
+        self.delays: Delays = cluster.delays
+        self.redeploys = self.swaps = 0
+        self.world = world
+        self._cluster = cluster
+        self._catalog = cluster.engines()
+        self._books: Any = world.books[0]
+        self._random = np.random.default_rng(seed)
+        self._used: list[list[str]] = [[spec.model] for spec in cluster.instances]
+        """Models that were on each instance, the last one first."""
+
+    @property
+    def state(self) -> NDArray[np.int8]:
+        """`State` by instance."""
+        return self.world.lives.instances["state"]
+
+    def state_s(self, now_s: float) -> NDArray[np.float64]:
+        """Seconds that each instance spent in each state up to *now_s*."""
+        spent_s = self.world.lives.spent_s.copy()
+        spent_s[np.arange(self.state.size), self.state] += now_s - self.world.lives.instances["since_s"]
+        return spent_s
+
+    def changes(self) -> NDArray[Any]:
+        """CHANGE records in order of time."""
+        return self.world.lives.changes[: self._books.changes].copy()
+
+    def make_room(self) -> None:
+        """See to it that there is room for one more change, and that one more reclaim is drawn."""
+        lives = self.world.lives
+        if self._books.changes == lives.changes.size:
+            lives = lives._replace(changes=np.concatenate([lives.changes, np.zeros_like(lives.changes)]))
+        if self._books.reclaims == lives.reclaims_s.size:
+            count = min(max(FEWEST_DRAWN, 2 * lives.reclaims_s.size), MOST_DRAWN)
+            # One by one: the exponential of an array may differ from that of its elements in the last bit.
+            drawn = [math.exp(SPOT_SPREAD * each) for each in self._random.standard_normal(count)]
+            drawn_s = np.minimum(self.delays.spot_median_s * np.array(drawn), self.delays.spot_max_s)
+            lives = lives._replace(reclaims_s=drawn_s)
+            self._books.reclaims = 0
+        if lives is not self.world.lives:
+            self.world = self.world._replace(lives=lives)
+
+    def _change(self, what: int, subject: int, state: int = NONE, endpoint: int = -1, lasts_s: float = NEVER) -> int:
+        self.make_room()
+        return int(change(self.world, what, subject, int(state), endpoint, float(lasts_s)))
+
+    def drain(self, instance: int, goal: State, lasts_s: float = NEVER, endpoint: int = -1) -> None:
+        """Let *instance* finish what it has and become *goal*, for *lasts_s*, at another *endpoint* if that moves it."""
+        if self._change(DRAIN, instance, goal, endpoint, lasts_s) == TO_CALLER:
+            self.settle(instance)
+
+    def settle(self, instance: int) -> None:
+        """*instance*, which is to move to another endpoint, holds nothing any more."""
+        life: Any = self.world.lives.instances[instance]
+        goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
+        life.goal_endpoint = -1
+        model, _ = self._cluster.endpoints[endpoint]
+        if goal == State.SWAPPING:
+            lasts_s = self.swap_s(instance, model)
+        self._move(instance, endpoint)
+        self._used[instance] = [model, *(each for each in self._used[instance] if each != model)]
+        self._change(PUT, instance, goal, lasts_s=lasts_s)
+
+    def swap_s(self, instance: int, model: str) -> float:
+        """How long *model* takes to come onto *instance*: from its GPU, host memory or storage, by who was there last."""
+        if model not in self._used[instance]:
+            return self.delays.swap_storage_s
+        rank = self._used[instance].index(model)
+        if rank < self.delays.gpu_models:
+            return self.delays.swap_gpu_s
+        if rank < self.delays.gpu_models + self.delays.cpu_models:
+            return self.delays.swap_cpu_s
+        return self.delays.swap_storage_s
+
+    def _move(self, instance: int, endpoint: int) -> None:
+        """Let the idle *instance* belong to *endpoint*, with the engine that its model has on this GPU type."""
+        fleet, policies = self.world.fleet, self.world.policies
+        key = model, _ = self._cluster.endpoints[endpoint]
+        config = self._catalog[model, self._cluster.instances[instance].gpu_type]
+        before = int(fleet.endpoint[instance])
+        coming = bool(COMING >> int(self.state[instance]) & 1)
+        policies[before].serving -= coming
+        policies[endpoint].serving += coming
+        assign_endpoint(fleet, self.world.endpoints, instance, endpoint)
+        fleet.model[instance] = self._cluster.models.index(model)
+        one_by_one = self._cluster.of(self._cluster.batching, self._cluster.endpoints[endpoint]).mode == "none"
+        fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
+        fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
+        fleet.profile[instance] = astuple(config.profile)
+        fleet.ahead_limit[instance], fleet.round_trips[instance] = self._cluster.ahead_limit(key), 0.0
+        fleet.round_trips[instance, ROUND_TRIP_S] = self._cluster.round_trip_s(key)
+        configure(self.world.engines, instance, config)
+        for each in (before, endpoint):
+            capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]
+            policies[each].largest_kv_tokens = capacities.max(initial=0)
+
+    def start(self, instance: int) -> bool:
+        """Bring *instance* up from whatever rest it is at; False if it is at none."""
+        return self._change(START, instance) >= 0
+
+    def redeploy(self, instance: int, endpoint: int, *, remote: bool) -> None:
+        self.redeploys += 1
+        weights_s = self.delays.remote_weights_s if remote else self.delays.local_weights_s
+        self.drain(instance, State.LOADING, weights_s, endpoint)
+
+    def swap(self, instance: int, endpoint: int) -> None:
+        self.swaps += 1
+        self.drain(instance, State.SWAPPING, endpoint=endpoint)
+
+    def fail(self, instance: int, repair_s: float) -> None:
+        life: Any = self.world.lives.instances[instance]
+        life.goal_endpoint, life.loading_s = -1, self.delays.local_weights_s
+        self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
+
+    def scale_out(self, endpoint: int) -> bool:
+        """One instance more for *endpoint*, by the shortest way that there is; False if there is none."""
+        changed = self._change(SCALE_OUT, endpoint)
+        if changed == TO_CALLER:
+            self.reach_out(endpoint)
+        return changed != NONE
+
+    def reach_out(self, endpoint: int) -> None:
+        """Add the first spot instance of another model in the region of *endpoint* to it, from local weights."""
+        fits = self.world.lives.fits[endpoint] != 0
+        self.redeploy(int(np.argmax(fits & (self.state == State.SPOT))), endpoint, remote=False)
+
+    def scale_in(self, endpoint: int) -> bool:
+        """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""
+        return self._change(SCALE_IN, endpoint) >= 0

@@ -1,0 +1,163 @@
+"""Changes of instances' states, compiled: what the loop does by itself, and what `lifecycle` asks of it.
+
+Each action changes the state of one instance at most. What needs more than the arrays (another model's engine on an
+instance) is left to the caller.
+"""
+
+import math
+from typing import Final
+
+from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.routing.prefix_affinity import forget
+from scheduling.simulation.cluster.event_queue import set_time
+from scheduling.simulation.cluster.totals import sum_up
+from scheduling.simulation.cluster.world import State, World
+from scheduling.simulation.engine.prefix_cache import empty_cache
+from scheduling.simulation.engine.state import NONE
+
+# Actions.
+NOTHING: Final = 0
+PUT: Final = 1  # an instance, into a state, for some time
+START: Final = 2  # an instance, from the rest that it is at
+DRAIN: Final = 3  # an instance, and what it becomes then, for how long, at which endpoint
+SETTLE: Final = 4  # an instance that is drained
+RIPEN: Final = 5  # an instance: the time of its state is over
+SCALE_OUT: Final = 6  # an endpoint
+SCALE_IN: Final = 7  # an endpoint
+
+TO_CALLER: Final = -2
+"""Beside an instance's number and NONE the answer to an action: the caller is to see to it."""
+
+# States as plain numbers.
+EMPTY: Final = int(State.EMPTY)
+STARTING: Final = int(State.STARTING)
+LOADING: Final = int(State.LOADING)
+READY: Final = int(State.READY)
+DRAINING: Final = int(State.DRAINING)
+SPOT: Final = int(State.SPOT)
+RECLAIMING: Final = int(State.RECLAIMING)
+FALLING_ASLEEP: Final = int(State.FALLING_ASLEEP)
+ASLEEP: Final = int(State.ASLEEP)
+WAKING: Final = int(State.WAKING)
+FAILED: Final = int(State.FAILED)
+SWAPPING: Final = int(State.SWAPPING)
+
+AT_HAND: Final = (DRAINING, SPOT, ASLEEP)
+"""States from which an instance of the same model is back the soonest, in order."""
+COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING | 1 << SWAPPING
+"""Bits of the states of an instance that serves its endpoint or is on the way to it."""
+
+
+@compiled_part
+def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) -> None:
+    """Put *instance* into the state *after*; for *lasts_s*, or until somebody decides."""
+    fleet, lives, books = world.fleet, world.lives, world.books[0]
+    life, endpoint = lives.instances[instance], int(fleet.endpoint[instance])
+    before = int(life.state)
+    lives.spent_s[instance, before] += now_s - life.since_s
+    life.since_s = now_s
+    life.state = after
+    fleet.accepting[instance] = after == READY
+    sum_up(fleet, world.endpoints, world.engines, endpoint)
+    world.policies[endpoint].serving += (COMING >> after & 1) - (COMING >> before & 1)
+    if after not in (READY, DRAINING):  # only who serves keeps what is cached
+        forget(fleet, instance)
+        if books.caches != 0:
+            empty_cache(world.engines, instance)
+    set_time(world.events, fleet.endpoint.size + instance, now_s + lasts_s)
+    change = lives.changes[books.changes]
+    change.time_s, change.instance, change.endpoint = now_s, instance, endpoint
+    change.before, change.after = before, after
+    books.changes += 1
+
+
+@compiled_part
+def _most_at_hand(world: World, endpoint: int) -> int:
+    """Who is back the soonest for *endpoint*; TO_CALLER if that is one of another model, NONE if nobody is.
+
+    In order: one that drains only to rest, a spot instance of the same model, one asleep, a spot instance of another
+    model in the region, an empty slot.
+    """
+    lives, members = world.lives, world.endpoints.members
+    first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
+    for state in AT_HAND:
+        for at in range(first, last):
+            life = lives.instances[members[at]]
+            if life.state == state and (state != DRAINING or life.goal_endpoint < 0):
+                return int(members[at])
+    if world.books[0].share_spot != 0:
+        for instance in range(lives.instances.size):
+            if lives.fits[endpoint, instance] != 0 and lives.instances[instance].state == SPOT:
+                return TO_CALLER
+    for at in range(first, last):
+        if lives.instances[members[at]].state == EMPTY:
+            return int(members[at])
+    return NONE
+
+
+@compiled_part
+def _least_busy(world: World, endpoint: int) -> int:
+    """The ready instance of *endpoint* with the least left to do; NONE if none is ready."""
+    found = NONE
+    for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
+        instance = int(world.endpoints.members[at])
+        if world.lives.instances[instance].state == READY and (
+            found == NONE or world.fleet.remaining_tokens[instance] < world.fleet.remaining_tokens[found]
+        ):
+            found = instance
+    return found
+
+
+@compiled_aside
+def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: float) -> int:
+    """Do *what* to the instance or endpoint *at*, now: the instance that it was done to, NONE, or TO_CALLER.
+
+    PUT and DRAIN take what it becomes and how long that lasts, DRAIN also the *endpoint* that it moves to, NONE for its own.
+    """
+    lives, books = world.lives, world.books[0]
+    now_s = float(books.now_s)
+    instance = at
+    if what == SCALE_OUT:
+        instance = _most_at_hand(world, at)
+    elif what == SCALE_IN:
+        instance = _least_busy(world, at)
+        after, endpoint, lasts_s = SPOT, NONE, math.inf
+    if instance < 0:
+        return instance
+    life = lives.instances[instance]
+    state = int(life.state)
+    if what in (START, SCALE_OUT):
+        lasts_s = math.inf
+        if state == EMPTY:
+            after, lasts_s = STARTING, books.start_s
+            life.loading_s = books.remote_weights_s
+        elif state == SPOT:
+            after, lasts_s = RECLAIMING, lives.reclaims_s[books.reclaims]
+            books.reclaims += 1
+        elif state == ASLEEP:
+            after, lasts_s = WAKING, books.wake_s
+        elif state == DRAINING and life.goal_endpoint < 0:
+            after = READY
+        else:
+            return NONE
+    elif what == RIPEN:
+        after, lasts_s = READY, math.inf
+        if state in (STARTING, FAILED):
+            after, lasts_s = LOADING, life.loading_s
+            life.loading_s = books.local_weights_s
+        elif state == FALLING_ASLEEP:
+            after = ASLEEP
+    elif what in (DRAIN, SCALE_IN):
+        life.goal, life.goal_endpoint, life.goal_s = after, endpoint, lasts_s
+        if world.fleet.running[instance] > 0:
+            if state == DRAINING:
+                return instance
+            after, lasts_s = DRAINING, math.inf
+        elif endpoint >= 0:
+            return TO_CALLER
+    elif what == SETTLE:
+        if life.goal_endpoint >= 0:
+            return TO_CALLER
+        after, lasts_s = int(life.goal), life.goal_s
+    _put(world, instance, int(after), now_s, float(lasts_s))
+    return instance

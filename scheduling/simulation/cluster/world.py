@@ -1,0 +1,245 @@
+"""Everything that a simulation holds in arrays, as one bundle that @compiled functions take. Made by `build`."""
+
+from dataclasses import fields
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.routing.prefix_affinity import Affinity
+from scheduling.simulation.cluster.event_queue import EventTree
+from scheduling.simulation.engine.state import EngineArrays, record
+
+
+class State(IntEnum):
+    """What an instance is for at a moment. It takes work only while READY."""
+
+    EMPTY = 0
+    """No machine is paid for."""
+    STARTING = 1
+    """A machine is being brought up."""
+    LOADING = 2
+    """Weights are on their way into the GPU."""
+    READY = 3
+    DRAINING = 4
+    """Finishes what it has, then becomes what was decided."""
+    SPOT = 5
+    """Lent out as a spot instance, with its model loaded."""
+    RECLAIMING = 6
+    """Being taken back from spot."""
+    FALLING_ASLEEP = 7
+    ASLEEP = 8
+    """Weights in host memory, no KV cache."""
+    WAKING = 9
+    FAILED = 10
+    SWAPPING = 11
+    """Changing its model in place."""
+
+
+class Outcome(IntEnum):
+    """How far a request came."""
+
+    WAITING = 0
+    RUNNING = 1
+    DONE = 2
+    FAILED = 3
+    """Its instance was lost after the first token, or for the third time."""
+    REFUSED = 4
+    """No instance served its model or soon would, or the queue was full."""
+
+
+# The same as plain numbers, for kernels.
+READY: Final = 3
+RUNNING: Final = 1
+DONE: Final = 2
+FAILED: Final = 3
+REFUSED: Final = 4
+
+MAX_ATTEMPTS: Final = 3
+"""Instances that a request is tried on, as in the gateway."""
+
+OUTCOME = record(
+    [
+        ("ttft_s", np.float64),
+        ("e2e_s", np.float64),
+        ("queue_s", np.float64),
+        ("instance", np.int32),
+        ("cached_tokens", np.int32),
+        ("endpoint", np.int16),
+        ("preemptions", np.int16),
+        ("attempts", np.int8),
+        ("state", np.int8),
+    ]
+)
+"""What became of one request; times in seconds from its arrival at the caller's gateway, nan for never.
+
+`cached_tokens` of its prompt were in the prefix cache when it was first admitted.
+"""
+
+DECISION = record(
+    [
+        ("time_s", np.float64),
+        ("request", np.int64),
+        ("endpoint", np.int32),
+        ("instance", np.int32),
+        ("waiting", np.int64),
+    ]
+)
+"""One dispatch: where a request was sent, and how many were left waiting there."""
+
+BOOKS = record(
+    [
+        ("now_s", np.float64),
+        ("threshold", np.float64),  # of the global router
+        ("wait_flag_s", np.float64),
+        ("reactive", np.uint8),  # whether the trigger is on; then its parameters
+        ("out_above", np.float64),
+        ("in_below", np.float64),
+        ("cooldown_s", np.float64),
+        ("min_instances", np.int64),
+        ("max_instances", np.int64),
+        ("called_endpoint", np.int64),  # what the loop wants the caller to look at: an endpoint,
+        ("called_instance", np.int64),  # an instance whose life goes on,
+        ("called_for", np.int64),  # and whether it wants more of them (1) or fewer (-1)
+        ("arrived", np.int64),  # requests by what became of them
+        ("ended", np.int64),
+        ("forwarded", np.int64),
+        ("requeued", np.int64),
+        ("refused", np.int64),
+        ("failed", np.int64),
+        ("events", np.int64),
+        ("decisions", np.int64),
+        ("changes", np.int64),
+        ("scale_outs", np.int64),
+        ("scale_ins", np.int64),
+        ("reclaims", np.int64),
+        ("caches", np.uint8),  # whether any engine caches prefixes
+        ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
+        ("start_s", np.float64),  # delays
+        ("local_weights_s", np.float64),
+        ("remote_weights_s", np.float64),
+        ("wake_s", np.float64),
+    ]
+)
+"""The state of the run as a whole: its clock, its parameters, what it counts."""
+
+ENDPOINT = record(
+    [
+        ("model", np.int64),
+        ("region", np.int64),
+        ("routing", np.int64),
+        ("ordering", np.int64),
+        ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
+        *((field.name, np.float64) for field in fields(Profile)),
+        ("round_trip_s", np.float64),  # from a decision until the instance has the request
+        ("queue_bound", np.int64),
+        ("batch_size", np.int64),  # 0: continuous; else a batch is given whole to an idle instance (SSJF: dynamic)
+        ("batch_wait_s", np.float64),
+        ("batch_opened_s", np.float64),  # when a batch in the making met an idle instance; infinity for none
+        (
+            "largest_kv_tokens",
+            np.int64,
+        ),  # of its largest instance: a longer prediction is cut, or it would wait for ever
+        ("serving", np.int64),  # instances that serve it or soon will
+        ("scaled_s", np.float64),  # when the reactive trigger last changed it
+        ("flagged_s", np.float64),  # when its queue last had the caller called
+    ]
+)
+"""How an endpoint is run."""
+
+
+LIFE = record(
+    [
+        ("state", np.int8),
+        ("goal", np.int8),  # what a draining instance becomes,
+        ("goal_endpoint", np.int32),  # where, -1 for its own endpoint,
+        ("goal_s", np.float64),  # and for how long
+        ("since_s", np.float64),
+        ("loading_s", np.float64),  # how long it loads its weights when it comes to that
+    ]
+)
+"""The state of one instance, and what is decided of it."""
+
+CHANGE = record(
+    [
+        ("time_s", np.float64),
+        ("instance", np.int32),
+        ("endpoint", np.int32),
+        ("before", np.int32),
+        ("after", np.int32),
+    ]
+)
+"""One change of an instance's state. (No bytes between fields: a copy would leave them as they happen to be.)"""
+
+
+class LifeArrays(NamedTuple):
+    """The states of all instances. `changes` alters them."""
+
+    instances: NDArray[np.void]
+    """LIFE records."""
+    spent_s: NDArray[np.float64]
+    """instances x states: seconds spent in each up to the last change."""
+    changes: NDArray[np.void]
+    """CHANGE records, of which `books.changes` are written."""
+    reclaims_s: NDArray[np.float64]
+    """How long the next reclaims from spot take, of which `books.reclaims` are used."""
+    fits: NDArray[np.uint8]
+    """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
+
+
+class Arrivals(NamedTuple):
+    """What the engine reads of the requests. A column of one element holds for all of them."""
+
+    arrival_s: NDArray[np.float64]
+    model: NDArray[np.int16]
+    region: NDArray[np.int16]
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    predicted_tokens: NDArray[np.int32]
+    priority: NDArray[np.int32]
+    deadline_s: NDArray[np.float64]
+
+
+class World(NamedTuple):
+    """All arrays of a simulation."""
+
+    fleet: FleetArrays
+    endpoints: EndpointArrays
+    waiting: WaitingArrays
+    engines: EngineArrays
+    events: EventTree
+    """Nodes: instances' work; instances' lives; ways between regions (from * regions + to); endpoints' batches; what is on
+    its way from endpoints to their instances, where that takes time."""
+    arrivals: Arrivals
+    outcomes: NDArray[np.void]
+    """OUTCOME records, by request."""
+    policies: NDArray[np.void]
+    """ENDPOINT records."""
+    candidate_first: NDArray[np.int64]
+    """`candidates[candidate_first[at]:candidate_first[at + 1]]`, at = model * regions + region, in order of preference."""
+    candidates: NDArray[np.int32]
+    latency_s: NDArray[np.float64]
+    """One way, regions x regions."""
+    held: NDArray[np.int64]
+    """The request in each slot of the waiting set."""
+    lives: LifeArrays
+    travelling: NDArray[np.int64]
+    """For each request on its way to another region the one after it; one element when no way takes time."""
+    way: NDArray[np.int64]
+    """2 x ways: first and last request on each."""
+    sent: NDArray[np.int32]
+    """2 x endpoints: first and last sequence on its way to an instance of each; the one after it is its `next`."""
+    decisions: NDArray[np.void]
+    """DECISION records; of none when no log is kept."""
+    busy: NDArray[np.uint8]
+    """Scratch, by instance."""
+    least_tokens: NDArray[np.float64]
+    """Scratch, by instance."""
+    affinity: Affinity
+    """What the router that goes by prefixes remembers; next to nothing where none does."""
+    books: NDArray[np.void]
+    """One BOOKS record."""

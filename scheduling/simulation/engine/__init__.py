@@ -1,0 +1,1 @@
+"""One instance: its engine step by step (reference), and many iterations at a time (compiled)."""

@@ -1,0 +1,250 @@
+"""The compiled engine of one instance: the same iterations as `ReferenceEngine`, taken many at a time.
+
+While nobody joins or leaves, k iterations of a batch that decodes take L·k + A·k² seconds, for the context grows by one
+token a sequence each time. So the next event of an instance is found in closed form. A *segment* is a run of such
+iterations; it ends at the first sequence that has all its tokens (or exceeds those expected of it, which changes what the
+dispatcher sees), at the iteration that the free blocks no longer suffice for, or at the boundary after a request came that
+could be admitted. An iteration with any prefill, or with only a part of the batch, is a *step* of its own.
+
+At most one sequence is ever half prefilled, and it is the last admitted: nobody is admitted after the token budget is
+used up, and max_num_seqs, which bounds the decode tokens of an iteration, is never more than that budget.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled_aside, compiled_part, index
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.routing.routers import advance, prefilled
+from scheduling.simulation.engine.kv_room import blocks, free_steps, place_in_block, take_blocks
+from scheduling.simulation.engine.lookahead import join_map
+from scheduling.simulation.engine.preemption import rebuild, schedule_short, step_of_a_part
+from scheduling.simulation.engine.prefix_cache import give_back, look_up, publish, settle, share
+from scheduling.simulation.engine.progress import compute, count_tokens, ends_s, join, observe, start_step
+from scheduling.simulation.engine.sequences import (
+    append_running,
+    pop_waiting,
+    push_waiting,
+    remove_running,
+    replace_first_due,
+    sort_by_admission,
+)
+from scheduling.simulation.engine.state import IDLE, ITERATIONS, NONE, SEGMENT, EngineArrays
+
+
+@compiled_aside
+def _admit_cached(
+    engines: EngineArrays, instance: int, sequence: int, free: int, budget: int, outcomes: NDArray[np.void]
+) -> int:
+    """Admit *sequence*, the first that waits, with what the prefix cache has of it: how many tokens it computes now.
+
+    0 if its blocks do not fit into the *free* ones, which are `free_blocks` afterwards if they do.
+    """
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    total = this.prompt_tokens + this.produced_tokens
+    found, in_use = look_up(engines, instance, sequence)
+    if blocks(engine, total) - in_use > free:
+        return 0
+    pop_waiting(engines, instance)
+    append_running(engines, instance, sequence)
+    share(engines, instance, sequence, found)
+    if this.again == 0:
+        outcomes[this.request].cached_tokens = this.computed_tokens
+    tokens = min(total - this.computed_tokens, budget)
+    held = this.computed_tokens + tokens
+    engine.free_blocks = free - (blocks(engine, held) - in_use)
+    settle(engines, instance, int(engine.free_blocks))
+    publish(engines, instance, sequence, int(held))
+    return int(tokens)
+
+
+@compiled_part
+def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
+    """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
+    engine = engines.instances[instance]
+    while True:
+        if engine.running == 0 and engine.waiting == 0:
+            engine.phase = IDLE
+            engine.next_s = math.inf
+            return math.inf
+        need = int(engines.residues[instance, place_in_block(engine, -engine.iteration)])
+        chunk = 0
+        if engine.partial != NONE:
+            part = engines.sequences[index(engine.partial)]
+            chunk = min(
+                part.prompt_tokens + part.produced_tokens - part.computed_tokens,
+                engine.budget_tokens - engine.decoding,
+            )
+            need += blocks(engine, part.computed_tokens + chunk) - blocks(engine, part.computed_tokens)
+        if need <= engine.free_blocks:
+            break
+        if schedule_short(engines, instance, outcomes) > 0:
+            return step_of_a_part(engines, instance, now_s)
+        rebuild(engines, instance, False)
+    budget = engine.budget_tokens - engine.decoding
+    free = engine.free_blocks - need
+    prefill, decodes, context = 0, engine.decoding, engine.context_tokens
+    if engine.prefix_caching != 0:
+        settle(engines, instance, int(free))
+    if chunk > 0:
+        part = engines.sequences[index(engine.partial)]
+        total = part.prompt_tokens + part.produced_tokens
+        if engine.prefix_caching != 0:
+            publish(engines, instance, int(engine.partial), int(part.computed_tokens + chunk))
+        if compute(engines, instance, index(engine.partial), chunk):
+            decodes += 1
+            context += total
+        else:
+            prefill += chunk
+        budget -= chunk
+    admitted = 0
+    while budget > 0 and engine.waiting > 0 and engine.running < engine.max_num_seqs:
+        sequence = index(engine.first_waiting)
+        this = engines.sequences[sequence]
+        total = this.prompt_tokens + this.produced_tokens
+        if engine.prefix_caching != 0:
+            tokens = _admit_cached(engines, instance, sequence, int(free), int(budget), outcomes)
+            if tokens == 0:
+                break
+            free = engine.free_blocks
+        else:
+            if blocks(engine, total) > free:
+                break
+            pop_waiting(engines, instance)
+            append_running(engines, instance, sequence)
+            tokens = min(total, budget)
+            free -= blocks(engine, tokens)
+        if compute(engines, instance, sequence, tokens):
+            decodes += 1
+            context += total
+        else:
+            prefill += tokens
+        budget -= tokens
+        admitted += 1
+    engine.step_decodes, engine.step_within = engine.decoding, engine.within
+    if chunk > 0 or admitted > 0:
+        engine.free_blocks = free
+        return start_step(engines, instance, now_s, prefill, decodes, context)
+    batch = engine.decoding
+    engine.phase = SEGMENT
+    engines.exceeding[instance] = engine.step_within < engine.step_decodes
+    engine.started_s = now_s
+    engine.quadratic_s = 0.5 * engine.decode_c_s_per_token * batch
+    engine.linear_s = (
+        engine.decode_a_s + engine.decode_b_s_per_sequence * batch + engine.decode_c_s_per_token * context
+    ) - engine.quadratic_s
+    engine.steps = free_steps(engines, instance, engines.due[instance, 0] - engine.iteration)
+    engine.counted = 0
+    engine.next_s = ends_s(engines, instance, 1)
+    engine.most_per_s = 1.0 / engine.linear_s
+    engine.least_per_s = 1.0 / (engine.linear_s + engine.quadratic_s * engine.steps)
+    return ends_s(engines, instance, engine.steps)
+
+
+@compiled_part
+def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> int:
+    """End the work in progress of *instance* at *now_s*; how many sequences are done, the first of `engines.done`.
+
+    Blocks and places of those are free again; their records, and the dispatcher's view of them, are the caller's to clear.
+    """
+    engine = engines.instances[instance]
+    steps = engine.steps
+    count_tokens(fleet, engines, instance, steps)
+    engine.next_s = math.inf
+    engines.exceeding[instance] = 0
+    if engine.phase == SEGMENT:
+        take_blocks(engines, instance, steps)
+        if engine.prefix_caching != 0:
+            settle(engines, instance, int(engine.free_blocks))
+        engine.context_tokens += engine.decoding * steps
+    else:
+        engine.context_tokens += engine.step_decodes
+    engine.iteration += steps
+    engines.counters[ITERATIONS] += steps
+    done = 0
+    while engine.decoding > 0 and engines.due[instance, 0] <= engine.iteration:
+        sequence = index(engines.due_sequence[instance, 0])
+        this = engines.sequences[sequence]
+        produced = engine.iteration + this.offset
+        if produced < this.output_tokens:  # it goes on, beyond what was expected
+            engine.within -= 1
+            replace_first_due(engines, instance, engine.decoding, sequence, this.output_tokens - this.offset)
+            continue
+        last = index(engine.decoding - 1)
+        replace_first_due(
+            engines, instance, last, int(engines.due_sequence[instance, last]), int(engines.due[instance, last])
+        )
+        engine.decoding = last
+        engine.context_tokens -= this.prompt_tokens + produced
+        if this.expected_tokens - this.prompt_tokens >= this.output_tokens:
+            engine.within -= 1
+        engines.residues[instance, place_in_block(engine, this.prompt_tokens + this.offset - 1)] -= 1
+        if engine.prefix_caching == 0:
+            engine.free_blocks += blocks(engine, this.prompt_tokens + produced - 1)
+        this.produced_tokens = produced
+        this.decoding = 0
+        remove_running(engines, instance, sequence)
+        engines.done[done] = sequence
+        done += 1
+    if engines.ahead.clock.size > 0:
+        join_map(engines, instance)
+    sequence = int(engine.joining)
+    engine.joining = NONE
+    while sequence != NONE:
+        sequence = index(sequence)
+        this = engines.sequences[sequence]
+        following = int(this.next_joining)
+        if this.streaming == 0:
+            this.streaming = 1
+            advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
+            prefilled(fleet, instance, int(this.expected_prompt))
+            outcomes[index(this.request)].ttft_s = now_s - this.origin_s
+        else:
+            advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
+        this.produced_tokens += 1
+        if this.produced_tokens == this.output_tokens:
+            if engine.prefix_caching == 0:
+                engine.free_blocks += blocks(engine, int(this.computed_tokens))
+            remove_running(engines, instance, sequence)
+            engines.done[done] = sequence
+            done += 1
+        else:
+            join(engines, instance, sequence)
+        sequence = following
+    if done > 1:
+        sort_by_admission(engines, done)
+    if engine.prefix_caching != 0:
+        for at in range(done):
+            this = engines.sequences[engines.done[at]]
+            tokens = int(this.prompt_tokens + this.produced_tokens - 1)
+            engine.free_blocks += give_back(engines, instance, int(engines.done[at]), tokens, False)
+    return done
+
+
+@compiled_part
+def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
+    """Let *sequence* wait at *instance* from *now_s* on; when the instance's next event is, -1 if that did not change.
+
+    A segment is cut at its next boundary if the request might be admitted there. *at_now*: boundaries at *now_s* are over.
+    """
+    engine = engines.instances[instance]
+    push_waiting(engines, instance, sequence, False)
+    if engine.phase == IDLE:
+        return now_s
+    if engine.phase != SEGMENT or engine.first_waiting != sequence or engine.running >= engine.max_num_seqs:
+        return -1.0
+    this = engines.sequences[sequence]
+    missing = blocks(engine, this.prompt_tokens + this.produced_tokens)
+    if engine.prefix_caching != 0:
+        _, in_use = look_up(engines, instance, sequence)
+        missing -= in_use
+    if missing > engine.free_blocks:
+        return -1.0
+    observe(fleet, engines, instance, now_s, at_now)
+    steps = engine.counted + 1
+    if steps >= engine.steps:
+        return -1.0
+    engine.steps = steps
+    return ends_s(engines, instance, steps)

@@ -1,0 +1,207 @@
+"""What strategies and routers see of a simulated fleet ahead of time.
+
+The look-ahead map (`scheduling.lookahead.maps`) is kept by token. Here tokens are not events. Routers that look ahead ask at
+every request, so the maps are kept for them, moved by many iterations at once (`follow`). Strategies ask at their ticks,
+and need no maps: the same figures are computed from the sequences that instances hold at the moment (`endpoint_outlook`):
+where each stands, and where it is expected to end. A test holds the two against each other.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled, compiled_aside
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.lookahead.maps import OVER_KV, OVER_SHARE, advance, enter
+from scheduling.routing.regions import pressure
+from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
+
+
+@compiled_aside
+def follow(engines: EngineArrays, instance: int) -> None:
+    """Move the map of *instance* by the tokens that came out: as far as the sequence that is furthest ahead in it."""
+    ahead = engines.ahead
+    engine: Any = engines.instances[instance]
+    iteration = int(engine.iteration + engine.counted)
+    furthest = int(ahead.clock[instance])
+    sequence = int(engine.first_running)
+    while sequence != NONE:
+        this: Any = engines.sequences[sequence]
+        if this.decoding != 0:
+            furthest = max(furthest, int(ahead.began[sequence] + iteration + this.offset - 1))
+        sequence = int(this.next)
+    advance(ahead, instance, furthest - int(ahead.clock[instance]))
+
+
+@compiled_aside
+def join_map(engines: EngineArrays, instance: int) -> None:
+    """Sequences that get a token without having been among those that decode: one more, or their first."""
+    ahead = engines.ahead
+    engine: Any = engines.instances[instance]
+    for first in range(2):
+        sequence = int(engine.joining)
+        while sequence != NONE:
+            this: Any = engines.sequences[sequence]
+            if first == 0 and this.streaming != 0:
+                behind = int(ahead.began[sequence] + this.produced_tokens - ahead.clock[instance])
+                if behind > 0:
+                    advance(ahead, instance, behind)
+            elif first == 1 and this.streaming == 0:
+                predicted = int(this.expected_tokens - this.expected_prompt)
+                enter(ahead, sequence, instance, int(this.prompt_tokens), predicted, 0)
+            sequence = int(this.next_joining)
+
+
+@compiled
+def endpoint_loads(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: NDArray[np.int64],
+    use: NDArray[np.float64],
+    kv_use: NDArray[np.float64],
+) -> None:
+    """Write the pressure of every endpoint into *use*, and KV tokens by capacity of what accepts work into *kv_use*."""
+    for endpoint in range(use.size):
+        use[endpoint] = pressure(fleet, endpoints, endpoint, waiting[endpoint])
+        held, capacity = 0, 0
+        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            instance = endpoints.members[at]
+            if fleet.accepting[instance] != 0:
+                held += fleet.kv_tokens[instance]
+                capacity += fleet.kv_capacity_tokens[instance]
+        kv_use[endpoint] = held / capacity if capacity > 0 else 0.0
+
+
+@compiled
+def memory_held(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    mean: NDArray[np.float64],
+    most: NDArray[np.float64],
+) -> None:
+    """Write the KV use of what accepts work, by endpoint: over all its instances, and that of the fullest.
+
+    As vLLM reports it: blocks that are taken, whatever is reserved or waits. What scales by it is PreServe's reactive
+    baseline (5.3). The engines must have been brought up to the moment (`loop.control`).
+    """
+    for endpoint in range(mean.size):
+        mean[endpoint], most[endpoint] = 0.0, 0.0
+        held_tokens, all_tokens = 0, 0
+        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            instance = int(endpoints.members[at])
+            if fleet.accepting[instance] == 0:
+                continue
+            engine: Any = engines.instances[instance]
+            capacity = int(engine.kv_blocks * engine.block_size_tokens)
+            held = capacity - int(engine.free_blocks * engine.block_size_tokens)
+            if engine.phase == SEGMENT:  # whose blocks are taken when it ends
+                held += int(engine.decoding * engine.counted)
+            held = min(held, capacity)
+            most[endpoint] = max(most[endpoint], held / capacity)
+            held_tokens += held
+            all_tokens += capacity
+        if all_tokens > 0:
+            mean[endpoint] = held_tokens / all_tokens
+
+
+@compiled
+def _draw(
+    engines: EngineArrays,
+    instance: int,
+    sequence: int,
+    passed: int,
+    unbegun: bool,
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+) -> None:
+    """Add the lines of the list that begins with *sequence*: KV now and how many iterations it goes on."""
+    while sequence != NONE:
+        this: Any = engines.sequences[sequence]
+        if this.streaming != 0 or unbegun:
+            produced = int(this.produced_tokens)
+            if this.decoding != 0:
+                produced = engines.instances[instance].iteration + passed + this.offset
+            # Its first token came with the prefill, so its KV is the prompt and what has come since.
+            since = max(produced - 1, 0)
+            expected = max(int(this.expected_tokens - this.prompt_tokens), 1)
+            while expected <= since:
+                expected += (expected + 4) // 5
+            left = min(expected - since, ending.size - 1)
+            ending[0] += 1
+            ending_tokens[0] += this.prompt_tokens + since
+            ending[left] -= 1
+            ending_tokens[left] -= this.prompt_tokens + since
+        sequence = int(this.next)
+
+
+@compiled
+def project_engine(
+    engines: EngineArrays,
+    instance: int,
+    unbegun: bool,
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> None:
+    """Write the KV tokens of *instance* in this and the coming iterations into *tokens*.
+
+    *unbegun*: also count, as if they began now, requests whose prefill is not over. The engine must have been brought up
+    to the moment (`loop.control`). *ending* and *ending_tokens* are scratch, one element longer than *tokens*.
+    """
+    engine: Any = engines.instances[instance]
+    ending[:] = 0
+    ending_tokens[:] = 0
+    passed = int(engine.counted) if engine.phase == SEGMENT else 0
+    _draw(engines, instance, int(engine.first_running), passed, unbegun, ending, ending_tokens)
+    _draw(engines, instance, int(engine.first_waiting), passed, unbegun, ending, ending_tokens)
+    active, at_now = 0, 0
+    for i in range(tokens.size):
+        active += ending[i]
+        at_now += ending_tokens[i]
+        tokens[i] = at_now + active * i
+
+
+@compiled
+def endpoint_outlook(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    engines: EngineArrays,
+    queued_tokens: NDArray[np.float64],
+    ending: NDArray[np.int64],
+    ending_tokens: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    overloaded: NDArray[np.int64],
+    peak_sum: NDArray[np.float64],
+    peak_most: NDArray[np.float64],
+) -> None:
+    """For every endpoint: instances potentially overloaded, and the sum and the highest of their peaks, as KV use.
+
+    *queued_tokens* by endpoint are held for it and count as if its ready instances had them already, in equal parts.
+    Capacity is what the engines have, whatever their dispatcher counts on.
+    """
+    for endpoint in range(overloaded.size):
+        overloaded[endpoint], peak_sum[endpoint], peak_most[endpoint] = 0, 0.0, 0.0
+        first, last = endpoints.first[endpoint], endpoints.first[endpoint + 1]
+        accepting = 0
+        for at in range(first, last):
+            accepting += fleet.accepting[endpoints.members[at]]
+        for at in range(first, last):
+            instance = int(endpoints.members[at])
+            if fleet.accepting[instance] == 0:
+                continue
+            engine: Any = engines.instances[instance]
+            capacity = int(engine.kv_blocks * engine.block_size_tokens)
+            project_engine(engines, instance, True, ending, ending_tokens, tokens)
+            queued = queued_tokens[endpoint] / accepting
+            above, peak = 0, 0.0
+            for i in range(tokens.size):
+                held = tokens[i] + queued
+                if held > OVER_KV * capacity:
+                    above += 1
+                peak = max(peak, held)
+            if above > OVER_SHARE * tokens.size:
+                overloaded[endpoint] += 1
+            peak_sum[endpoint] += peak / capacity
+            peak_most[endpoint] = max(peak_most[endpoint], peak / capacity)

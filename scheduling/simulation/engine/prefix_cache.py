@@ -1,0 +1,265 @@
+"""The prefix caches of the compiled engines: what `BlockPool` does, in arrays, in constant time a block.
+
+A block that can be found by its content has a record: the blocks of a prompt that others may share, from the moment they
+are full, and the further blocks of a request that was preempted, which itself finds them again. All other full blocks a
+request merely counts. When it ends, nobody can find these any more, but in the order of reuse they still stand before
+the blocks that it shares: one record stands for all of them.
+
+Records of blocks that nobody holds are in a list, freed longest ago first. Blank blocks are not kept apart: they are the
+free ones beyond those in the list. So `settle`, which is told how many blocks are free, forgets as many of the oldest as
+are too many. As nobody looks anything up while a batch decodes, the blocks of many iterations can be taken at once.
+
+Copies of one content are in a ring, the oldest first; the table, which is open-addressed, knows the oldest.
+"""
+
+from typing import Any, Final
+
+from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.simulation.engine.state import NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
+
+SHARED: Final = -1
+"""The owner of a block that anybody can find."""
+
+
+@compiled_part
+def _home(mask: int, owner: int, number: int) -> int:
+    """Where the content (*owner*, *number*) is looked for first in a table of *mask* + 1 places."""
+    mixed = number + owner * 0x1E3779B97F4A7C15
+    mixed ^= mixed >> 29
+    mixed *= 0x3F58476D1CE4E5B9
+    mixed ^= mixed >> 32
+    return int(mixed & mask)
+
+
+@compiled_aside
+def _place(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
+    """The place in the table that knows (*owner*, *number*), or the empty one where it belongs."""
+    cache = engines.cache
+    mask = cache.table.shape[1] - 1
+    at = _home(mask, owner, number)
+    while True:
+        found = cache.table[instance, at] - 1
+        if found == NONE:
+            return at
+        block = cache.blocks[instance, found]
+        if block.number == number and block.owner == owner:
+            return at
+        at = (at + 1) & mask
+
+
+@compiled_part
+def _take_record(engines: EngineArrays, instance: int) -> int:
+    engine, blocks = engines.instances[instance], engines.cache.blocks
+    found = int(engine.spare_record)
+    if found == NONE:
+        found = int(engine.used_records)
+        engine.used_records += 1
+    else:
+        engine.spare_record = blocks[instance, found].newer
+    return found
+
+
+@compiled_part
+def _drop_record(engines: EngineArrays, instance: int, at: int) -> None:
+    engine = engines.instances[instance]
+    engines.cache.blocks[instance, at].newer = engine.spare_record
+    engine.spare_record = at
+
+
+@compiled_aside
+def _publish(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
+    """A record for one more held block with the content (*owner*, *number*)."""
+    cache = engines.cache
+    at = _take_record(engines, instance)
+    this = cache.blocks[instance, at]
+    this.owner, this.number = owner, number
+    this.holders = this.count = 1
+    place = _place(engines, instance, owner, number)
+    first = cache.table[instance, place] - 1
+    if first == NONE:
+        cache.table[instance, place] = at + 1
+        this.copy_after = this.copy_before = at
+    else:
+        last = cache.blocks[instance, first].copy_before
+        this.copy_after, this.copy_before = first, last
+        cache.blocks[instance, first].copy_before = at
+        cache.blocks[instance, last].copy_after = at
+    return at
+
+
+@compiled_aside
+def _forget(engines: EngineArrays, instance: int, at: int) -> None:
+    """Nobody shall find the record *at* any more."""
+    table, blocks = engines.cache.table, engines.cache.blocks
+    this = blocks[instance, at]
+    hole = _place(engines, instance, int(this.owner), int(this.number))
+    if this.copy_after != at:
+        if table[instance, hole] - 1 == at:
+            table[instance, hole] = this.copy_after + 1
+        blocks[instance, this.copy_before].copy_after = this.copy_after
+        blocks[instance, this.copy_after].copy_before = this.copy_before
+        return
+    # Close the gap: entries behind it must still be met on the way from where they are looked for first.
+    mask = table.shape[1] - 1
+    behind = (hole + 1) & mask
+    while table[instance, behind] != 0:
+        other = blocks[instance, table[instance, behind] - 1]
+        home = _home(mask, int(other.owner), int(other.number))
+        if ((behind - home) & mask) >= ((behind - hole) & mask):
+            table[instance, hole] = table[instance, behind]
+            hole = behind
+        behind = (behind + 1) & mask
+    table[instance, hole] = 0
+
+
+@compiled_part
+def _lay_aside(engines: EngineArrays, instance: int, at: int) -> None:
+    """The record *at*, which nobody holds any more, is the last to be reused."""
+    engine, blocks = engines.instances[instance], engines.cache.blocks
+    last = engine.newest_idle
+    blocks[instance, at].older, blocks[instance, at].newer = last, NONE
+    if last == NONE:
+        engine.oldest_idle = at
+    else:
+        blocks[instance, last].newer = at
+    engine.newest_idle = at
+    engine.idle_blocks += blocks[instance, at].count
+
+
+@compiled_part
+def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
+    """The record *at* is no longer among those that nobody holds."""
+    engine, blocks = engines.instances[instance], engines.cache.blocks
+    this = blocks[instance, at]
+    older, newer = this.older, this.newer
+    if older == NONE:
+        engine.oldest_idle = newer
+    else:
+        blocks[instance, older].newer = newer
+    if newer == NONE:
+        engine.newest_idle = older
+    else:
+        blocks[instance, newer].older = older
+    engine.idle_blocks -= this.count
+
+
+@compiled_aside
+def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
+    """Blocks were taken, and *free_blocks* are left: those that had to be reused are forgotten, the oldest first."""
+    engine, blocks = engines.instances[instance], engines.cache.blocks
+    while engine.idle_blocks > free_blocks:
+        at = int(engine.oldest_idle)
+        this = blocks[instance, at]
+        excess = engine.idle_blocks - free_blocks
+        if this.count > excess:
+            this.count -= excess
+            engine.idle_blocks -= excess
+            return
+        _pick_up(engines, instance, at)
+        if this.holders == 0:
+            _forget(engines, instance, at)
+        _drop_record(engines, instance, at)
+
+
+@compiled_aside
+def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> None:
+    """*sequence* holds blocks for its first *tokens*: others can find those of them that are full and shared."""
+    this, cache = engines.sequences[sequence], engines.cache
+    if cache.first.size == 1:
+        return
+    first = cache.first[this.request]
+    shared = min(cache.first[this.request + 1] - first, tokens // engines.instances[instance].block_size_tokens)
+    for index in range(this.published, shared):
+        cache.held[sequence, index] = _publish(engines, instance, SHARED, int(cache.hashes[first + index]))
+    this.published = max(this.published, shared)
+
+
+@compiled_aside
+def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, int]:
+    """How many leading blocks of the waiting *sequence* are in the cache, and how many of these somebody holds.
+
+    Never all of them, for its last token must be computed. They are noted in its row of `held`.
+    """
+    this, cache = engines.sequences[sequence], engines.cache
+    block_size = engines.instances[instance].block_size_tokens
+    most = (this.prompt_tokens + this.produced_tokens - 1) // block_size
+    first = hashes = 0
+    if cache.first.size > 1:
+        first = cache.first[this.request]
+        hashes = cache.first[this.request + 1] - first
+    if this.again == 0:
+        most = min(most, hashes)  # blocks of its own it cannot have left here
+    found = in_use = 0
+    while found < most:
+        if found < hashes:
+            place = _place(engines, instance, SHARED, int(cache.hashes[first + found]))
+        else:
+            place = _place(engines, instance, int(this.request), found)
+        at = cache.table[instance, place] - 1
+        if at == NONE:
+            break
+        cache.held[sequence, found] = at
+        if cache.blocks[instance, at].holders > 0:
+            in_use += 1
+        found += 1
+    return found, in_use
+
+
+@compiled_aside
+def share(engines: EngineArrays, instance: int, sequence: int, found: int) -> None:
+    """Let *sequence* hold the *found* blocks that `look_up` noted, and go on from there."""
+    this, cache = engines.sequences[sequence], engines.cache
+    for index in range(found):
+        at = int(cache.held[sequence, index])
+        if cache.blocks[instance, at].holders == 0:
+            _pick_up(engines, instance, at)
+        cache.blocks[instance, at].holders += 1
+    this.published = found
+    this.computed_tokens = found * engines.instances[instance].block_size_tokens
+    engines.counters[PREFIX_QUERIED_TOKENS] += this.prompt_tokens + this.produced_tokens
+    engines.counters[PREFIX_HIT_TOKENS] += this.computed_tokens
+
+
+@compiled_aside
+def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, returns: bool) -> int:
+    """*sequence* gives up its blocks, which hold its first *tokens*; how many are free by that, the cached ones among them.
+
+    It *returns* after a preemption, and then finds its own blocks again. Its last block will be reused first.
+    """
+    this, cache = engines.sequences[sequence], engines.cache
+    block_size = engines.instances[instance].block_size_tokens
+    full = tokens // block_size
+    freed = (tokens + block_size - 1) // block_size - this.published
+    own = full - this.published
+    if returns:
+        this.again = 1
+        for index in range(full - 1, this.published - 1, -1):
+            at = _publish(engines, instance, int(this.request), index)
+            cache.blocks[instance, at].holders = 0
+            _lay_aside(engines, instance, at)
+    elif own > 0:
+        at = _take_record(engines, instance)
+        cache.blocks[instance, at].count = own
+        cache.blocks[instance, at].holders = NONE  # in no table
+        _lay_aside(engines, instance, at)
+    for index in range(this.published - 1, -1, -1):
+        at = int(cache.held[sequence, index])
+        cache.blocks[instance, at].holders -= 1
+        if cache.blocks[instance, at].holders == 0:
+            _lay_aside(engines, instance, at)
+            freed += 1
+    this.published = 0
+    return int(freed)
+
+
+def clear_cache(engines: EngineArrays, instance: int) -> None:
+    """Forget all that the cache of *instance*, which holds no requests, has. O(its table)."""
+    engine: Any = engines.instances[instance]
+    if engine.used_records > 0:
+        engines.cache.table[instance, :] = 0
+    engine.idle_blocks = engine.used_records = 0
+    engine.oldest_idle = engine.newest_idle = engine.spare_record = NONE
+
+
+empty_cache = compiled_aside(clear_cache)
+"""The same, for compiled callers."""

@@ -1,0 +1,135 @@
+"""The work in progress of an instance: what a sequence gets in a step, how iterations end, what the fleet arrays know.
+
+While nobody joins or leaves, k iterations of a batch that decodes take L*k + A*k^2 seconds, for the context grows by one
+token a sequence each time.
+"""
+
+import math
+
+from scheduling.compiled import compiled_part
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.fleet.profile import step_time_s
+from scheduling.simulation.engine.kv_room import place_in_block
+from scheduling.simulation.engine.lookahead import follow
+from scheduling.simulation.engine.sequences import append_joining, push_due
+from scheduling.simulation.engine.state import NONE, STEP, EngineArrays
+
+
+@compiled_part
+def ends_s(engines: EngineArrays, instance: int, steps: int) -> float:
+    """When the *steps*-th iteration of the work in progress ends. The only place that says so: ties must be ties."""
+    engine = engines.instances[instance]
+    count = float(steps)
+    return float(engine.started_s + (engine.linear_s * count + engine.quadratic_s * count * count))
+
+
+@compiled_part
+def ended_iterations(engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> int:
+    """How many iterations of the segment in progress ended before *now_s*, or *at_now*: up to and at it."""
+    engine = engines.instances[instance]
+    passed_s = now_s - engine.started_s
+    linear, quadratic = engine.linear_s, engine.quadratic_s
+    count = int(2.0 * passed_s / (linear + math.sqrt(linear * linear + 4.0 * quadratic * passed_s)))
+    count = max(min(count, engine.steps), 0)
+    # The square root may be off by one at a boundary.
+    while count < engine.steps:
+        end_s = ends_s(engines, instance, count + 1)
+        if end_s < now_s or (at_now and end_s == now_s):
+            count += 1
+        else:
+            break
+    while count > 0:
+        end_s = ends_s(engines, instance, count)
+        if end_s > now_s or (end_s == now_s and not at_now):
+            count -= 1
+        else:
+            break
+    return int(count)
+
+
+@compiled_part
+def count_tokens(fleet: FleetArrays, engines: EngineArrays, instance: int, iterations: int) -> None:
+    """Tell the fleet arrays of the tokens of the first *iterations* of the work in progress."""
+    engine = engines.instances[instance]
+    added = iterations - engine.counted
+    if added > 0:
+        engine.counted = iterations
+        fleet.remaining_tokens[instance] -= engine.step_within * added
+        fleet.kv_tokens[instance] += (engine.step_decodes - engine.step_within) * added
+        if engines.ahead.clock.size > 0:
+            follow(engines, instance)
+
+
+@compiled_part
+def observe(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> None:
+    """Bring the fleet arrays of *instance* up to *now_s*: every token that has come out is counted."""
+    engine = engines.instances[instance]
+    if engine.next_s <= now_s:
+        ended = ended_iterations(engines, instance, now_s, at_now)
+        count_tokens(fleet, engines, instance, ended)
+        engine.next_s = ends_s(engines, instance, ended + 1) if ended < engine.steps else math.inf
+
+
+@compiled_part
+def milestone(engines: EngineArrays, sequence: int, produced_tokens: int) -> int:
+    """After how many output tokens *sequence* is looked at next: when it has all, or all that were expected."""
+    this = engines.sequences[sequence]
+    expected_output = this.expected_tokens - this.prompt_tokens
+    if produced_tokens < expected_output < this.output_tokens:
+        return int(expected_output)
+    return int(this.output_tokens)
+
+
+@compiled_part
+def join(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """*sequence*, which has a token to go on from, decodes from the next iteration on."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    produced = this.produced_tokens
+    this.decoding = 1
+    this.offset = produced - engine.iteration
+    engines.residues[instance, place_in_block(engine, this.prompt_tokens + this.offset - 1)] += 1
+    push_due(engines, instance, engine.decoding, sequence, milestone(engines, sequence, produced) - this.offset)
+    engine.decoding += 1
+    engine.context_tokens += this.prompt_tokens + produced
+    if this.prompt_tokens + produced < this.expected_tokens:
+        engine.within += 1
+
+
+@compiled_part
+def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> bool:
+    """Compute *tokens* more of *sequence*, whose blocks are held; whether they cost what a decode step costs."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    total = this.prompt_tokens + this.produced_tokens
+    # The last token of what a preempted request computes again is a decode step like any other.
+    as_decode = bool(this.produced_tokens > 0 and this.computed_tokens == total - 1)
+    this.computed_tokens += tokens
+    if this.computed_tokens == total:
+        if engine.partial == sequence:
+            engine.partial = NONE
+        append_joining(engines, instance, sequence)
+    else:
+        engine.partial = sequence
+    return as_decode
+
+
+@compiled_part
+def start_step(engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int) -> float:
+    engine = engines.instances[instance]
+    engine.phase = STEP
+    engine.started_s = now_s
+    engine.linear_s = step_time_s(
+        engine.prefill_t0_s,
+        engine.prefill_a_s,
+        engine.prefill_b_s_per_token,
+        engine.prefill_c_s_per_token2,
+        engine.decode_a_s,
+        engine.decode_b_s_per_sequence,
+        engine.decode_c_s_per_token,
+        prefill,
+        decodes,
+        context,
+    )
+    engine.quadratic_s = 0.0
+    engine.steps, engine.counted = 1, 0
+    engine.next_s = math.inf
+    return ends_s(engines, instance, 1)

@@ -1,0 +1,352 @@
+"""The reference engine: continuous batching as vLLM v1 does it, one iteration at a time.
+
+It is plain Python and clear before it is fast: the emulated servers run it in wall time, and the compiled simulator is
+checked against it. The rules are those of vLLM 0.32's scheduler with its default settings (chunked prefill on, a waiting
+request admitted only when all that it has to compute fits the free blocks, no watermark, no speculative decoding, no
+asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from scheduling.fleet.profile import Profile
+from scheduling.simulation.engine.block_pool import Block, BlockPool
+from scheduling.simulation.engine.queues import QUEUES, QueuePolicy, Turn, WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a vLLM server is started with, and how fast it is. ValueError names a setting that is wrong."""
+
+    max_num_seqs: int
+    """Requests that run at once."""
+    max_num_batched_tokens: int
+    """Tokens of one iteration, prefill and decode together."""
+    block_size_tokens: int
+    kv_blocks: int
+    """Usable blocks: one less than vLLM's `num_gpu_blocks`, of which one is never used."""
+    policy: QueuePolicy
+    max_model_len: int
+    """Tokens that a request may have, prompt and output together."""
+    profile: Profile
+    prefix_caching: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size_tokens", "kv_blocks", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_num_seqs ({self.max_num_seqs}), or running requests would starve"
+            )
+        if self.policy not in QUEUES:
+            raise ValueError(f"policy must be one of {', '.join(QUEUES)}, not {self.policy!r}")
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.kv_blocks * self.block_size_tokens
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold *tokens*."""
+        return -(-tokens // self.block_size_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as the engine sees it: how long it is, and that it stops after exactly *output_tokens*."""
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    """As in vLLM: lower is earlier. Read by the priority policy only."""
+    arrival_s: float = 0.0
+    prefix_hashes: tuple[Hashable, ...] = ()
+    """One for each leading full block of the prompt that others may share; each stands for all tokens up to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One iteration. Tokens come out at its end, `ends_s`; the engine's state is that of the end from the start on."""
+
+    ends_s: float
+    duration_s: float
+    emitted: list[str]
+    """Requests that get one token each."""
+    finished: list[str]
+    """Those of them for which it was the last."""
+    admitted: list[str]
+    """Requests that began to run, for the first time or again."""
+    cached_tokens: dict[str, int]
+    """How much of each of these was in the prefix cache."""
+    preempted: list[str]
+    """Requests that lost their blocks and wait again."""
+    prefill_tokens: int
+    decode_sequences: int
+    context_tokens: int
+    """Tokens that the decoding sequences attend to, summed."""
+
+
+class _Sequence:
+    """A request in the engine: how far it got and what it holds."""
+
+    __slots__ = ("blocks", "computed_tokens", "number", "produced_tokens", "published", "request", "total_tokens")
+
+    def __init__(self, request: EngineRequest, number: int) -> None:
+        self.request = request
+        self.number = number
+        self.total_tokens = request.prompt_tokens  # prompt and output so far
+        self.computed_tokens = 0  # of these, those whose KV is in the cache
+        self.produced_tokens = 0
+        self.blocks = 0
+        self.published: list[Block] = []  # the first of its blocks, full and findable; only with prefix caching
+
+    @property
+    def turn(self) -> Turn:
+        return self.request.priority, self.request.arrival_s, self.number
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the token that came out last is to be computed."""
+        return self.produced_tokens > 0 and self.computed_tokens == self.total_tokens - 1
+
+    def content(self, index: int) -> Hashable:
+        """What the full block *index* holds: a hash that others may have too, or tokens that only this request has."""
+        hashes = self.request.prefix_hashes
+        return hashes[index] if index < len(hashes) else (self, index)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """An iteration in the making: how many tokens of which sequence."""
+
+    budget_tokens: int
+    tokens: dict[_Sequence, int] = field(default_factory=dict)
+    admitted: list[_Sequence] = field(default_factory=list)
+    preempted: list[_Sequence] = field(default_factory=list)
+
+    def schedule(self, sequence: _Sequence, tokens: int) -> None:
+        self.tokens[sequence] = tokens
+        self.budget_tokens -= tokens
+
+    def unschedule(self, sequence: _Sequence) -> None:
+        self.budget_tokens += self.tokens.pop(sequence, 0)
+
+
+class ReferenceEngine:
+    """One instance: `add` and `abort` requests at any time, and call `step` for as long as it has work."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.preemptions_total = 0
+        self.prefix_queried_tokens_total = 0
+        """Tokens of admitted requests that were looked up in the prefix cache, as vLLM counts them."""
+        self.prefix_hit_tokens_total = 0
+        self._pool = BlockPool(config.kv_blocks)
+        self._sequences: dict[str, _Sequence] = {}  # not finished, by request id
+        self._running: dict[str, _Sequence] = {}  # in order of admission
+        self._waiting: WaitingQueue = QUEUES[config.policy]()
+        self._numbers = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks and get tokens."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were added or preempted and are not admitted."""
+        return len(self._waiting)
+
+    def waiting_in_order(self) -> list[str]:
+        """Ids of the requests that wait, in the order in which they would be admitted."""
+        return self._waiting.in_order()
+
+    def cached_in_order(self) -> list[Hashable]:
+        """Hashes of the idle cached blocks in the order of their reuse; None for those that only one request could find."""
+        return [
+            None if isinstance(content, tuple) and isinstance(content[0], _Sequence) else content
+            for content in self._pool.idle_contents()
+        ]
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that are held, 0 to 1."""
+        return 1.0 - self._pool.free / self._pool.capacity
+
+    def check(self, request: EngineRequest) -> None:
+        """ValueError if this engine could never run *request*, saying why."""
+        if request.prompt_tokens < 1:
+            raise ValueError(f"prompt_tokens must be at least 1, not {request.prompt_tokens}")
+        if request.output_tokens < 1:
+            raise ValueError(f"output_tokens must be at least 1, not {request.output_tokens}")
+        length = request.prompt_tokens + request.output_tokens
+        if length > self.config.max_model_len:
+            raise ValueError(
+                f"the request has {length} tokens ({request.prompt_tokens} in the prompt, {request.output_tokens} to"
+                f" produce), more than max_model_len, {self.config.max_model_len}"
+            )
+        # The last token produced is never computed, so it needs no room.
+        if self.config.blocks_for(length - 1) > self.config.kv_blocks:
+            raise ValueError(
+                f"the request needs {self.config.blocks_for(length - 1)} KV blocks of"
+                f" {self.config.block_size_tokens} tokens; there are {self.config.kv_blocks}"
+            )
+
+    def add(self, request: EngineRequest) -> None:
+        """Let *request* wait. ValueError if it could never run, or if its id is in use."""
+        self.check(request)
+        if request.request_id in self._sequences:
+            raise ValueError(f"request {request.request_id!r} is in the engine already")
+        sequence = _Sequence(request, self._numbers)
+        self._numbers += 1
+        self._sequences[request.request_id] = sequence
+        self._waiting.push(request.request_id, sequence.turn)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free what it holds; False if it is not here (never was, or finished)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if self._running.pop(request_id, None) is None:
+            self._waiting.remove(request_id)
+        else:
+            self._free(sequence)
+        return True
+
+    def step(self, now_s: float) -> StepResult | None:
+        """Run one iteration that starts at *now_s*; None if there is nothing to do.
+
+        1. Running requests, in order of admission, each get a decode token or their next chunk of prefill, while the
+           token budget lasts. One that needs a block when none is free takes it from a victim: the last admitted, or by
+           priority the one whose turn comes last. The victim loses its blocks and waits again.
+        2. If nobody was preempted, waiting requests are admitted, in order, while the budget, `max_num_seqs` and the
+           free blocks allow. The first that does not fit holds up the rest.
+        3. Each request whose last known token was computed gets one more.
+
+        A preempted request computes its prompt and all that it had produced again before its next token.
+        """
+        if not self._sequences:
+            return None
+        preempted: list[_Sequence] = []
+        while True:
+            batch = _Batch(self.config.max_num_batched_tokens)
+            self._schedule_running(batch)
+            if not batch.preempted:
+                self._admit(batch)
+            preempted += batch.preempted
+            if batch.tokens:
+                break
+            # Every scheduled request was preempted. vLLM runs an empty iteration; as that takes no time, go on.
+        return self._execute(batch, preempted, now_s)
+
+    def _schedule_running(self, batch: _Batch) -> None:
+        for sequence in list(self._running.values()):
+            if batch.budget_tokens == 0:
+                return
+            if sequence.request.request_id not in self._running:
+                continue  # preempted for one before it
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, batch.budget_tokens)
+            while not self._hold(sequence, sequence.computed_tokens + tokens):
+                victim = self._victim()
+                batch.unschedule(victim)
+                batch.preempted.append(victim)
+                self._preempt(victim)
+                if victim is sequence:
+                    return
+            batch.schedule(sequence, tokens)
+
+    def _admit(self, batch: _Batch) -> None:
+        while batch.budget_tokens > 0 and len(self._waiting) > 0 and len(self._running) < self.config.max_num_seqs:
+            sequence = self._sequences[self._waiting.peek()]
+            found = self._cached(sequence)
+            missing = self.config.blocks_for(sequence.total_tokens) - len(found)
+            if missing + self._pool.idle_among(found) > self._pool.free:
+                return
+            self._waiting.remove(sequence.request.request_id)
+            self._running[sequence.request.request_id] = sequence
+            self._pool.share(found)
+            sequence.published = found
+            sequence.blocks = len(found)
+            sequence.computed_tokens = len(found) * self.config.block_size_tokens
+            if self.config.prefix_caching:
+                self.prefix_queried_tokens_total += sequence.total_tokens
+                self.prefix_hit_tokens_total += sequence.computed_tokens
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, batch.budget_tokens)
+            held = self._hold(sequence, sequence.computed_tokens + tokens)
+            assert held, "the blocks were counted above"
+            batch.admitted.append(sequence)
+            batch.schedule(sequence, tokens)
+
+    def _execute(self, batch: _Batch, preempted: list[_Sequence], now_s: float) -> StepResult:
+        prefill_tokens = decode_sequences = context_tokens = 0
+        emitted: list[str] = []
+        finished: list[str] = []
+        cached_tokens = {sequence.request.request_id: sequence.computed_tokens for sequence in batch.admitted}
+        for sequence, tokens in batch.tokens.items():
+            if sequence.decoding:
+                decode_sequences += 1
+                context_tokens += sequence.total_tokens
+            else:
+                prefill_tokens += tokens
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens == sequence.total_tokens:
+                sequence.total_tokens += 1
+                sequence.produced_tokens += 1
+                emitted.append(sequence.request.request_id)
+                if sequence.produced_tokens == sequence.request.output_tokens:
+                    finished.append(sequence.request.request_id)
+        for request_id in finished:
+            del self._sequences[request_id]
+            self._free(self._running.pop(request_id))
+        duration_s = self.config.profile.step_time_s(prefill_tokens, decode_sequences, context_tokens)
+        return StepResult(
+            ends_s=now_s + duration_s,
+            duration_s=duration_s,
+            emitted=emitted,
+            finished=finished,
+            admitted=[sequence.request.request_id for sequence in batch.admitted],
+            cached_tokens=cached_tokens,
+            preempted=[sequence.request.request_id for sequence in preempted],
+            prefill_tokens=prefill_tokens,
+            decode_sequences=decode_sequences,
+            context_tokens=context_tokens,
+        )
+
+    def _hold(self, sequence: _Sequence, tokens: int) -> bool:
+        """Give *sequence* the blocks for its first *tokens*; False when too few are free."""
+        missing = self.config.blocks_for(tokens) - sequence.blocks
+        if missing > 0:
+            if not self._pool.take(missing):
+                return False
+            sequence.blocks += missing
+        if self.config.prefix_caching:
+            # Published before they are computed, as in vLLM: a request admitted in the same iteration can share them.
+            for index in range(len(sequence.published), tokens // self.config.block_size_tokens):
+                sequence.published.append(self._pool.publish(sequence.content(index)))
+        return True
+
+    def _cached(self, sequence: _Sequence) -> list[Block]:
+        """Blocks in the cache that hold the start of *sequence*; never all of it, for its last token must be computed."""
+        if not self.config.prefix_caching:
+            return []
+        most = (sequence.total_tokens - 1) // self.config.block_size_tokens
+        return self._pool.find(sequence.content(index) for index in range(most))
+
+    def _victim(self) -> _Sequence:
+        if self.config.policy == "priority":
+            return max(self._running.values(), key=lambda sequence: sequence.turn)
+        return next(reversed(self._running.values()))
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        del self._running[sequence.request.request_id]
+        self._free(sequence)
+        self._waiting.push_back(sequence.request.request_id, sequence.turn)
+        self.preemptions_total += 1
+
+    def _free(self, sequence: _Sequence) -> None:
+        self._pool.give_back(sequence.blocks - len(sequence.published))
+        self._pool.release(sequence.published)
+        sequence.blocks = sequence.computed_tokens = 0
+        sequence.published = []

@@ -1,0 +1,167 @@
+"""The lists and the heap that an engine keeps its sequences in: running, waiting, joining, and those due."""
+
+from scheduling.compiled import compiled_part, index
+from scheduling.simulation.engine.state import FREE_SEQUENCES, NONE, EngineArrays
+
+
+@compiled_part
+def take_sequence(engines: EngineArrays) -> int:
+    """A record for another request. There is always one: a fleet holds no more than its limits allow."""
+    free = index(engines.counters[FREE_SEQUENCES] - 1)
+    engines.counters[FREE_SEQUENCES] = free
+    return index(engines.free_sequences[free])
+
+
+@compiled_part
+def free_sequence(engines: EngineArrays, sequence: int) -> None:
+    free = index(engines.counters[FREE_SEQUENCES])
+    engines.free_sequences[free] = sequence
+    engines.counters[FREE_SEQUENCES] = free + 1
+
+
+@compiled_part
+def append_running(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Admit *sequence*: it runs, last in the order of admission."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    last = engine.last_running
+    this.previous, this.next = last, NONE
+    if last == NONE:
+        engine.first_running = sequence
+    else:
+        engines.sequences[index(last)].next = sequence
+    engine.last_running = sequence
+    engine.running += 1
+    this.admission = engine.admissions
+    engine.admissions += 1
+
+
+@compiled_part
+def remove_running(engines: EngineArrays, instance: int, sequence: int) -> None:
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    before, after = this.previous, this.next
+    if before == NONE:
+        engine.first_running = after
+    else:
+        engines.sequences[index(before)].next = after
+    if after == NONE:
+        engine.last_running = before
+    else:
+        engines.sequences[index(after)].previous = before
+    engine.running -= 1
+
+
+@compiled_part
+def _turn_before(engines: EngineArrays, one: int, other: int) -> bool:
+    """Whether *one* comes before *other* by priority."""
+    a, b = engines.sequences[one], engines.sequences[other]
+    if a.priority != b.priority:
+        return bool(a.priority < b.priority)
+    return bool(a.number < b.number)
+
+
+@compiled_part
+def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: bool) -> None:
+    """Let *sequence* wait in the engine; *again* after a preemption, which puts it first unless priority decides."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    before, after = int(engine.last_waiting), NONE
+    if engine.by_priority != 0:
+        while before != NONE and _turn_before(engines, sequence, before):
+            after = before
+            before = int(engines.sequences[before].previous)
+    elif again:
+        before, after = NONE, int(engine.first_waiting)
+    this.previous, this.next = before, after
+    if before == NONE:
+        engine.first_waiting = sequence
+    else:
+        engines.sequences[index(before)].next = sequence
+    if after == NONE:
+        engine.last_waiting = sequence
+    else:
+        engines.sequences[index(after)].previous = sequence
+    engine.waiting += 1
+
+
+@compiled_part
+def pop_waiting(engines: EngineArrays, instance: int) -> int:
+    """Take out the first; the caller knows that there is one."""
+    engine = engines.instances[instance]
+    sequence = index(engine.first_waiting)
+    after = engines.sequences[sequence].next
+    engine.first_waiting = after
+    if after == NONE:
+        engine.last_waiting = NONE
+    else:
+        engines.sequences[index(after)].previous = NONE
+    engine.waiting -= 1
+    return sequence
+
+
+@compiled_part
+def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """*sequence* gets a token at the end of this step, and decodes from then on."""
+    engine = engines.instances[instance]
+    engines.sequences[sequence].next_joining = NONE
+    if engine.joining == NONE:
+        engine.joining = sequence
+    else:
+        engines.sequences[index(engine.last_joining)].next_joining = sequence
+    engine.last_joining = sequence
+
+
+@compiled_part
+def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, iteration: int) -> None:
+    """Add *sequence* to the heap of those due, which is *at* high without it."""
+    due, sequences = engines.due[instance], engines.due_sequence[instance]
+    while at > 0:
+        parent = index((at - 1) >> 1)
+        if due[parent] <= iteration:
+            break
+        due[at], sequences[at] = due[parent], sequences[parent]
+        at = parent
+    due[at], sequences[at] = iteration, sequence
+
+
+@compiled_part
+def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence: int, iteration: int) -> None:
+    """Put (*iteration*, *sequence*) in place of the first of a heap *size* high."""
+    due, sequences = engines.due[instance], engines.due_sequence[instance]
+    at = 0
+    while True:
+        child = index(2 * at + 1)
+        if child >= size:
+            break
+        if child + 1 < size and due[index(child + 1)] < due[child]:
+            child = index(child + 1)
+        if due[child] >= iteration:
+            break
+        due[at], sequences[at] = due[child], sequences[child]
+        at = child
+    due[at], sequences[at] = iteration, sequence
+
+
+@compiled_part
+def victim(engines: EngineArrays, instance: int) -> int:
+    """Who loses its blocks: the last admitted, or by priority the one whose turn comes last."""
+    engine = engines.instances[instance]
+    found = int(engine.last_running)
+    if engine.by_priority != 0:
+        other = int(engines.sequences[found].previous)
+        while other != NONE:
+            if _turn_before(engines, found, other):
+                found = other
+            other = int(engines.sequences[other].previous)
+    return found
+
+
+@compiled_part
+def sort_by_admission(engines: EngineArrays, count: int) -> None:
+    """Put the first *count* of `engines.done` in order of admission, which is the order in which tokens come out."""
+    done = engines.done
+    for at in range(1, count):
+        sequence = done[at]
+        admission = engines.sequences[sequence].admission
+        while at > 0 and engines.sequences[done[at - 1]].admission > admission:
+            done[at] = done[at - 1]
+            at -= 1  # noqa: PLW2901
+        done[at] = sequence

@@ -1,0 +1,292 @@
+"""What the compiled engine remembers: one record an instance, one record a request that an instance holds.
+
+Records rather than one array a field: an event touches most fields of one instance and of one or two requests, so a
+record is two or three cache lines where arrays would be thirty. (The numbers below are compiled into kernels: naming
+@compiled here makes this file part of the digest that keeps their cache fresh.)
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.lookahead.maps import LookAhead
+from scheduling.lookahead.maps import allocate as allocate_ahead
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.workload.requests import Requests
+
+NONE: Final = -1
+
+# What an instance is doing.
+IDLE: Final = 0
+STEP: Final = 1  # one iteration with prefill, or with a part of the batch only
+SEGMENT: Final = 2  # iterations that decode one and the same batch
+
+# Places in EngineArrays.counters.
+FREE_SEQUENCES: Final = 0
+ITERATIONS: Final = 1
+PREEMPTIONS: Final = 2
+GIVEN: Final = 3
+PREFIX_QUERIED_TOKENS: Final = 4
+PREFIX_HIT_TOKENS: Final = 5
+
+
+def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
+    """A record of *fields* that compiled and uncompiled code alike read by attribute."""
+    return np.dtype((np.record, np.dtype(fields, align=True)))
+
+
+INSTANCE = record(
+    [
+        # What decisions look at, in one cache line. The work in progress: k iterations end at
+        # started_s + linear_s * k + quadratic_s * k * k.
+        ("next_s", np.float64),  # end of the first iteration not known to the fleet arrays; infinity in a step
+        ("started_s", np.float64),
+        ("most_per_s", np.float64),  # iterations that end in a second: as many as at the start of the segment,
+        ("least_per_s", np.float64),  # as few as at its end
+        ("steps", np.int64),  # iterations until the next event
+        ("counted", np.int64),  # of those, what the fleet arrays know of
+        ("step_decodes", np.int64),  # decoding sequences that get a token in each of these iterations
+        ("step_within", np.int64),  # of those, the ones still within the tokens expected of them
+        ("linear_s", np.float64),
+        ("quadratic_s", np.float64),
+        ("phase", np.int8),
+        # What the sums of its endpoint have of it.
+        ("told_running", np.int64),
+        ("told_kv_tokens", np.int64),
+        ("told_growth_per_s", np.int64),
+        ("told_growth", np.int64),
+        # Settings, as in EngineConfig.
+        ("max_num_seqs", np.int64),
+        ("budget_tokens", np.int64),
+        ("block_size_tokens", np.int64),
+        ("block_shift", np.int64),  # which power of two that is, -1 if it is none
+        ("kv_blocks", np.int64),
+        ("by_priority", np.uint8),
+        ("prefix_caching", np.uint8),
+        ("prefill_t0_s", np.float64),
+        ("prefill_a_s", np.float64),
+        ("prefill_b_s_per_token", np.float64),
+        ("prefill_c_s_per_token2", np.float64),
+        ("decode_a_s", np.float64),
+        ("decode_b_s_per_sequence", np.float64),
+        ("decode_c_s_per_token", np.float64),
+        # The batch.
+        ("iteration", np.int64),  # iterations ended since the start
+        ("decoding", np.int64),  # sequences that decode
+        ("within", np.int64),  # of those, the ones still within the tokens expected of them
+        ("context_tokens", np.int64),  # prompt and output so far, summed over those that decode
+        ("free_blocks", np.int64),
+        ("running", np.int64),
+        ("waiting", np.int64),
+        ("admissions", np.int64),
+        ("partial", np.int32),  # the one sequence whose prefill is under way, the last admitted; NONE
+        ("joining", np.int32),  # first of those that get a token at the end of this step without being among `decoding`
+        ("last_joining", np.int32),
+        ("first_running", np.int32),  # in order of admission
+        ("last_running", np.int32),
+        ("first_waiting", np.int32),  # in order of turn
+        ("last_waiting", np.int32),
+        # The prefix cache.
+        ("idle_blocks", np.int64),  # of the free blocks, those that still hold something
+        ("oldest_idle", np.int32),  # first of their records in the order of reuse
+        ("newest_idle", np.int32),
+        ("spare_record", np.int32),  # first of the records that were used before
+        ("used_records", np.int32),  # records from here on never were
+    ]
+)
+"""One engine."""
+
+TOTAL = record(
+    [
+        ("kv_tokens", np.int64),
+        ("kv_capacity_tokens", np.int64),
+        ("running", np.int64),
+        ("max_num_seqs", np.int64),
+        # KV tokens that have come since and are not in `kv_tokens` are at most growth_per_s * now_s + growth, in 1/PARTS.
+        ("growth_per_s", np.int64),
+        ("growth", np.int64),
+        ("open", np.int64),  # instances that accept work
+    ]
+)
+"""Sums over the instances of an endpoint that accept work: of the fleet arrays, and a bound. `totals` keeps them."""
+
+BLOCK = record(
+    [
+        ("number", np.int64),  # the hash of a shared block; the place of another in its request
+        ("owner", np.int32),  # the request that alone can find it, -1 for a shared one
+        ("count", np.int32),  # blocks it stands for: several only where nobody can find them
+        ("holders", np.int32),  # -1 where nobody can find it
+        ("older", np.int32),  # its neighbours among those that nobody holds
+        ("newer", np.int32),
+        ("copy_before", np.int32),  # in the ring of blocks that hold the same
+        ("copy_after", np.int32),
+    ]
+)
+"""Full blocks of a prefix cache."""
+
+SEQUENCE = record(
+    [
+        ("request", np.int32),
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("expected_prompt", np.int32),  # of `expected_tokens`, its prompt
+        ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
+        ("produced_tokens", np.int32),  # true while it does not decode
+        ("computed_tokens", np.int32),  # true while it does not decode
+        ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
+        ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
+        ("previous", np.int32),  # in the list that it is in, of running or of waiting
+        ("next", np.int32),
+        ("next_joining", np.int32),
+        ("decoding", np.uint8),
+        ("streaming", np.uint8),  # its first token has come out
+        ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
+        # A cache line to here; what follows decides between sequences, or is for those that share prefixes.
+        ("instance", np.int32),
+        ("published", np.int32),  # its leading blocks that have records in the prefix cache
+        ("admission", np.int64),  # order of admission on its instance
+        ("priority", np.int64),
+        ("number", np.int64),  # order of dispatch
+        ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
+        ("reaches_s", np.float64),  # its instance, while it is on its way there
+    ]
+)
+"""One request on an instance."""
+
+
+class CacheArrays(NamedTuple):
+    """Every instance's prefix cache; of next to nothing when no instance has one."""
+
+    blocks: NDArray[np.void]
+    """BLOCK records, instances x blocks."""
+    table: NDArray[np.int32]
+    """instances x places, a power of two: one more than the record that is looked for there, 0 for none."""
+    held: NDArray[np.int32]
+    """sequences x blocks: the records of the `published` blocks of each."""
+    first: NDArray[np.int64]
+    """`hashes[first[r]:first[r + 1]]` stand for the leading full blocks of request r; one element if none share any."""
+    hashes: NDArray[np.int64]
+
+
+class EngineArrays(NamedTuple):
+    """Every instance's engine."""
+
+    instances: NDArray[np.void]
+    """INSTANCE records."""
+    totals: NDArray[np.void]
+    """TOTAL records, by endpoint."""
+    open: NDArray[np.int32]
+    """As `EndpointArrays.members`, the `open` instances of each endpoint that accept work: the rest is left over."""
+    sequences: NDArray[np.void]
+    """SEQUENCE records; those not in use are in `free_sequences`."""
+    due: NDArray[np.int64]
+    """A heap for each instance, `decoding` high: the iteration after which a sequence ends or exceeds what was expected."""
+    due_sequence: NDArray[np.int32]
+    residues: NDArray[np.int32]
+    """instances x block size: how many decoding sequences have (prompt + offset - 1) modulo the block size."""
+    exceeding: NDArray[np.uint8]
+    """By instance: whether a segment is in progress in which sequences are beyond the tokens expected of them."""
+    free_sequences: NDArray[np.int32]
+    done: NDArray[np.int32]
+    """Scratch: sequences that end at one moment."""
+    counters: NDArray[np.int64]
+    cache: CacheArrays
+    ahead: LookAhead
+    """Look-ahead maps, with sequences as slots; of nothing where no router asks for them."""
+
+
+def _allocate_cache(
+    configs: Sequence[EngineConfig], instances: int, sequences: int, longest_tokens: int, requests: Requests
+) -> CacheArrays:
+    caching = [config for config in configs if config.prefix_caching]
+    if not caching:
+        small, none = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
+        return CacheArrays(np.zeros((1, 1), BLOCK), table=small, held=small, first=none, hashes=none)
+    blocks = max(config.kv_blocks for config in caching)
+    row = min(blocks, -(-longest_tokens // min(config.block_size_tokens for config in caching)))
+    hashes = requests.prefix_hashes if requests.prefix_hashes.size else np.zeros(1, np.int64)
+    first = requests.prefix_first if requests.prefix_hashes.size else np.zeros(1, np.int64)
+    # Zeros take no memory before something is written there: a row is as long as its request needs.
+    return CacheArrays(
+        blocks=np.zeros((instances, blocks), BLOCK),
+        table=np.zeros((instances, 1 << (2 * blocks - 1).bit_length()), np.int32),
+        held=np.zeros((sequences, row), np.int32),
+        first=np.require(first, requirements=["C", "W"]),
+        hashes=np.require(hashes, requirements=["C", "W"]),
+    )
+
+
+def allocate_engines(
+    configs: Sequence[EngineConfig],
+    later: Sequence[EngineConfig],
+    endpoints: int,
+    sequences: int,
+    requests: Requests,
+    *,
+    anticipate: bool = False,
+) -> EngineArrays:
+    """Idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
+
+    Each could take the settings of any of *configs* and *later* as well. *anticipate*: keep look-ahead maps.
+    """
+    count = len(configs)
+    batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
+    block_size = max(config.block_size_tokens for config in (*configs, *later))
+    longest_tokens = max(config.max_model_len for config in (*configs, *later))
+    arrays = EngineArrays(
+        instances=np.zeros(count, INSTANCE),
+        totals=np.zeros(endpoints, TOTAL),
+        open=np.zeros(count, np.int32),
+        sequences=np.zeros(sequences, SEQUENCE),
+        due=np.zeros((count, batch), np.int64),
+        due_sequence=np.zeros((count, batch), np.int32),
+        residues=np.zeros((count, block_size), np.int32),
+        exceeding=np.zeros(count, np.uint8),
+        free_sequences=np.arange(sequences - 1, -1, -1, dtype=np.int32),
+        done=np.zeros(batch, np.int32),
+        counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),
+        cache=_allocate_cache((*configs, *later), count, sequences, longest_tokens, requests),
+        ahead=allocate_ahead(count, sequences) if anticipate else allocate_ahead(0, 0, 2),
+    )
+    arrays.instances["next_s"] = np.inf
+    for name in (
+        "partial",
+        "joining",
+        "last_joining",
+        "first_running",
+        "last_running",
+        "first_waiting",
+        "last_waiting",
+        "oldest_idle",
+        "newest_idle",
+        "spare_record",
+    ):
+        arrays.instances[name] = NONE
+    for instance, config in enumerate(configs):
+        configure(arrays, instance, config)
+    return arrays
+
+
+def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> None:
+    """Give an idle *instance* the settings of *config*."""
+    record: Any = engines.instances[instance]
+    record["max_num_seqs"] = config.max_num_seqs
+    record["budget_tokens"] = config.max_num_batched_tokens
+    record["block_size_tokens"] = config.block_size_tokens
+    power = config.block_size_tokens.bit_length() - 1
+    record["block_shift"] = power if 1 << power == config.block_size_tokens else -1
+    record["kv_blocks"] = record["free_blocks"] = config.kv_blocks
+    record["by_priority"] = config.policy == "priority"
+    record["prefix_caching"] = config.prefix_caching
+    for name in (
+        "prefill_t0_s",
+        "prefill_a_s",
+        "prefill_b_s_per_token",
+        "prefill_c_s_per_token2",
+        "decode_a_s",
+        "decode_b_s_per_sequence",
+        "decode_c_s_per_token",
+    ):
+        record[name] = getattr(config.profile, name)

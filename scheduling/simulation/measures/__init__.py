@@ -1,0 +1,1 @@
+"""What came of a simulation, as figures and tables."""

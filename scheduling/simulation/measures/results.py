@@ -1,0 +1,242 @@
+"""What came of a simulation: latencies, promises kept, throughput, hours and dollars, queues over time.
+
+Latencies are in seconds and counted from the request's arrival at its caller's region:
+
+- `ttft`: to the first token. `e2e`: to the last; its mean is the job completion time (JCT) of the scheduling literature.
+- `itl`: between two tokens of a request, the mean over its output; none for an output of one token.
+- `normalised`: e2e by output token (Orca, vLLM).
+- `queue`: until an instance takes it for the first time.
+
+`cached_prompt_tokens`, where prefixes are cached: those found in the cache when their request was first admitted.
+
+Only requests that ended well count in them; those that did not are counted, and miss their promise.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.measures.tables import Table
+from scheduling.simulation.workload.columns import Floats
+
+if TYPE_CHECKING:
+    from scheduling.simulation.simulator import Result
+
+LATENCIES = ("ttft", "itl", "e2e", "normalised", "queue")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+WASTED = (
+    State.STARTING,
+    State.LOADING,
+    State.DRAINING,
+    State.RECLAIMING,
+    State.WAKING,
+    State.FALLING_ASLEEP,
+    State.SWAPPING,
+)
+"""States in which an instance is paid for and takes no new work, because the fleet is being changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the requests of an SLO class are promised, in seconds; infinity where nothing is."""
+
+    ttft_s: float = inf
+    itl_s: float = inf
+    e2e_s: float = inf
+    deadline_s: float = inf
+
+    @property
+    def any(self) -> bool:
+        return min(self.ttft_s, self.itl_s, self.e2e_s, self.deadline_s) < inf
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars of an instance for an hour: to have it, and what lending it out as spot brings."""
+
+    on_demand_usd: float = 0.0
+    spot_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the numbers in the requests stand for."""
+
+    models: Sequence[str]
+    regions: Sequence[str]
+    slo_classes: Sequence[str]
+    tenants: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Everything measured of one simulation, as tidy tables (the last column is the value)."""
+
+    requests: Table
+    """by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
+    hours: Table
+    """by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
+    counters: Table
+    """counter, value: preemptions, evictions, swaps, scaling and so on."""
+    series: Table = field(default_factory=lambda: Table(("t_s",)))
+    """One row for each sample and endpoint; empty unless the simulation kept a series."""
+
+
+def measure(
+    result: "Result",
+    names: Names,
+    promises: Sequence[Promise] = (),
+    prices: Mapping[str, Price] | None = None,
+) -> Measures:
+    """All measures of *result*; *promises* by SLO class number (none: no attainment), *prices* by GPU type."""
+    return Measures(
+        _requests(result, names, promises),
+        _hours(result, prices or {}),
+        Table(("counter", "value"), [(name, int(value)) for name, value in result.counters.items()]),
+        _series(result),
+    )
+
+
+def latency_s(result: "Result", name: str) -> Floats:
+    """The latency called *name* of every request; NaN where there is none."""
+    outcomes = result.outcomes
+    done = outcomes["state"] == Outcome.DONE
+    if name in {"ttft", "e2e", "queue"}:
+        return np.where(done, outcomes[f"{name}_s"], np.nan)
+    output_tokens = result.requests.output_tokens
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if name == "normalised":
+            return np.where(done, outcomes["e2e_s"] / output_tokens, np.nan)
+        between_s = (outcomes["e2e_s"] - outcomes["ttft_s"]) / (output_tokens - 1)
+    return np.where(done & (output_tokens > 1), between_s, np.nan)
+
+
+def statistics(values: Floats) -> tuple[float, ...]:
+    """STATISTICS of *values*, NaN left out; all NaN if nothing is left. *values* may be reordered."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return (np.nan,) * len(STATISTICS)
+    percentiles = np.percentile(finite, PERCENTILES, overwrite_input=True)
+    return (float(finite.mean()), *(float(value) for value in percentiles), float(finite.max()))
+
+
+def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(judged, met) by request: whether its class is promised anything, and whether it got all of it."""
+    classes = result.requests.slo_class
+    judged = np.array([promise.any for promise in promises])[classes]
+    met = judged & (result.outcomes["state"] == Outcome.DONE)
+    for name in ("ttft", "itl", "e2e"):
+        limits_s = np.array([getattr(promise, f"{name}_s") for promise in promises])
+        if name == "e2e":
+            limits_s = np.minimum(limits_s, [promise.deadline_s for promise in promises])
+        if np.isfinite(limits_s).any():
+            # An output of one token has no time between tokens and keeps that promise.
+            met &= ~(latency_s(result, name) > limits_s[classes])
+    return judged, met
+
+
+def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Table:
+    table = Table(("by", "group", "measure", "statistic", "value"))
+    groups = list(_groups(result, names))
+    state = result.outcomes["state"]
+    tokens, prompts = result.requests.output_tokens, result.requests.prompt_tokens
+    cached = result.counters.get("prefix_queried_tokens", 0) > 0
+    duration_s = float(result.end_s - result.requests.arrival_s[0]) if len(state) else 0.0
+    judged, met = kept(result, promises) if promises else (np.zeros(len(state), bool),) * 2
+    for by, group, members in groups:
+        done = state[members] == Outcome.DONE
+        counts = {"requests": done.size, "done": int(done.sum())}
+        for measure_name, count in counts.items():
+            table.add(by, group, measure_name, "count", count)
+        produced = int(tokens[members][done].sum())
+        table.add(by, group, "preemptions", "count", int(result.outcomes["preemptions"][members].sum()))
+        if duration_s > 0:
+            table.add(by, group, "throughput", "requests_per_s", counts["done"] / duration_s)
+            table.add(by, group, "throughput", "output_tokens_per_s", produced / duration_s)
+        if cached:
+            found = int(result.outcomes["cached_tokens"][members].sum())
+            table.add(by, group, "cached_prompt_tokens", "count", found)
+            table.add(by, group, "cached_prompt_tokens", "ratio", found / int(prompts[members].sum(dtype=np.int64)))
+        if among := int(judged[members].sum()):
+            table.add(by, group, "slo_attainment", "ratio", int(met[members].sum()) / among)
+    for name in LATENCIES:
+        values = latency_s(result, name)
+        for by, group, members in groups:
+            for statistic, value in zip(STATISTICS, statistics(values[members]), strict=True):
+                table.add(by, group, f"{name}_s", statistic, value)
+    return table
+
+
+Members = npt.NDArray[np.int32] | slice
+
+
+def _groups(result: "Result", names: Names) -> Iterator[tuple[str, str, Members]]:
+    """(by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant that has any."""
+    requests = result.requests
+    yield "all", "all", slice(None)
+    for by, codes, group_names in (
+        ("model", requests.model, names.models),
+        ("region", requests.region, names.regions),
+        ("slo_class", requests.slo_class, names.slo_classes),
+        ("tenant", requests.tenant, names.tenants),
+    ):
+        counts = np.bincount(codes, minlength=len(group_names))
+        if np.count_nonzero(counts) == 1:
+            yield by, group_names[int(np.argmax(counts))], slice(None)
+            continue
+        order = np.argsort(codes, kind="stable").astype(np.int32)
+        ends = np.cumsum(counts)
+        for group, end in enumerate(ends):
+            if counts[group]:
+                yield by, group_names[group], order[end - counts[group] : end]
+
+
+def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
+    table = Table(("by", "group", "measure", "value"))
+    hours = result.state_s / 3600
+    instances = result.cluster.instances
+    keys = {
+        "gpu_type": [instance.gpu_type for instance in instances],
+        "model": [instance.model for instance in instances],
+    }
+    on_demand = np.array([prices.get(instance.gpu_type, Price()).on_demand_usd for instance in instances])
+    spot = np.array([prices.get(instance.gpu_type, Price()).spot_usd for instance in instances])
+    ours = hours.sum(axis=1) - hours[:, State.EMPTY] - hours[:, State.SPOT]
+    for by, labels in keys.items():
+        for group in dict.fromkeys(labels):
+            members = np.array([label == group for label in labels])
+            for state in State:
+                if total := float(hours[members, state].sum()):
+                    table.add(by, group, f"{state.name.lower()}_h", total)
+            table.add(by, group, "instance_h", float(ours[members].sum()))
+            table.add(by, group, "donated_h", float(hours[members, State.SPOT].sum()))
+            table.add(by, group, "wasted_h", float(hours[members][:, WASTED].sum()))
+            table.add(by, group, "cost_usd", float((ours * on_demand)[members].sum()))
+            table.add(by, group, "spot_income_usd", float((hours[:, State.SPOT] * spot)[members].sum()))
+    return table
+
+
+def _series(result: "Result") -> Table:
+    table = Table(("t_s", "model", "region", "waiting", "running", "ready", "kv_tokens", "kv_ratio"))
+    series = result.series
+    if series is None:
+        return table
+    for sample, t_s in enumerate(series["t_s"]):
+        for number, (model, region) in enumerate(result.cluster.endpoints):
+            capacity = int(series["kv_capacity_tokens"][sample, number])
+            tokens = int(series["kv_tokens"][sample, number])
+            table.add(
+                float(t_s),
+                model,
+                region,
+                *(int(series[name][sample, number]) for name in ("waiting", "running", "ready")),
+                tokens,
+                tokens / capacity if capacity else 0.0,
+            )
+    return table

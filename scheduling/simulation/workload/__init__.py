@@ -1,0 +1,1 @@
+"""The requests of a simulation: from traces, or made."""

@@ -1,0 +1,209 @@
+"""Readers of public request traces: when each request came, how long its prompt was and how much it produced.
+
+- azure: CSV `TIMESTAMP,ContextTokens,GeneratedTokens`. Azure LLM inference traces of 2023 (Splitwise, ISCA 2024) and
+  2024 (DynamoLLM, HPCA 2025).
+- mooncake: JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Mooncake, FAST 2025.
+- burstgpt: CSV `Timestamp` (s), `Model`, `Request tokens`, `Response tokens` and more. BurstGPT, 2024.
+- servegen: CSV of demand in bins of ten minutes, `t_s`, `requests`, `prompt_tokens`, `output_tokens`. ServeGen, 2025.
+- ledger: CSV of our own request ledger, from `manage.py export_ledger` or the console's Requests page.
+
+A reader is a generator: it holds one row at a time (ServeGen: the arrivals of one bin), so a trace of any length can be
+streamed; `load_trace` collects one in arrays. Files that end in `.gz` are unpacked on the way. Columns may stand in any
+order and others may be present.
+"""
+
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scheduling.simulation.workload.columns import Coded, Workload, buffered
+from scheduling.table_files import UNREADABLE, Row, TraceError, csv_rows, open_text
+
+__all__ = ["FORMATS", "MOONCAKE_BLOCK_TOKENS", "TraceError", "TraceRequest", "load_trace", "read_trace"]
+
+MOONCAKE_BLOCK_TOKENS = 512
+SERVEGEN_BIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace. A failed request of the original system has `output_tokens` 0."""
+
+    arrival_s: float  # since the first row
+    prompt_tokens: int
+    output_tokens: int
+    model: str = ""  # as the trace names it
+    prefix_blocks: tuple[
+        int, ...
+    ] = ()  # equal leading ids = equal leading blocks of MOONCAKE_BLOCK_TOKENS prompt tokens
+    region: str = ""
+    tenant: str = ""
+    slo_class: str = ""
+
+
+def read_azure(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
+    first_s: float | None = None
+    for row in csv_rows(path, "TIMESTAMP", "ContextTokens", "GeneratedTokens"):
+        moment_s = row.moment_s("TIMESTAMP")
+        first_s = moment_s if first_s is None else first_s
+        yield TraceRequest(moment_s - first_s, row.count("ContextTokens"), row.count("GeneratedTokens"))
+
+
+def read_burstgpt(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
+    first_s: float | None = None
+    for row in csv_rows(path, "Timestamp", "Model", "Request tokens", "Response tokens"):
+        moment_s = row.number("Timestamp")
+        first_s = moment_s if first_s is None else first_s
+        yield TraceRequest(
+            moment_s - first_s, row.count("Request tokens"), row.count("Response tokens"), row.values["Model"]
+        )
+
+
+def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
+    first_ms: float | None = None
+    number = 0
+    with open_text(path) as file:
+        try:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    fields = json.loads(line)
+                except ValueError as error:
+                    raise TraceError(path, number, "", f"is not JSON: {error}") from None
+                if not isinstance(fields, dict):
+                    raise TraceError(path, number, "", "is not a JSON object")
+                blocks = fields.get("hash_ids", [])
+                if not isinstance(blocks, list) or not all(isinstance(block, int) for block in blocks):
+                    raise TraceError(path, number, "hash_ids", "is not a list of whole numbers")
+                for column in ("timestamp", "input_length", "output_length"):
+                    if column not in fields:
+                        raise TraceError(path, number, column, "is missing")
+                row = Row(
+                    path, number, {column: str(value) for column, value in fields.items() if column != "hash_ids"}
+                )
+                moment_ms = row.number("timestamp")
+                first_ms = moment_ms if first_ms is None else first_ms
+                yield TraceRequest(
+                    (moment_ms - first_ms) / 1000,
+                    row.count("input_length"),
+                    row.count("output_length"),
+                    prefix_blocks=tuple(blocks),
+                )
+        except UNREADABLE as error:
+            raise TraceError(path, number + 1, "", f"cannot be read: {error}") from error
+
+
+def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
+    """Arrivals drawn from the rates: a Poisson count in each bin, uniform times within it, and the bin's mean lengths.
+
+    The published classes are sums over ten minutes, not requests: this is a draw from them, not a record, and *seed*
+    fixes it. Bins without requests (gaps in the collection) stay empty.
+    """
+    draw = np.random.default_rng(seed)
+    first_s: float | None = None
+    for row in csv_rows(path, "t_s", "requests", "prompt_tokens", "output_tokens"):
+        start_s = row.number("t_s")
+        first_s = start_s if first_s is None else first_s
+        mean_requests = row.number("requests")
+        if mean_requests == 0:
+            continue
+        prompt_tokens = max(1, round(row.number("prompt_tokens") / mean_requests))
+        output_tokens = max(1, round(row.number("output_tokens") / mean_requests))
+        for offset_s in np.sort(draw.uniform(0.0, SERVEGEN_BIN_S, draw.poisson(mean_requests))):
+            yield TraceRequest(start_s - first_s + float(offset_s), prompt_tokens, output_tokens)
+
+
+def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
+    """Requests as tenants sent them, refused ones too (they asked for work); those that never got to be counted are 0 long.
+
+    `manage.py export_ledger` writes microseconds in the order of arrival. The console's file has whole seconds, newest
+    first: `load_trace` sorts it, `read_trace` refuses it.
+    """
+    first_s: float | None = None
+    for row in csv_rows(
+        path, "Arrived (UTC)", "Tenant", "Model", "SLO class", "Region", "Prompt (tokens)", "Output (tokens)"
+    ):
+        moment_s = row.moment_s("Arrived (UTC)")
+        first_s = moment_s if first_s is None else first_s
+        values = row.values
+        yield TraceRequest(
+            moment_s - first_s,
+            row.count("Prompt (tokens)"),
+            row.count("Output (tokens)"),
+            values["Model"],
+            region=values["Region"],
+            tenant=values["Tenant"],
+            slo_class=values["SLO class"],
+        )
+
+
+FORMATS: dict[str, Callable[[Path, int], Iterator[TraceRequest]]] = {
+    "azure": read_azure,
+    "mooncake": read_mooncake,
+    "burstgpt": read_burstgpt,
+    "servegen": read_servegen,
+    "ledger": read_ledger,
+}
+
+
+def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[TraceRequest]:
+    """The requests of the trace at *path* in the order of the file; *seed* is used by formats that hold rates.
+
+    Raises TraceError when the file or a row cannot be read, or when a row is earlier than the one above it (sort the
+    file by time first), and KeyError for a format that is not in `FORMATS`.
+    """
+    before_s = 0.0
+    for number, request in enumerate(FORMATS[trace_format](path, seed), 1):
+        if request.arrival_s < before_s:
+            earlier_s = before_s - request.arrival_s
+            what = f"request {number} came {earlier_s:g} s before the one above it: sort the file by time"
+            raise TraceError(path, 0, "", what)
+        before_s = request.arrival_s
+        yield request
+
+
+def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | None = None) -> Workload:
+    """The trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
+
+    Requests without either (failed in the original system) are left out and counted in `Workload.left_out`. Rows are
+    streamed into the columns' own buffers, so memory is that of the arrays (plus an eighth while they grow). A ledger
+    export is sorted by arrival; other formats raise TraceError when a row is earlier than the one above it.
+    """
+    arrivals, prompts, outputs = array("d"), array("i"), array("i")
+    codes = {"model": array("h"), "region": array("h"), "slo_class": array("h"), "tenant": array("i")}
+    names: dict[str, dict[str, int]] = {column: {} for column in codes}
+    prefix_first, prefix_hashes = array("q", [0]), array("q")
+    left_out = 0
+    read = FORMATS[trace_format](path, seed) if trace_format == "ledger" else read_trace(path, trace_format, seed=seed)
+    for request in read:
+        if request.prompt_tokens == 0 or request.output_tokens == 0:
+            left_out += 1
+            continue
+        if len(arrivals) == limit:
+            break
+        arrivals.append(request.arrival_s)
+        prompts.append(request.prompt_tokens)
+        outputs.append(request.output_tokens)
+        for column, known in names.items():
+            codes[column].append(known.setdefault(getattr(request, column), len(known)))
+        prefix_hashes.extend(request.prefix_blocks)
+        prefix_first.append(len(prefix_hashes))
+    workload = Workload(
+        buffered(arrivals, np.float64),
+        buffered(prompts, np.int32),
+        buffered(outputs, np.int32),
+        Coded(buffered(codes["model"], np.int16), list(names["model"])),
+        Coded(buffered(codes["region"], np.int16), list(names["region"])),
+        Coded(buffered(codes["slo_class"], np.int16), list(names["slo_class"])),
+        Coded(buffered(codes["tenant"], np.int32), list(names["tenant"])),
+        prefix_first=buffered(prefix_first, np.int64) if prefix_hashes else None,
+        prefix_hashes=buffered(prefix_hashes, np.int64) if prefix_hashes else None,
+        prefix_block_tokens=MOONCAKE_BLOCK_TOKENS if prefix_hashes else 0,
+        left_out=left_out,
+    )
+    return workload.sorted() if trace_format == "ledger" else workload

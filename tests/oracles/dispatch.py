@@ -1,0 +1,195 @@
+"""Plain Python twins of the kernels: what each of them must decide, said in the shortest way.
+
+Tests compare every kernel with its twin on random fleets, and the routing bench shows what compiling is worth. Twins
+are written from the definition, over lists, and share no code with the kernels.
+"""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
+
+
+@dataclass
+class PlainInstance:
+    """One instance slot; fields as in `FleetArrays`."""
+
+    endpoint: int = -1
+    accepting: bool = False
+    running: int = 0
+    max_num_seqs: int = 0
+    kv_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    remaining_tokens: int = 0
+    queued_prompt_tokens: int = 0
+    placed_tokens: int = 0
+    memory_tokens: int = 0
+    profile: tuple[float, ...] = ()
+    ahead_limit: int = 0
+    ahead_open: int = 0
+    round_trip_s: float = 0.0
+    trips: list[list[float]] = field(default_factory=list)
+    """Moments at which requests ended, by trip."""
+
+    def has_room(self, prompt_tokens: int, output_tokens: int) -> bool:
+        tokens = prompt_tokens + output_tokens
+        with_it = replace(self, running=self.running + 1, kv_tokens=self.kv_tokens + tokens)
+        return self.accepting and tokens <= self.kv_capacity_tokens and with_it.requests_ahead() <= self.ahead_open
+
+    def requests_ahead(self) -> int:
+        """Requests too many for it: by sequences, or by memory if all are of one size."""
+        by_memory = 0
+        if self.kv_tokens > self.kv_capacity_tokens:
+            beyond = Fraction(self.kv_tokens - self.kv_capacity_tokens)
+            by_memory = ceil(beyond * self.running / self.kv_tokens)
+        return max(self.running - self.max_num_seqs, by_memory, 0)
+
+    def allowance(self) -> int:
+        """Requests that it may have ahead: as many as end within a round trip."""
+        if self.round_trip_s <= 0:
+            return 0
+        limit = self.max_num_seqs if self.ahead_limit < 0 else min(self.ahead_limit, self.max_num_seqs)
+        counts = [len(trip) for trip in self.trips[:-1]]
+        mean, deviation = float(counts[0]) if counts else 0.0, 0.0
+        for count in counts[1:]:
+            deviation += 0.25 * (abs(count - mean) - deviation)
+            mean += 0.125 * (count - mean)
+        return min(limit, max(1, int(mean + 2 * deviation + 0.5)))
+
+    def note_end(self, now_s: float) -> None:
+        if self.trips and now_s - self.trips[-1][0] < self.round_trip_s:
+            self.trips[-1].append(now_s)
+        else:
+            self.trips.append([now_s])
+
+
+@dataclass
+class PlainFleet:
+    """Instances by slot, and the slot that each endpoint gave work to last."""
+
+    instances: list[PlainInstance]
+    cursor: dict[int, int] = field(default_factory=dict)
+
+    def with_room(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> list[int]:
+        return [
+            slot
+            for slot, instance in enumerate(self.instances)
+            if instance.endpoint == endpoint and instance.has_room(prompt_tokens, output_tokens)
+        ]
+
+    def fits_ever(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> bool:
+        return any(
+            instance.kv_capacity_tokens == 0 or prompt_tokens + output_tokens <= instance.kv_capacity_tokens
+            for instance in self.instances
+            if instance.endpoint == endpoint
+        )
+
+    def round_robin(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+        last = self.cursor.get(endpoint, -1)
+        slots = self.with_room(endpoint, prompt_tokens, output_tokens)
+        return min(slots, key=lambda slot: (slot <= last, slot), default=-1)
+
+    def least_request(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+        slots = self.with_room(endpoint, prompt_tokens, output_tokens)
+        return min(slots, key=lambda slot: self.instances[slot].running, default=-1)
+
+    def minimum_use(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+        slots = self.with_room(endpoint, prompt_tokens, output_tokens)
+        return min(
+            slots,
+            key=lambda slot: Fraction(self.instances[slot].kv_tokens, self.instances[slot].kv_capacity_tokens),
+            default=-1,
+        )
+
+    def join_shortest_queue(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+        slots = self.with_room(endpoint, prompt_tokens, output_tokens)
+        return min(slots, key=lambda slot: self.instances[slot].remaining_tokens, default=-1)
+
+    def dispatch(self, router: Callable[[], int], endpoint: int) -> int:
+        """What *router* chooses for *endpoint*; where no instance has room, among those that may have a request ahead."""
+        chosen = router()
+        if chosen >= 0:
+            return chosen
+        members = [instance for instance in self.instances if instance.endpoint == endpoint]
+        for instance in members:
+            instance.ahead_open = instance.allowance()
+        chosen = router()
+        for instance in members:
+            instance.ahead_open = 0
+        return chosen
+
+    def place(self, slot: int, prompt_tokens: int, output_tokens: int) -> None:
+        instance = self.instances[slot]
+        instance.running += 1
+        instance.kv_tokens += prompt_tokens + output_tokens
+        instance.remaining_tokens += prompt_tokens + output_tokens
+        instance.queued_prompt_tokens += prompt_tokens
+        instance.placed_tokens += prompt_tokens + output_tokens
+        self.cursor[instance.endpoint] = slot
+
+
+POLICIES: dict[str, Callable[[PlainFleet, int, int, int], int]] = {
+    "round_robin": PlainFleet.round_robin,
+    "least_request": PlainFleet.least_request,
+    "minimum_use": PlainFleet.minimum_use,
+    "join_shortest_queue": PlainFleet.join_shortest_queue,
+}
+"""Twins of `scheduling.routing.routers.POLICIES`."""
+
+
+@dataclass
+class PlainQueue:
+    """Twin of one endpoint's heap: the waiting slots in a sorted list of (key, sequence, slot)."""
+
+    entries: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def push(self, slot: int, key: float, sequence: int) -> None:
+        bisect.insort(self.entries, (key, sequence, slot))
+
+    def pop(self) -> int:
+        return self.entries.pop(0)[2] if self.entries else -1
+
+    def peek(self) -> int:
+        return self.entries[0][2] if self.entries else -1
+
+    def remove(self, slot: int) -> bool:
+        kept = [entry for entry in self.entries if entry[2] != slot]
+        found = len(kept) < len(self.entries)
+        self.entries = kept
+        return found
+
+    def rekey(self, slot: int, key: float) -> bool:
+        sequence = next((entry[1] for entry in self.entries if entry[2] == slot), None)
+        if sequence is None:
+            return False
+        self.remove(slot)
+        self.push(slot, key, sequence)
+        return True
+
+    def in_order(self) -> list[int]:
+        return [entry[2] for entry in self.entries]
+
+
+def plain_turn(
+    ordering: str, arrival_s: float, deadline_s: float, priority: int, service_s: float, stretch: float
+) -> float:
+    """Twin of `scheduling.queueing.ordering.turn_key`, by the ordering's name."""
+    due_s = arrival_s + 86_400.0 if deadline_s == float("inf") else deadline_s
+    return {
+        "fcfs": arrival_s,
+        "priority": priority * 1e9 + arrival_s,
+        "ssjf": priority * 1e9 + arrival_s + min(stretch * service_s, 1e8),
+        "shortest": service_s,
+        "sjf": service_s,
+        "deadline": due_s,
+        "slack": max(arrival_s, due_s - service_s),
+    }[ordering]
+
+
+def plain_engine_priority(ordering: str, priority: int, turn: float) -> int:
+    """Twin of `scheduling.queueing.ordering.engine_priority`."""
+    if ordering in ("fcfs", "priority"):
+        return priority
+    classes = priority if ordering == "ssjf" else 0
+    return classes * 10**13 + int((turn - classes * 1e9) * 1000.0)

@@ -1,0 +1,233 @@
+"""The lives of instances in plain Python: what the compiled fleet's changes of state are checked against.
+
+An instance is in one state at a time; some states last for ever, others pass into the next after a delay. One that
+drains takes no new work and becomes what was decided when it holds nothing more. The rules are those of
+docs/simulation.md, said in the shortest way.
+"""
+
+import math
+from dataclasses import astuple, dataclass, field
+
+import numpy as np
+
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig, ReferenceEngine, StepResult
+from tests.oracles.dispatch import PlainInstance
+from tests.oracles.lookahead import FORGOTTEN_TOKENS, PlainMap
+
+NEVER = float("inf")
+SPOT_SPREAD = 0.6
+"""Standard deviation of the logarithm of the time that a reclaim takes."""
+
+SERVES_SOON = {State.READY, State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING}
+
+
+@dataclass(slots=True)
+class Held:
+    """A request: what it asks, and what the dispatcher knows of it."""
+
+    number: int
+    endpoint: int = -1
+    expected_prompt: int = 0
+    expected_output: int = 0
+    priority: int = 0
+    """What its engine is told."""
+    counted_tokens: int = 0
+    produced_tokens: int = 0
+    preempted: bool = False
+    order: int = 0
+
+
+@dataclass(slots=True)
+class Server:
+    """An instance: its engine, the iteration in progress, and the state of its life."""
+
+    number: int
+    region: str
+    gpu_type: str
+    plain: PlainInstance
+    config: EngineConfig
+    state: State
+    models: list[str]
+    """Those that were on it, the present one first."""
+    engine: ReferenceEngine
+    step: StepResult | None = None
+    event_s: float = NEVER
+    held: dict[str, Held] = field(default_factory=dict)
+    admitted: dict[str, None] = field(default_factory=dict)
+    """Those of `held` that hold blocks, in order of admission."""
+    since_s: float = 0.0
+    spent_s: dict[State, float] = field(default_factory=dict)
+    ahead: PlainMap = field(default_factory=PlainMap)
+    until_s: float = NEVER
+    """When its state is over,"""
+    then: list[tuple[State, float]] = field(default_factory=list)
+    """and what follows, each with how long it lasts."""
+    goal: tuple[list[tuple[State, float]], int] | None = None
+    """What it becomes once it is drained, and at which endpoint (-1: its own)."""
+
+
+class ReferenceLives:
+    """The states of all instances of *cluster*."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.delays = cluster.delays
+        self.engines = cluster.engines()
+        self.random = np.random.default_rng(seed)
+        self.servers = [self._server(number) for number in range(len(cluster.instances))]
+        self.changes: list[tuple[float, int, int, State, State]] = []
+        """(time_s, instance, endpoint, before, after)."""
+        self.totals = {"prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "preemptions": 0}
+        """Of engines that are gone."""
+
+    def _server(self, number: int) -> Server:
+        spec = self.cluster.instances[number]
+        plain = PlainInstance(
+            endpoint=self.cluster.endpoints.index((spec.model, spec.region)),
+            accepting=spec.state == State.READY,
+            max_num_seqs=spec.dispatch_max_num_seqs or spec.engine.max_num_seqs,
+            kv_capacity_tokens=spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
+            memory_tokens=spec.engine.kv_capacity_tokens,
+            profile=astuple(spec.engine.profile),
+        )
+        self._limit_ahead(plain)
+        if self._one_by_one(plain.endpoint):
+            plain.max_num_seqs = 1
+        return Server(
+            number,
+            spec.region,
+            spec.gpu_type,
+            plain,
+            spec.engine,
+            spec.state,
+            [spec.model],
+            ReferenceEngine(spec.engine),
+        )
+
+    def _limit_ahead(self, plain: PlainInstance) -> None:
+        key = self.cluster.endpoints[plain.endpoint]
+        plain.ahead_limit, plain.round_trip_s = self.cluster.ahead_limit(key), self.cluster.round_trip_s(key)
+        plain.trips = []
+
+    def _one_by_one(self, endpoint: int) -> bool:
+        return self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]).mode == "none"
+
+    def of(self, endpoint: int) -> list[Server]:
+        return [server for server in self.servers if server.plain.endpoint == endpoint]
+
+    def serving(self, endpoint: int) -> int:
+        """Instances that serve *endpoint* or soon will."""
+        return sum(server.state in SERVES_SOON for server in self.of(endpoint))
+
+    def put(self, server: Server, now_s: float, *states: tuple[State, float]) -> None:
+        """Let *server* pass through *states*, each with how long it lasts; the last may last for ever."""
+        (state, lasts_s), *then = states
+        server.spent_s[server.state] = server.spent_s.get(server.state, 0.0) + now_s - server.since_s
+        self.changes.append((now_s, server.number, server.plain.endpoint, server.state, state))
+        server.state, server.since_s, server.until_s, server.then = state, now_s, now_s + lasts_s, then
+        server.plain.accepting = state == State.READY
+        if state not in (State.READY, State.DRAINING):
+            server.plain.placed_tokens += FORGOTTEN_TOKENS
+            self._renew(server)
+
+    def _renew(self, server: Server) -> None:
+        """Its engine starts anew: nothing is cached any more."""
+        for name in self.totals:
+            self.totals[name] += getattr(server.engine, f"{name}_total")
+        server.engine = ReferenceEngine(server.config)
+
+    def total(self, name: str) -> int:
+        return self.totals[name] + sum(int(getattr(server.engine, f"{name}_total")) for server in self.servers)
+
+    def pass_on(self, server: Server, now_s: float) -> None:
+        """The time of the present state of *server* is over."""
+        self.put(server, now_s, *server.then)
+
+    def drain(self, server: Server, now_s: float, *states: tuple[State, float], endpoint: int = -1) -> None:
+        """Let *server* finish what it has, and then pass through *states*, at another *endpoint* if that is one."""
+        server.goal = list(states), endpoint
+        if not server.held:
+            self.settle(server, now_s)
+        elif server.state != State.DRAINING:
+            self.put(server, now_s, (State.DRAINING, NEVER))
+
+    def settle(self, server: Server, now_s: float) -> None:
+        """*server* is drained."""
+        assert server.goal is not None
+        (states, endpoint), server.goal = server.goal, None
+        if endpoint >= 0:
+            model, _ = self.cluster.endpoints[endpoint]
+            if states[0][0] == State.SWAPPING:
+                states = [(State.SWAPPING, self._swap_s(server, model)), (State.READY, NEVER)]
+            server.models = [model, *(other for other in server.models if other != model)]
+            server.config = self.engines[model, server.gpu_type]
+            server.plain.endpoint = endpoint
+            server.plain.max_num_seqs = 1 if self._one_by_one(endpoint) else server.config.max_num_seqs
+            server.plain.kv_capacity_tokens = server.plain.memory_tokens = server.config.kv_capacity_tokens
+            server.plain.profile = astuple(server.config.profile)
+            self._limit_ahead(server.plain)
+        self.put(server, now_s, *states)
+
+    def _swap_s(self, server: Server, model: str) -> float:
+        """By which tier *model* comes from: the GPU has the last few models, host memory those before."""
+        on_gpu, in_memory = self.delays.gpu_models, self.delays.gpu_models + self.delays.cpu_models
+        if model in server.models[:on_gpu]:
+            return self.delays.swap_gpu_s
+        return self.delays.swap_cpu_s if model in server.models[:in_memory] else self.delays.swap_storage_s
+
+    def start(self, server: Server, now_s: float) -> bool:
+        """Bring *server* up; False if it is not at rest."""
+        delays = self.delays
+        if server.state == State.EMPTY:
+            loading = State.LOADING, delays.remote_weights_s
+            self.put(server, now_s, (State.STARTING, delays.start_s), loading, (State.READY, NEVER))
+        elif server.state == State.SPOT:
+            drawn_s = delays.spot_median_s * math.exp(SPOT_SPREAD * self.random.standard_normal())
+            self.put(server, now_s, (State.RECLAIMING, min(drawn_s, delays.spot_max_s)), (State.READY, NEVER))
+        elif server.state == State.ASLEEP:
+            self.put(server, now_s, (State.WAKING, delays.wake_s), (State.READY, NEVER))
+        elif server.state == State.DRAINING and server.goal is not None and server.goal[1] < 0:
+            server.goal = None
+            self.put(server, now_s, (State.READY, NEVER))
+        else:
+            return False
+        return True
+
+    def redeploy(self, server: Server, endpoint: int, now_s: float, remote: bool = False) -> None:
+        weights_s = self.delays.remote_weights_s if remote else self.delays.local_weights_s
+        self.drain(server, now_s, (State.LOADING, weights_s), (State.READY, NEVER), endpoint=endpoint)
+
+    def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
+        """*server* is lost; the requests that it had, those that ran in order of admission, then the others in turn."""
+        there = (*server.admitted, *server.engine.waiting_in_order())
+        lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
+        server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None
+        loading = State.LOADING, self.delays.local_weights_s
+        self.put(server, now_s, (State.FAILED, repair_s), loading, (State.READY, NEVER))
+        return lost
+
+    def scale_out(self, endpoint: int, now_s: float) -> bool:
+        """One more for *endpoint*, by the shortest way that there is; False if there is none."""
+        members = self.of(endpoint)
+        for state in (State.DRAINING, State.SPOT, State.ASLEEP):
+            if any(server.state == state and self.start(server, now_s) for server in members):
+                return True
+        model, region = self.cluster.endpoints[endpoint]
+        for server in self.servers:
+            if not self.cluster.share_spot or server.state != State.SPOT or server.region != region:
+                continue
+            if (model, server.gpu_type) in self.engines:
+                self.redeploy(server, endpoint, now_s)
+                return True
+        return any(server.state == State.EMPTY and self.start(server, now_s) for server in members)
+
+    def scale_in(self, endpoint: int, now_s: float) -> bool:
+        """One less: the one with the least left to do drains, and is lent out."""
+        ready = [server for server in self.of(endpoint) if server.state == State.READY]
+        if not ready:
+            return False
+        least = min(ready, key=lambda server: server.plain.remaining_tokens)
+        self.drain(least, now_s, (State.SPOT, NEVER))
+        return True

@@ -1,0 +1,186 @@
+"""Plain twins of the routers that look ahead (`foreseeing`), of the maps (`lookahead`) and of the index (`affinity`).
+
+Written from the definitions, over dictionaries: a map is a list of requests, a peak is looked for in every iteration, the
+index has room for everything.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from tests.oracles.dispatch import PlainFleet
+
+ITERATIONS = 100
+MEMORY_SHARE = 0.8
+HOLDERS = 8
+FORGOTTEN_TOKENS = 1 << 40
+
+
+@dataclass
+class PlainMap:
+    """One instance's look-ahead map: for each request the iterations at which it began and is expected to end."""
+
+    clock: int = 0
+    requests: dict[Hashable, list[int]] = field(default_factory=dict)
+    """prompt, began, expected."""
+
+    def enter(self, request: Hashable, prompt_tokens: int, predicted_tokens: int) -> None:
+        self.requests[request] = [prompt_tokens, self.clock, self.clock + max(predicted_tokens, 1)]
+
+    def leave(self, request: Hashable) -> None:
+        self.requests.pop(request, None)
+
+    def token(self, request: Hashable, produced_tokens: int) -> None:
+        """*request* has all in all *produced_tokens* beyond its first: if no other was so far, the clock moves."""
+        while self.clock < self.requests[request][1] + produced_tokens:
+            self.clock += 1
+            for each in self.requests.values():
+                if each[2] <= self.clock:
+                    each[2] = self.clock + -(-(self.clock - each[1]) // 5)
+
+    def tokens(self, i: int = 0) -> int:
+        """KV tokens *i* iterations from now."""
+        now = self.clock + i
+        return sum(prompt + now - began for prompt, began, expected in self.requests.values() if now < expected)
+
+    def peak(self, prompt_tokens: int, output_tokens: int) -> int:
+        """The most in the next ITERATIONS, with one more request."""
+        more = [prompt_tokens + i if i < output_tokens else 0 for i in range(ITERATIONS)]
+        return max(self.tokens(i) + more[i] for i in range(ITERATIONS))
+
+
+def noted_places(blocks: int) -> list[int]:
+    """Which of *blocks* are noted: sixteen one by one, then of every second, fourth and eighth."""
+    places = [
+        at
+        for level in range(4)
+        for at in range(16 * (2**level - 1) + 2**level, 16 * (2 ** (level + 1) - 1) + 1, 2**level)
+    ]
+    return [place for place in places if place <= blocks]
+
+
+@dataclass
+class PlainIndex:
+    """Which instances were given which beginnings of prompts, of each at most HOLDERS."""
+
+    holders: dict[tuple[int, int], list[list[int] | None]] = field(default_factory=dict)
+    """By endpoint and hash: (instance, its placed tokens then)."""
+
+    def learn(self, fleet: PlainFleet, endpoint: int, hashes: Sequence[int], instance: int) -> None:
+        placed = [each.placed_tokens for each in fleet.instances]
+        for place in noted_places(len(hashes)):
+            ways = self.holders.setdefault((endpoint, hashes[place - 1]), [None] * HOLDERS)
+            found = next((way for way in ways if way and way[0] == instance), None)
+            if found:
+                found[1] = placed[instance]
+                continue
+
+            def age(at: int, ways: list[list[int] | None] = ways) -> int:
+                way = ways[at]
+                passed = -1 if way is None else placed[way[0]] - way[1]
+                return passed if 0 <= passed < FORGOTTEN_TOKENS else FORGOTTEN_TOKENS
+
+            ways[max(range(HOLDERS), key=age)] = [instance, placed[instance]]
+
+    def cached_tokens(
+        self,
+        fleet: PlainFleet,
+        endpoint: int,
+        hashes: Sequence[int],
+        block_tokens: int,
+        instance: int,
+        prompt_tokens: int,
+    ) -> int:
+        """Of *prompt_tokens*, those that *instance* is thought to have."""
+        this, found = fleet.instances[instance], 0
+        for place in noted_places(len(hashes)):
+            ways = self.holders.get((endpoint, hashes[place - 1]), [])
+            alive = {
+                way[0]
+                for way in ways
+                if way and 0 <= fleet.instances[way[0]].placed_tokens - way[1] < memory(fleet, way[0])
+            }
+            if instance not in alive:
+                break
+            found = place
+        return max(min(found * block_tokens, prompt_tokens - 1), 0) if this.endpoint == endpoint else 0
+
+
+def memory(fleet: PlainFleet, instance: int) -> int:
+    this = fleet.instances[instance]
+    return this.memory_tokens or this.kv_capacity_tokens
+
+
+@dataclass
+class Sight:
+    """What a router that looks ahead knows of a request and of the instances."""
+
+    maps: Sequence[PlainMap]
+    index: PlainIndex = field(default_factory=PlainIndex)
+    hashes: Sequence[int] = ()
+    block_tokens: int = 0
+
+
+def excess_tokens(fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int) -> float:
+    peak = sight.maps[instance].peak(prompt_tokens, output_tokens)
+    return max(0.0, peak - MEMORY_SHARE * memory(fleet, instance))
+
+
+def load_tokens(
+    fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
+) -> float:
+    """PreServe's load of *instance*, less what it has *cached*."""
+    this = fleet.instances[instance]
+    prefill = float(this.queued_prompt_tokens + prompt_tokens - cached)
+    decode = float(this.remaining_tokens - this.queued_prompt_tokens + output_tokens)
+    return prefill + decode + excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
+
+
+def delay_s(
+    fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
+) -> float:
+    """Seconds of the request and of the others; docs/routing.md says it in words."""
+    this, map_ = fleet.instances[instance], sight.maps[instance]
+    t0, a, b, c, fixed, by_sequence, by_token = this.profile
+    room, held, active = float(memory(fleet, instance)), float(map_.tokens()), float(len(map_.requests))
+    queued, placed = float(this.queued_prompt_tokens), float(this.running)
+    to_generate = float(this.remaining_tokens) - queued
+    prompt, output, new = float(prompt_tokens), float(output_tokens), max(float(prompt_tokens - cached), 1.0)
+    reserved = this.kv_tokens + prompt + output
+    batch = placed * min(1.0, room / reserved) + 1.0
+    step = fixed + by_sequence * batch + by_token * min(held + queued + prompt + 0.5 * output, room)
+    decoding = by_sequence * active + by_token * held
+    wait = 0.5 * (fixed + decoding) if active else 0.0
+    if reserved > room:
+        wait += (reserved - room) / reserved * to_generate * step / batch
+    queue = b * queued + c * queued * queued / max(placed - active, 1.0)
+    own = max(t0, a + b * new + c * new * new)
+    overlap = min(to_generate, placed * output)
+    theirs = by_sequence + by_token * (held + queued + 0.5 * to_generate) / max(placed, 1.0)
+    mine = by_sequence + by_token * (prompt + 0.5 * output)
+    others = active * max(own - fixed, b * new) + overlap * mine
+    others += 10.0 * queue + 0.5 * to_generate * step / batch
+    score = (wait + queue + own + decoding) + (output * (fixed + mine) + overlap * theirs) + others
+    return score + 0.4 * step / batch * excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
+
+
+def preserve(fleet: PlainFleet, sight: Sight, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+    slots = fleet.with_room(endpoint, prompt_tokens, output_tokens)
+    return min(slots, key=lambda slot: load_tokens(fleet, sight, slot, prompt_tokens, output_tokens, 0), default=-1)
+
+
+def least_delay(fleet: PlainFleet, sight: Sight, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
+    slots = fleet.with_room(endpoint, prompt_tokens, output_tokens)
+    known = all(fleet.instances[slot].profile for slot in slots)
+
+    def score(slot: int) -> float:
+        cached = sight.index.cached_tokens(fleet, endpoint, sight.hashes, sight.block_tokens, slot, prompt_tokens)
+        return (delay_s if known else load_tokens)(fleet, sight, slot, prompt_tokens, output_tokens, cached)
+
+    return min(slots, key=score, default=-1)
+
+
+FORESEEING: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
+    "preserve": preserve,
+    "least_delay": least_delay,
+}
+"""Twins of `scheduling.routing.predictive.FORESEEING`."""

@@ -1,0 +1,166 @@
+"""The look-ahead map against the map as PreServe writes it: an element an iteration, moved by every request."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.lookahead import maps as lookahead
+from scheduling.lookahead.maps import FREE, NONE, add, advance, allocate, finish, grow, peak_tokens, project, token
+
+LONG = 400
+
+
+class PlainMap:
+    """One instance's map, as section 4.3.1 has it, in tokens: element i is the iteration i from now."""
+
+    def __init__(self) -> None:
+        self.tokens = [0] * LONG
+        self.requests: dict[int, list[int]] = {}  # by slot: prompt, produced, predicted
+
+    def add(self, slot: int, prompt: int, predicted: int) -> None:
+        for i in range(predicted):
+            self.tokens[i] += prompt + i
+        self.requests[slot] = [prompt, 0, predicted]
+
+    def advance(self) -> None:
+        self.tokens = [*self.tokens[1:], 0]
+        for request in self.requests.values():
+            prompt, produced, predicted = request
+            produced += 1
+            if produced == predicted:  # it runs over
+                more = -(-produced // 5)
+                for i in range(more):
+                    self.tokens[i] += prompt + produced + i
+                predicted += more
+            request[:] = prompt, produced, predicted
+
+    def finish(self, slot: int) -> None:
+        prompt, produced, predicted = self.requests.pop(slot)
+        for i in range(predicted - produced):
+            self.tokens[i] -= prompt + produced + i
+
+
+operations = st.lists(
+    st.tuples(st.just("add"), st.integers(0, 1), st.integers(1, 40), st.integers(1, 60))
+    | st.tuples(st.just("advance"), st.integers(0, 1), st.integers(1, 25))
+    | st.tuples(st.just("finish"), st.integers(0, 30))
+    | st.tuples(st.just("grow")),
+    max_size=40,
+)
+
+
+@given(operations, st.sampled_from([2, 3, 8, 17, 64, 256]))
+def test_equals_the_map_of_the_paper(steps, horizon):
+    ahead, plain = allocate(2, 2, horizon), [PlainMap(), PlainMap()]
+    for step in steps:
+        match step:
+            case "add", instance, prompt, predicted:
+                slot = add(ahead, instance, prompt, predicted)
+                if slot == NONE:
+                    ahead = grow(ahead, 2, 2 * ahead.instance.size)
+                    slot = add(ahead, instance, prompt, predicted)
+                plain[instance].add(slot, prompt, predicted)
+            case "advance", instance, count:
+                advance(ahead, instance, count)
+                for _ in range(count):
+                    plain[instance].advance()
+            case "finish", number:
+                slots = [(at, slot) for at, each in enumerate(plain) for slot in each.requests]
+                if slots:
+                    instance, slot = slots[number % len(slots)]
+                    finish(ahead, slot)
+                    plain[instance].finish(slot)
+            case ("grow",):
+                ahead = grow(ahead, 2, ahead.instance.size + 1)
+        found = np.zeros(horizon // 2 + 1, np.int64)
+        for instance, expected in enumerate(plain):
+            project(ahead, instance, found)
+            assert found.tolist() == expected.tokens[: found.size]
+            assert ahead.active[instance] == len(expected.requests)
+            assert peak_tokens(ahead, instance, found.size) == max(expected.tokens[: found.size])
+    assert ahead.counters[FREE] == ahead.instance.size - sum(len(each.requests) for each in plain)
+
+
+@given(st.integers(1, 50), st.integers(1, 80), st.integers(0, 60))
+def test_all_is_taken_back_by_an_end_whenever_it_comes(prompt, predicted, produced):
+    ahead = allocate(1, 1, 64)
+    slot = add(ahead, 0, prompt, predicted)
+    advance(ahead, 0, produced)
+    finish(ahead, slot)
+    assert not ahead.ending.any()
+    assert not ahead.ending_base.any()
+    assert (ahead.first_due == NONE).all()
+    assert ahead.base_sum[0] == ahead.active[0] == 0
+
+
+def test_an_overrun_is_extended_by_a_fifth_of_what_was_produced():
+    ahead, tokens = allocate(1, 1, 64), np.zeros(30, np.int64)
+    add(ahead, 0, 100, 10)
+    advance(ahead, 0, 9)
+    project(ahead, 0, tokens)
+    assert tokens[:3].tolist() == [109, 0, 0]
+    advance(ahead, 0, 1)  # the eleventh token: two more are expected
+    project(ahead, 0, tokens)
+    assert tokens[:4].tolist() == [110, 111, 0, 0]
+    advance(ahead, 0, 2)  # and again, a fifth of 12 rounded up
+    project(ahead, 0, tokens)
+    assert tokens[:5].tolist() == [112, 113, 114, 0, 0]
+
+
+def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
+    ahead, tokens = allocate(1, 2, 64), np.zeros(4, np.int64)
+    first = add(ahead, 0, 10, 50)
+    token(ahead, first, 1)
+    second = add(ahead, 0, 20, 50)
+    token(ahead, first, 1)
+    token(ahead, second, 1)
+    token(ahead, second, 0)
+    assert ahead.clock[0] == 2
+    project(ahead, 0, tokens)
+    assert tokens[0] == 12 + 21
+    token(ahead, second, 3)  # several tokens in one chunk
+    assert ahead.clock[0] == 5
+    finish(ahead, first)
+    token(ahead, first, 1)  # too late: nothing happens
+    finish(ahead, first)
+    assert ahead.clock[0] == 5
+    project(ahead, 0, tokens)
+    assert tokens[0] == 24
+    assert ahead.counters[FREE] == 1
+
+
+def test_one_more_request_is_only_thought_of():
+    ahead = allocate(1, 1, 64)
+    add(ahead, 0, 10, 5)
+    assert peak_tokens(ahead, 0, 20) == 14
+    assert peak_tokens(ahead, 0, 20, 100, 8) == 14 + 104
+    assert peak_tokens(ahead, 0, 20, 100, 30) == 119
+    assert peak_tokens(ahead, 0, 20) == 14
+
+
+@pytest.mark.parametrize(("iterations_above", "expected"), [(10, False), (11, True)])
+def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, expected):
+    ahead = allocate(1, 2)
+    add(ahead, 0, 951, iterations_above)
+    assert lookahead.overloaded(ahead, 0, 1000, 0.0) is expected
+    assert lookahead.overloaded(ahead, 0, 2000, 0.0) is False
+    assert lookahead.overloaded(ahead, 0, 0, 0.0) is False  # capacity not known yet
+
+
+def test_what_is_queued_counts_in_every_iteration():
+    ahead = allocate(1, 2)
+    add(ahead, 0, 500, 300)
+    assert lookahead.share_above(ahead, 0, 100, 950.0, 0.0) == 0.0
+    assert lookahead.share_above(ahead, 0, 100, 950.0, 400.0) == 0.49
+    assert lookahead.share_above(ahead, 0, 100, 950.0, 451.0) == 1.0
+
+
+def test_an_overfull_map_says_so_and_a_wrong_size_is_refused():
+    ahead = allocate(1, 1)
+    assert add(ahead, 0, 1, 1) == 0
+    assert add(ahead, 0, 1, 1) == NONE
+    with pytest.raises(ValueError, match="cannot grow to 1 and 0"):
+        grow(ahead, 1, 0)
+    with pytest.raises(ValueError, match="at least 2"):
+        allocate(1, 1, 1)

@@ -1,0 +1,257 @@
+"""Turns: the kernels against their twins, aging against a queue that ages, and the bounds that docs/ordering.md states."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.fleet.profile import USUAL, Profile
+from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, SIMULATED_ONLY, due_s, engine_priority, turn_key
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, pop
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
+from scheduling.simulation.single_instance import serve
+from tests.oracles.dispatch import plain_engine_priority, plain_turn
+
+NAMES = sorted(ORDERINGS)
+# Whole multiples of a power of two: sums are exact, and ties are ties.
+moments = st.integers(0, 400).map(lambda drawn: drawn / 4)
+services = st.integers(1, 80).map(lambda drawn: drawn / 8)
+stretches = st.sampled_from([0.0, 0.25, 1.0, 2.0, 8.0, 64.0])
+coefficients = st.integers(0, 64).map(lambda drawn: drawn / 1024)
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.floats(0, 1e8),
+    st.floats(1e-3, 1e9) | st.just(math.inf),
+    st.integers(-(2**15), 2**15 - 1),
+    st.floats(0, 1e7),
+    stretches,
+)
+def test_turns_are_those_of_the_twins(name, arrival_s, deadline_s, priority, service_s, stretch):
+    row = arrival_s, arrival_s + deadline_s, priority, service_s, stretch
+    key = turn_key(ORDERINGS[name], *row)
+    assert key == plain_turn(name, *row)
+    assert not math.isnan(key)
+    told = engine_priority(ORDERINGS[name], priority, key)
+    assert told == plain_engine_priority(name, priority, key)
+    assert -(2**63) <= told < 2**63
+
+
+def test_an_unknown_ordering_is_refused():
+    with pytest.raises(ValueError, match="unknown ordering"):
+        turn_key(99, 0.0, 1.0, 0, 1.0, 1.0)
+    with pytest.raises(KeyError):
+        plain_turn("best", 0.0, 1.0, 0, 1.0, 1.0)
+
+
+def test_what_is_due_is_the_end_or_else_the_first_token():
+    assert due_s(60.0, 30.0, 2.0) == 30.0
+    assert due_s(60.0, math.inf, 2.0) == 60.0
+    assert due_s(math.inf, math.inf, 2.0) == 2.0
+    assert due_s(math.inf, math.inf, math.inf) == math.inf
+
+
+@given(st.lists(coefficients, min_size=7, max_size=7), st.integers(1, 300), st.integers(1, 60))
+def test_service_time_is_the_sum_of_the_steps_of_an_engine_that_has_nothing_else_to_do(values, prompt, output):
+    values[0] += 0.125  # no step takes no time
+    values[4] += 0.125
+    profile = Profile(*values)
+    config = EngineConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        block_size_tokens=16,
+        kv_blocks=64,
+        policy="fcfs",
+        max_model_len=512,
+        profile=profile,
+    )
+    timeline = serve(config, [EngineRequest("a", prompt, output, 0, 0.0)])["a"]
+    assert profile.service_time_s(prompt, output) == pytest.approx(timeline.e2e_s, rel=1e-9)
+
+
+def test_service_time_rises_with_prompt_and_output_where_nobody_has_measured():
+    assert USUAL.service_time_s(100, 10) < USUAL.service_time_s(100, 11)
+    assert USUAL.service_time_s(1000, 10) < USUAL.service_time_s(2000, 10)
+
+
+# Aging
+
+
+@st.composite
+def queues(draw):
+    """(arrival_s, real service, predicted service) by arrival, and a stretch."""
+    rows = draw(st.lists(st.tuples(moments, services, services), min_size=1, max_size=25))
+    return sorted(rows, key=lambda row: row[0]), draw(stretches)
+
+
+def single_server(rows, key_of):
+    """When each of *rows* begins on one server that never idles, takes the lowest key, and is never interrupted.
+
+    The waiting set is that of the kernels.
+    """
+    waiting = allocate_waiting(1, len(rows))
+    of_slot, begins, now_s, arrived, served = {}, [0.0] * len(rows), 0.0, 0, []
+    while len(served) < len(rows):
+        if not waiting.size[0]:
+            now_s = max(now_s, rows[arrived][0])
+        while arrived < len(rows) and rows[arrived][0] <= now_s:
+            slot = enqueue(waiting, 0, key_of(rows[arrived]), rows[arrived][0], np.inf, 0, 1, 1, -1, -1, -1, -1)
+            of_slot[slot] = arrived
+            arrived += 1
+        slot = pop(waiting, 0)
+        number = of_slot.pop(slot)
+        free_slot(waiting, slot)
+        begins[number] = now_s
+        served.append(number)
+        now_s += rows[number][1]
+    return begins, served
+
+
+def aged(rows, stretch):
+    """The same server over a queue that ages: each request's rank falls by one every second that it waits."""
+    begins, now_s, arrived, waiting, served = [0.0] * len(rows), 0.0, 0, [], []
+    while len(served) < len(rows):
+        if not waiting:
+            now_s = max(now_s, rows[arrived][0])
+        while arrived < len(rows) and rows[arrived][0] <= now_s:
+            waiting.append(arrived)
+            arrived += 1
+        number = min(waiting, key=lambda each: (stretch * rows[each][2] - (now_s - rows[each][0]), each))
+        waiting.remove(number)
+        begins[number] = now_s
+        served.append(number)
+        now_s += rows[number][1]
+    return begins, served
+
+
+def ssjf(stretch):
+    return lambda row: turn_key(ORDERINGS["ssjf"], row[0], math.inf, 0, row[2], stretch)
+
+
+@given(queues())
+def test_constant_keys_order_as_explicit_aging_does(drawn):
+    rows, stretch = drawn
+    assert single_server(rows, ssjf(stretch)) == aged(rows, stretch)
+
+
+@given(queues())
+def test_a_request_is_overtaken_only_by_those_that_come_within_its_stretch(drawn):
+    rows, stretch = drawn
+    _, served = single_server(rows, ssjf(stretch))
+    turn = {number: at for at, number in enumerate(served)}
+    for late, (late_s, _, late_service_s) in enumerate(rows):
+        for early in range(late):
+            if turn[late] < turn[early]:
+                early_s, _, early_service_s = rows[early]
+                assert late_s - early_s < stretch * (early_service_s - late_service_s)
+
+
+@given(queues())
+def test_no_request_begins_later_than_by_arrival_plus_the_work_that_comes_within_its_stretch(drawn):
+    """Whatever was predicted: keys come from predictions, time passes by what is real."""
+    rows, stretch = drawn
+    by_arrival, _ = single_server(rows, lambda row: row[0])
+    begins, _ = single_server(rows, ssjf(stretch))
+    for number, (arrival_s, _, predicted_s) in enumerate(rows):
+        window_s = arrival_s + stretch * predicted_s
+        work_s = sum(real_s for later_s, real_s, _ in rows[number + 1 :] if later_s < window_s)
+        assert begins[number] <= by_arrival[number] + work_s
+
+
+def with_requests_ahead(rows, key_of, ahead, by_priority):
+    """As `single_server`, which is given up to *ahead* requests beyond the one that it serves.
+
+    It serves what it was given by their keys, or as they were given. Also says of each request how many that came before
+    it, with a higher key, began after it came and before it.
+    """
+
+    def first(numbers):
+        return min(numbers, key=lambda each: (key_of(rows[each]), each))
+
+    waiting, inside, served = [], [], []
+    begins, passed, arrived, now_s, free_s = [0.0] * len(rows), [0] * len(rows), 0, 0.0, 0.0
+    while len(served) < len(rows):
+        coming_s = rows[arrived][0] if arrived < len(rows) else math.inf
+        now_s = max(now_s, min(coming_s, free_s if waiting or inside else math.inf))
+        while arrived < len(rows) and rows[arrived][0] <= now_s:
+            waiting.append(arrived)
+            arrived += 1
+        idle = free_s <= now_s
+        while waiting and len(inside) < ahead + idle:
+            inside.append(first(waiting))
+            waiting.remove(inside[-1])
+        if idle and inside:
+            number = first(inside) if by_priority else inside[0]
+            inside.remove(number)
+            for other in (*waiting, *inside):
+                passed[other] += other > number and key_of(rows[other]) < key_of(rows[number])
+            begins[number], free_s = now_s, now_s + rows[number][1]
+            served.append(number)
+    return begins, served, passed
+
+
+@given(queues(), st.integers(0, 5), st.booleans())
+def test_requests_ahead_keep_the_bounds_and_hold_up_an_urgent_one_by_no_more_than_their_number(
+    drawn, ahead, by_priority
+):
+    rows, stretch = drawn
+    by_arrival, _ = single_server(rows, lambda row: row[0])
+    begins, served, passed = with_requests_ahead(rows, ssjf(stretch), ahead, by_priority)
+    turn = {number: at for at, number in enumerate(served)}
+    for late, (late_s, _, late_service_s) in enumerate(rows):
+        for early in range(late):
+            if turn[late] < turn[early]:
+                early_s, _, early_service_s = rows[early]
+                assert late_s - early_s < stretch * (early_service_s - late_service_s)
+    for number, (arrival_s, _, predicted_s) in enumerate(rows):
+        window_s = arrival_s + stretch * predicted_s
+        work_s = sum(real_s for later_s, real_s, _ in rows[number + 1 :] if later_s < window_s)
+        assert begins[number] <= by_arrival[number] + work_s
+    assert max(passed) <= ahead
+    if ahead == 0:
+        assert (begins, served) == single_server(rows, ssjf(stretch))
+
+
+@given(queues())
+def test_stretch_nought_is_first_come_and_a_long_one_shortest_first(drawn):
+    rows, _ = drawn
+    assert single_server(rows, ssjf(0.0)) == single_server(rows, lambda row: row[0])
+    at_once = [(0.0, real_s, predicted_s) for _, real_s, predicted_s in rows]
+    assert single_server(at_once, ssjf(64.0)) == single_server(at_once, lambda row: row[2])
+
+
+@given(st.lists(st.tuples(moments, services, st.integers(1, 200) | st.just(math.inf)), min_size=1, max_size=25))
+def test_by_deadline_only_those_that_come_before_it_overtake(drawn):
+    rows = sorted(drawn, key=lambda row: row[0])
+    for name in ("deadline", "slack"):
+        code = ORDERINGS[name]
+        keys = [turn_key(code, row[0], row[0] + row[2], 0, row[1], 1.0) for row in rows]
+        for at, (arrival_s, _, due) in enumerate(rows):
+            until_s = arrival_s + min(due, NO_DEADLINE_S)
+            for later in range(at + 1, len(rows)):
+                if keys[later] < keys[at]:
+                    assert rows[later][0] < until_s
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5), services, services, stretches, moments, moments)
+def test_a_class_is_above_every_length_and_every_wait(one, other, one_s, other_s, stretch, came_s, also_s):
+    for name in ("priority", "ssjf"):
+        keys = [
+            turn_key(ORDERINGS[name], arrival_s, math.inf, priority, service_s, 1e6 * stretch)
+            for arrival_s, priority, service_s in ((came_s, one, one_s), (also_s, other, other_s))
+        ]
+        if one != other:
+            assert (keys[0] < keys[1]) == (one < other)
+
+
+def test_a_deployment_is_told_why_it_cannot_have_the_others():
+    from controlplane.fleet.models.serving import NOT_LIVE, STRETCH, OrderingPolicy
+    from scheduling.queueing import ordering as turns
+
+    assert set(NOT_LIVE) == SIMULATED_ONLY
+    assert set(OrderingPolicy.values) | SIMULATED_ONLY == set(ORDERINGS)
+    assert not set(OrderingPolicy.values) & SIMULATED_ONLY
+    assert STRETCH == turns.STRETCH

@@ -1,0 +1,56 @@
+"""The global router against its plain twin, on random fleets."""
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+
+instance = st.fixed_dictionaries(
+    {
+        "endpoint": st.integers(0, 2),
+        "accepting": st.booleans(),
+        "running": st.integers(0, 8),
+        "kv_tokens": st.integers(0, 100),
+    }
+)
+
+
+def plain_pressure(instances: list[dict], endpoint: int, waiting: int) -> float:
+    serving = [each for each in instances if each["endpoint"] == endpoint and each["accepting"]]
+    if not serving:
+        return math.inf
+    sequences, capacity = 8 * len(serving), 100 * len(serving)
+    kv = sum(each["kv_tokens"] for each in serving) / capacity
+    return max(kv, sum(each["running"] for each in serving) / sequences) + waiting / sequences
+
+
+def plain_choice(pressures: list[float], candidates: list[int]) -> int:
+    for endpoint in candidates:
+        if pressures[endpoint] < THRESHOLD:
+            return endpoint
+    best = min(candidates, key=lambda endpoint: pressures[endpoint], default=-1)
+    return best if best >= 0 and pressures[best] < math.inf else -1
+
+
+@given(
+    st.lists(instance, max_size=12),
+    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    st.permutations([0, 1, 2]),
+    st.integers(0, 3),
+)
+def test_equals_its_plain_twin(instances, waiting, order, count):
+    fleet, endpoints = allocate_fleet(max(1, len(instances))), allocate_endpoints(3, max(1, len(instances)))
+    for slot, each in enumerate(instances):
+        for name, value in each.items():
+            getattr(fleet, name)[slot] = value
+        fleet.max_num_seqs[slot], fleet.kv_capacity_tokens[slot] = 8, 100
+    index_members(fleet, endpoints)
+    pressures = [plain_pressure(instances, endpoint, waiting[endpoint]) for endpoint in range(3)]
+    assert [pressure(fleet, endpoints, endpoint, waiting[endpoint]) for endpoint in range(3)] == pressures
+    candidates = list(order[:count])
+    chosen = choose_region(fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD)
+    assert chosen == plain_choice(pressures, candidates)

@@ -1,0 +1,40 @@
+"""Routers that look ahead in the simulator: the compiled loop and the plain fleet decide alike, whatever happens."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from scheduling.routing.predictive import FORESEEING
+from tests.scheduling.simulation.cluster.agreeing import agree
+from tests.scheduling.simulation.cluster.drawn import Drawn, scenarios
+
+FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
+HOLDS = {
+    "memory": ["preemptions"],
+    "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
+    "batches": [],
+    "lives": ["changes"],
+    "everything": ["prefix_hit_tokens", "preemptions", "changes"],
+}
+"""Kinds of scenarios, and what those of a kind must hold between them."""
+
+
+@pytest.mark.parametrize("routing", FORESEEING)
+@pytest.mark.parametrize("kind", HOLDS)
+def test_every_decision_agrees_with_the_plain_fleet(kind, routing):
+    held: Counter[str] = Counter()
+
+    @FEW
+    @given(scenarios(kind))
+    def of_kind(drawn: Drawn):
+        _, result = agree(replace(drawn, cluster=replace(drawn.cluster, routing=routing)))
+        held.update(result.counters)
+        held["changes"] += len(result.changes)
+        held["several"] += len({row["instance"] for row in result.decisions}) > 1
+
+    of_kind()
+    assert held["several"], "no scenario has a choice"
+    for name in HOLDS[kind]:
+        assert held[name] > 0, f"no scenario has {name}"

@@ -1,0 +1,122 @@
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduling.simulation.engine.block_pool import BlockPool
+
+
+def test_taking_more_than_is_free_takes_nothing():
+    pool = BlockPool(3)
+    assert pool.take(2)
+    assert not pool.take(2)
+    assert pool.free == 1
+    pool.give_back(2)
+    assert pool.free == 3
+
+
+def test_a_published_block_is_found_until_its_room_is_needed():
+    pool = BlockPool(2)
+    pool.take(1)
+    block = pool.publish("x")
+    assert pool.find(["x"]) == [block]
+    pool.release([block])
+    assert (pool.free, pool.find(["x"])) == (2, [block])
+    pool.take(1)
+    assert pool.find(["x"]) == [block], "a blank block is given out first"
+    pool.take(1)
+    assert pool.find(["x"]) == []
+
+
+def test_a_run_ends_at_the_first_block_that_is_missing():
+    pool = BlockPool(3)
+    pool.take(2)
+    first, third = pool.publish("first"), pool.publish("third")
+    assert pool.find(["first", "second", "third"]) == [first]
+    assert pool.find(["third"]) == [third]
+
+
+def test_the_last_blocks_of_the_request_freed_longest_ago_go_first():
+    pool = BlockPool(4)
+    pool.take(4)
+    early = [pool.publish("a"), pool.publish("ab")]
+    late = [pool.publish("c"), pool.publish("cd")]
+    pool.release(early)
+    pool.release(late)
+    gone = []
+    for _ in range(4):
+        pool.take(1)
+        gone.append([content for content in ("a", "ab", "c", "cd") if not pool.find([content])])
+    assert gone == [["ab"], ["a", "ab"], ["a", "ab", "cd"], ["a", "ab", "c", "cd"]]
+
+
+def test_a_shared_block_is_free_when_its_last_holder_left():
+    pool = BlockPool(1)
+    pool.take(1)
+    block = pool.publish("x")
+    pool.share([block])
+    pool.release([block])
+    assert pool.free == 0
+    pool.release([block])
+    assert pool.free == 1
+    assert pool.idle_among([block]) == 1
+    pool.share([block])
+    assert (pool.free, pool.idle_among([block])) == (0, 0)
+
+
+def test_two_copies_of_one_content_are_forgotten_one_by_one():
+    pool = BlockPool(2)
+    pool.take(2)
+    copies = [pool.publish("x"), pool.publish("x")]
+    pool.release(copies)
+    pool.take(1)
+    assert pool.find(["x"]) == [copies[0]]
+    pool.take(1)
+    assert pool.find(["x"]) == []
+
+
+class Conservation(RuleBasedStateMachine):
+    """Blocks are never made or lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(8)
+        self.held = 0
+        self.tables = []
+
+    @rule(count=st.integers(0, 5))
+    def take(self, count):
+        free = self.pool.free
+        assert self.pool.take(count) == (count <= free)
+        if count <= free:
+            self.held += count
+
+    @precondition(lambda self: self.held)
+    @rule(content=st.integers(0, 3))
+    def publish(self, content):
+        self.held -= 1
+        self.tables.append([self.pool.publish(content)])
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def give_back(self):
+        self.held -= 1
+        self.pool.give_back(1)
+
+    @rule(contents=st.lists(st.integers(0, 3), max_size=3))
+    def share(self, contents):
+        found = self.pool.find(contents)
+        assert [block.content for block in found] == contents[: len(found)]
+        self.pool.share(found)
+        self.tables.append(found)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data):
+        self.pool.release(self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1))))
+
+    @invariant()
+    def nothing_is_lost(self):
+        shared = {block for table in self.tables for block in table}
+        assert self.pool.free + self.held + len(shared) == self.pool.capacity
+
+
+TestConservation = Conservation.TestCase

@@ -1,0 +1,153 @@
+"""Measures of a result that is small enough to check by hand, and of a large one against the plain definitions."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from scheduling.fleet.profile import Profile
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import (
+    LATENCIES,
+    PERCENTILES,
+    STATISTICS,
+    Names,
+    Price,
+    Promise,
+    latency_s,
+    measure,
+    statistics,
+)
+from scheduling.simulation.simulator import Result
+from scheduling.simulation.workload.requests import make_requests
+
+ENGINE = EngineConfig(8, 512, 16, 100, "fcfs", 1000, Profile(0.0, 0.01, 1e-4, 0.0, 0.01, 0.0, 0.0))
+NAMES = Names(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
+
+
+def result(outcomes: list[tuple], **values) -> Result:
+    """One request for each (ttft, e2e, queue, preemptions, state)."""
+    records = np.zeros(len(outcomes), OUTCOME)
+    for record, (ttft_s, e2e_s, queue_s, preemptions, state) in zip(records, outcomes, strict=True):
+        record["ttft_s"], record["e2e_s"], record["queue_s"] = ttft_s, e2e_s, queue_s
+        record["preemptions"], record["state"] = preemptions, state
+    cluster = Cluster(
+        [InstanceSpec("llama", "east", ENGINE, "h100"), InstanceSpec("bloom", "west", ENGINE, "2 x a100")],
+        models=NAMES.models,
+        regions=NAMES.regions,
+    )
+    state_s = np.zeros((2, len(State)))
+    state_s[0, [State.READY, State.SPOT, State.LOADING]] = 3600, 1800, 900
+    state_s[1, [State.READY, State.EMPTY, State.DRAINING]] = 1800, 7200, 360
+    fields = {
+        "cluster": cluster,
+        "requests": make_requests(
+            np.arange(len(outcomes), dtype=float),
+            np.full(len(outcomes), 10, np.int32),
+            np.array([5, 1, 11, 2][: len(outcomes)], np.int32),
+            model=np.array([0, 0, 1, 1][: len(outcomes)], np.int16),
+            region=np.array([0, 1, 0, 1][: len(outcomes)], np.int16),
+            slo_class=np.array([0, 1, 0, 0][: len(outcomes)], np.int16),
+            tenant=np.zeros(len(outcomes), np.int32),
+        ),
+        "outcomes": records,
+        "state_s": state_s,
+        "counters": {"preemptions": 3, "swaps": 1},
+        "series": None,
+        "decisions": None,
+        "changes": np.zeros(0),
+        "end_s": 10.0,
+    }
+    return Result(**{**fields, **values})
+
+
+FOUR = [
+    (0.5, 2.5, 0.0, 0, Outcome.DONE),
+    (1.0, 1.0, 0.2, 2, Outcome.DONE),
+    (2.0, 4.0, 1.0, 1, Outcome.DONE),
+    (np.nan, np.nan, 0.3, 0, Outcome.FAILED),
+]
+
+
+def test_latencies_are_what_they_are_called() -> None:
+    four = result(FOUR)
+    assert latency_s(four, "ttft").tolist()[:3] == [0.5, 1.0, 2.0]
+    assert latency_s(four, "itl") == pytest.approx([0.5, np.nan, 0.2, np.nan], nan_ok=True)
+    assert latency_s(four, "normalised") == pytest.approx([0.5, 1.0, 4 / 11, np.nan], nan_ok=True)
+    assert np.isnan(latency_s(four, "queue")[3])  # it did not end well
+
+
+def test_requests_by_group() -> None:
+    table = measure(result(FOUR), NAMES).requests
+    assert table.value(by="all", measure="requests") == 4
+    assert table.value(by="all", measure="done") == 3
+    assert table.value(by="model", group="bloom", measure="done") == 1
+    assert table.value(by="region", group="west", measure="requests") == 2
+    assert table.value(by="model", group="llama", measure="preemptions") == 2
+    assert table.value(by="all", measure="ttft_s", statistic="p50") == 1.0
+    assert table.value(by="slo_class", group="iw", measure="e2e_s", statistic="max") == 4.0
+    assert table.value(by="region", group="west", measure="ttft_s", statistic="mean") == 1.0
+    assert table.value(by="all", measure="throughput", statistic="requests_per_s") == pytest.approx(0.3)
+    assert table.value(by="model", group="bloom", measure="throughput", statistic="output_tokens_per_s") == 1.1
+    assert not table.select(group="globex").rows  # asked for nothing
+    assert not table.select(measure="slo_attainment").rows  # nothing was promised
+    assert len(table.select(by="all").rows) == 5 + len(LATENCIES) * len(STATISTICS)
+
+
+def test_promises_are_kept_by_those_that_end_in_time() -> None:
+    promises = [Promise(ttft_s=1.5, itl_s=0.5), Promise()]
+    table = measure(result(FOUR), NAMES, promises).requests
+    # Three of the class: the first keeps both, the third is late, the fourth failed.
+    assert table.value(by="slo_class", group="iw", measure="slo_attainment") == pytest.approx(1 / 3)
+    assert table.value(by="all", measure="slo_attainment") == pytest.approx(1 / 3)
+    assert not table.select(by="slo_class", group="niw", measure="slo_attainment").rows
+    by_deadline = measure(result(FOUR), NAMES, [Promise(), Promise(deadline_s=1.0)]).requests
+    assert by_deadline.value(by="slo_class", group="niw", measure="slo_attainment") == 1.0
+    sooner = measure(result(FOUR), NAMES, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]).requests
+    assert sooner.value(by="slo_class", group="niw", measure="slo_attainment") == 0.0
+
+
+def test_hours_and_dollars() -> None:
+    table = measure(result(FOUR), NAMES, prices={"h100": Price(4.0, 1.0), "2 x a100": Price(2.0)}).hours
+    assert table.value(by="gpu_type", group="h100", measure="ready_h") == 1.0
+    assert table.value(by="gpu_type", group="h100", measure="instance_h") == 1.25
+    assert table.value(by="gpu_type", group="h100", measure="donated_h") == 0.5
+    assert table.value(by="gpu_type", group="h100", measure="wasted_h") == 0.25
+    assert table.value(by="gpu_type", group="h100", measure="cost_usd") == 5.0
+    assert table.value(by="gpu_type", group="h100", measure="spot_income_usd") == 0.5
+    assert table.value(by="model", group="bloom", measure="wasted_h") == pytest.approx(0.1)
+    assert table.value(by="model", group="bloom", measure="cost_usd") == pytest.approx(1.2)  # empty places cost nothing
+
+
+def test_series_by_endpoint() -> None:
+    series = {
+        name: np.array([[1, 2], [3, 4]]) for name in ("waiting", "running", "kv_tokens", "kv_capacity_tokens", "ready")
+    }
+    series["kv_capacity_tokens"] = np.array([[10, 0], [6, 8]])
+    rows = measure(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series}), NAMES).series.as_dicts()
+    assert [(row["t_s"], row["model"], row["kv_ratio"]) for row in rows] == [
+        (0.0, "llama", 0.1), (0.0, "bloom", 0.0), (60.0, "llama", 0.5), (60.0, "bloom", 0.5),
+    ]  # fmt: skip
+
+
+def test_counters() -> None:
+    assert measure(result(FOUR), NAMES).counters.value(counter="preemptions") == 3
+
+
+def test_nothing_done_is_not_a_number_and_no_requests_are_no_rows() -> None:
+    table = measure(result(FOUR[3:]), NAMES).requests
+    assert np.isnan(table.value(by="all", measure="ttft_s", statistic="p95"))
+    empty = measure(result([]), NAMES, [Promise(ttft_s=1.0)] * 2).requests
+    assert empty.value(by="all", measure="requests") == 0
+
+
+def test_statistics_are_those_of_numpy_and_in_order() -> None:
+    values = np.random.default_rng(1).lognormal(0, 2, 1001)
+    found = dict(zip(STATISTICS, statistics(np.append(values, np.nan)), strict=True))
+    assert found["mean"] == pytest.approx(values.mean())
+    for percentile in PERCENTILES:
+        assert found[f"p{percentile:.0f}"] == pytest.approx(np.percentile(values, percentile))
+    ordered = [found[name] for name in STATISTICS[1:]]
+    assert all(low <= high for low, high in pairwise(ordered))

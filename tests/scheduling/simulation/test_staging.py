@@ -1,0 +1,160 @@
+"""From a scenario to a cluster and requests."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.measures.results import Price
+from scheduling.simulation.scenario import ScenarioError, load_scenario
+from scheduling.simulation.staging import Stage, stage
+from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
+
+TRACE = """Timestamp,Model,Request tokens,Response tokens
+0,ChatGPT,100,18
+4,GPT-4,900,200
+8,GPT-4,10,20
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [3, 4]}
+{"timestamp": 9, "input_length": 530, "output_length": 5, "hash_ids": [3, 5]}
+"""
+
+
+def staged(folder: Path, text: str, **values) -> Stage:
+    path = folder / "scenario.toml"
+    path.write_text(text)
+    return stage(load_scenario(path), path, **values)
+
+
+def with_trace(
+    folder: Path, lines: str = "", rows: str = TRACE, trace_format: str = "burstgpt", demand: str = ""
+) -> str:
+    (folder / "rows").write_text(rows)
+    head = RIGHT[: RIGHT.index("[demand]")]
+    return f'{head}[demand]\n{demand}\n[trace]\nfile = "rows"\nformat = "{trace_format}"\n{lines}'
+
+
+def test_the_fleet(tmp_path: Path) -> None:
+    text = RIGHT.replace("instances = 2", "instances = 2\nspot = 1\nempty = 1\ntensor_parallel = 2").replace(
+        'gpu = "g"\nprefill', 'gpu = "g"\ntensor_parallel = 2\nprefill'
+    )
+    made = staged(tmp_path, text)
+    states = [spec.state for spec in made.cluster.instances]
+    assert states == 2 * [State.READY, State.READY, State.SPOT, State.EMPTY]
+    assert made.cluster.endpoints == [("m", "east"), ("m", "west")]
+    assert {spec.gpu_type for spec in made.cluster.instances} == {"2 x g"}
+    assert made.prices == {"2 x g": Price(4.0, 0.0)}
+    assert made.cluster.latencies().tolist() == [[0.0, 0.06], [0.06, 0.0]]
+    assert made.cluster.instances[0].engine.kv_blocks == 1000
+    assert made.promises[0].ttft_s == 0.5
+
+
+def test_synthetic_requests(tmp_path: Path) -> None:
+    made = staged(tmp_path, RIGHT)
+    requests = made.requests
+    assert requests.count == pytest.approx(360, rel=0.2)
+    assert set(requests.region.tolist()) == {0, 1}
+    assert (requests.prompt_tokens + requests.output_tokens).max() <= 1000
+    assert np.array_equal(requests.arrival_s, staged(tmp_path, RIGHT).requests.arrival_s)
+    assert not np.array_equal(requests.arrival_s[:50], staged(tmp_path, RIGHT, seed=4).requests.arrival_s[:50])
+    assert np.array_equal(requests.predicted_tokens, requests.output_tokens)
+
+
+def test_predictions_may_err(tmp_path: Path) -> None:
+    made = staged(tmp_path, RIGHT.replace("duration_h = 0.1", "duration_h = 1\nprediction_error = 0.5"))
+    ratio = np.log(made.requests.predicted_tokens / made.requests.output_tokens)
+    assert ratio.std() == pytest.approx(0.5, rel=0.1)
+    assert abs(ratio.mean()) < 0.05
+
+
+def test_a_trace(tmp_path: Path) -> None:
+    made = staged(tmp_path, with_trace(tmp_path, 'speed = 2.0\nregion = "west"', demand='too_long = "drop"'))
+    assert made.requests.arrival_s.tolist() == [0.0, 4.0]
+    assert made.requests.region.tolist() == [1, 1]
+    assert made.left_out == 1
+    assert made.names.tenants == ["trace"]
+
+
+def test_longer_than_the_context(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"trace: request 1 has 1100 tokens, m takes 1000: set demand.too_long"):
+        staged(tmp_path, with_trace(tmp_path))
+    made = staged(tmp_path, with_trace(tmp_path, demand='too_long = "clip"'))
+    assert made.clipped == 1
+    assert (made.requests.prompt_tokens[1], made.requests.output_tokens[1]) == (800, 200)
+
+
+def test_longer_than_the_kv_cache(tmp_path: Path) -> None:
+    text = with_trace(tmp_path).replace("kv_tokens = 16000", "kv_tokens = 512")
+    with pytest.raises(ScenarioError, match=r"request 1 has 1100 tokens, m takes 513"):
+        staged(tmp_path, text)
+
+
+def test_a_wrong_trace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"line 39, trace.file: .*nowhere: No such file"):
+        staged(tmp_path, with_trace(tmp_path).replace('"rows"', '"nowhere"'))
+    with pytest.raises(ValueError, match=r"rows: request 3 came 4 s before the one above it"):
+        staged(tmp_path, with_trace(tmp_path, rows=TRACE.replace("8,GPT-4", "0,GPT-4")))
+    with pytest.raises(ScenarioError, match="trace: gives no requests"):
+        staged(tmp_path, with_trace(tmp_path, rows=TRACE[: TRACE.index("\n") + 1]))
+
+
+def test_models_of_a_trace_must_have_a_name_here(tmp_path: Path) -> None:
+    more = RIGHT[: RIGHT.index("[demand]")].replace("[gpus.g]", "[models.n]\ncontext_tokens = 2000\n[gpus.g]")
+    for table in ("[[profiles]]", "[[fleet]]"):
+        part = more[more.index(table) : more.index("\n\n", more.index(table))]
+        more = more.replace(part, part + "\n\n" + part.replace('model = "m"', 'model = "n"'))
+    trace = '[demand]\ntoo_long = "clip"\n[trace]\nfile = "rows"\nformat = "burstgpt"\n'
+    (tmp_path / "rows").write_text(TRACE)
+    with pytest.raises(ScenarioError, match=r"the trace's model 'ChatGPT' is none of m, n"):
+        staged(tmp_path, more + trace)
+    made = staged(tmp_path, more + trace + 'model = "n"\nmodels = { GPT-4 = "m" }\n')
+    assert [made.names.models[code] for code in made.requests.model] == ["n", "m", "m"]
+
+
+def test_prefixes_become_blocks_of_the_engine(tmp_path: Path) -> None:
+    text = with_trace(tmp_path, rows=MOONCAKE, trace_format="mooncake")
+    assert staged(tmp_path, text).requests.prefix_hashes.size == 0  # no engine caches them
+    made = staged(tmp_path, text.replace("instances = 2", "instances = 2\nprefix_caching = true"))
+    first, hashes = made.requests.prefix_first, made.requests.prefix_hashes
+    assert first.tolist() == [0, 700 // 16, 700 // 16 + 530 // 16]
+    one, other = hashes[: first[1]], hashes[first[1] :]
+    assert np.array_equal(one[:32], other[:32])  # 512 tokens in common
+    assert other[32] not in one
+    assert np.unique(one).size == one.size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([24], r"fleet\[0\].block_size_tokens: is 24, and must divide the 512 tokens"),
+        ([16, 32], r"fleet\[1\].block_size_tokens: is 32, that of another group which caches prefixes 16"),
+    ],
+)
+def test_prefixes_need_one_block_size_that_divides_the_traces(tmp_path: Path, sizes: list[int], message: str) -> None:
+    text = with_trace(tmp_path, rows=MOONCAKE, trace_format="mooncake")
+    table = text[text.index("[[fleet]]") : text.index("\n\n", text.index("[[fleet]]"))]
+    tables = [f"{table}\nprefix_caching = true\nblock_size_tokens = {size}" for size in sizes]
+    with pytest.raises(ScenarioError, match=message):
+        staged(tmp_path, text.replace(table, "\n\n".join(tables)))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("[delays]\nspot_minutes = 1\n", r"delays.spot_minutes: is no delay; there is spot_median_s"),
+        ("[delays]\nspot_max_s = 1\n", r"delays: spot_median_s \(60.0\) is more than spot_max_s"),
+        ("[policies.batching]\nmode = 'dynamic'\n", r"policies.batching: max_batch_size must be at least 1"),
+    ],
+)
+def test_what_the_cluster_refuses_is_named(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        staged(tmp_path, RIGHT.replace("[demand]", lines + "[demand]"))
+
+
+@pytest.mark.parametrize("name", ["small", "day_with_bursts"])
+def test_the_examples_can_be_staged(name: str) -> None:
+    path = EXAMPLES / f"{name}.toml"
+    made = stage(load_scenario(path), path)
+    assert made.requests.count > 1000
+    assert made.left_out == 0
