@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "controlplane.lengths",
     "controlplane.gateway",
     "controlplane.planning",
+    "controlplane.experiments",
     "controlplane.simulation",
     "controlplane.api",
     "controlplane.console",

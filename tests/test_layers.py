@@ -24,6 +24,7 @@ APPS = (
     ("gateway",),
     ("simulation",),
     ("planning",),
+    ("experiments",),
     ("api", "console"),
 )
 # Every write is an event, so the apps below `events` write events too.

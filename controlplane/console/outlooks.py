@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.console.planning_charts import Outlook, Score
-from controlplane.planning import demand, selectors
+from controlplane.planning import selectors
+from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
 from controlplane.planning.selectors import Accuracy, Series, Window
 from controlplane.planning.titles import title_of

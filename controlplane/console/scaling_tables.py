@@ -8,7 +8,8 @@ from typing import Any
 
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.states import COMING, PRESENT, InstanceState
-from controlplane.planning import rollout, selectors, strategies
+from controlplane.planning import selectors
+from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -256,7 +257,7 @@ class Card:
     @property
     def progress(self) -> str:
         """What of a plan that is being carried out is still to be moved, and what stands in the way; empty otherwise."""
-        return rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
+        return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
 
     @property
     def pace(self) -> str:

@@ -18,22 +18,22 @@ import orjson
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway import floor, inventory
-from controlplane.gateway.dispatcher import Dispatcher
+from controlplane.dispatch import floor, inventory
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor import Floor
+from controlplane.dispatch.heartbeats import Heartbeats
+from controlplane.dispatch.lease import RENEW_S, Lease
+from controlplane.dispatch.topology import Replica, Topology
+from controlplane.gateway.accounting import Records
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailable, unknown_model
-from controlplane.gateway.floor import Floor
-from controlplane.gateway.heartbeats import Heartbeats
 from controlplane.gateway.keys import Grant, Keys
-from controlplane.gateway.lease import RENEW_S, Lease
 from controlplane.gateway.ledger import Ledger
-from controlplane.gateway.lengths import LengthService
+from controlplane.gateway.length_service import LengthService
 from controlplane.gateway.limits import Limits
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.parts import Parts
-from controlplane.gateway.records import Records
 from controlplane.gateway.summary import Publisher
 from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
-from controlplane.gateway.topology import Replica, Topology
 from controlplane.gateway.upstream import (
     PING,
     PING_S,

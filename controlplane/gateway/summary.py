@@ -16,10 +16,10 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from controlplane.dispatch.topology import Endpoint, Replica
 from controlplane.fleet.states import InstanceState
+from controlplane.gateway.accounting import FLEET
 from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
-from controlplane.gateway.records import FLEET
-from controlplane.gateway.topology import Endpoint, Replica
 
 if TYPE_CHECKING:
     from controlplane.gateway.app import Gateway

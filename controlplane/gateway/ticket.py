@@ -8,10 +8,10 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from controlplane.dispatch.topology import Endpoint, Replica
     from controlplane.gateway.errors import ApiError
     from controlplane.gateway.keys import Grant, SloTerms
-    from controlplane.gateway.lengths import Prediction
-    from controlplane.gateway.topology import Endpoint, Replica
+    from controlplane.gateway.length_service import Prediction
     from controlplane.gateway.upstream import Refused
     from controlplane.gateway.validation import Call
     from forecasting.lengths import OutputQuery

@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from controlplane.gateway.dispatcher import Dispatcher
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.topology import Replica
 from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.refusals import message_of
 from controlplane.gateway.ticket import Interrupt, Ticket
-from controlplane.gateway.topology import Replica
 from controlplane.gateway.validation import Call
 from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 

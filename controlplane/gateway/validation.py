@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.errors import ApiError, invalid
-from forecasting.lengths.conversation import MOST_TURNS_READ, joined, read_turns
 from forecasting.lengths.query import Conversation
+from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
 
 MAX_CHOICES = 128
 MAX_PRIORITY = 2**31

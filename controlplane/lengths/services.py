@@ -23,7 +23,7 @@ from controlplane.fleet.states import ActionError
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from forecasting.lengths import LengthQuery, Sample, Student, bundled, score
-from forecasting.lengths.answering import load
+from forecasting.lengths.service.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 

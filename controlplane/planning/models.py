@@ -95,7 +95,7 @@ class ScalingPolicy(models.Model):
         return f"{self.model}: {self.strategy}, {self.mode}"
 
     def clean(self) -> None:
-        from controlplane.planning import strategies
+        from controlplane.planning.execution import strategies
 
         if not isinstance(self.parameters, dict):
             raise ValidationError({"parameters": "Parameters are a JSON object: name and value."})

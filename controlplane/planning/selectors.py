@@ -14,7 +14,7 @@ from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Instance, Model
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.demand import COLUMNS, LAG, MINUTE_S, window_start
+from controlplane.planning.forecasts.demand import COLUMNS, LAG, MINUTE_S, window_start
 from controlplane.planning.models import (
     Backtest,
     Forecast,

@@ -18,14 +18,15 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model
 from controlplane.fleet.services import tell_workers
 from controlplane.fleet.states import ActionError
-from controlplane.planning import plans, rollout
-from controlplane.planning.comparison import compare_strategies
-from controlplane.planning.forecasts import make_forecasts
+from controlplane.planning.comparison.services import compare_strategies
+from controlplane.planning.execution import plan_rollout
+from controlplane.planning.execution.plan_rollout import apply_plan, apply_plans
+from controlplane.planning.execution.strategist import run_strategies
+from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Backtest, PlanStatus, ScalingPlan, ScalingPolicy
-from controlplane.planning.plans import make_plans
-from controlplane.planning.rollout import apply_plan, apply_plans
-from controlplane.planning.strategist import run_strategies
+from controlplane.planning.plans import services as plans
+from controlplane.planning.plans.services import make_plans
 
 __all__ = [
     "apply_plan",
@@ -51,8 +52,10 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
     a plan that was replaced it says what changed.
     """
     row = _to_decide(plan, "approved")
-    for old in ScalingPlan.objects.filter(model=row.model, status__in=rollout.TO_CARRY_OUT).select_related("model"):
-        rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
+    for old in ScalingPlan.objects.filter(model=row.model, status__in=plan_rollout.TO_CARRY_OUT).select_related(
+        "model"
+    ):
+        plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
     _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
     transaction.on_commit(hurry)
     return _shown(plan, row)

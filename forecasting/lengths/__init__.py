@@ -6,15 +6,15 @@ torch, transformers and scikit-learn are imported only when a model that needs t
 
 from typing import Final
 
-from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
-from forecasting.lengths.ours import Ours
-from forecasting.lengths.preserve import PreServe
-from forecasting.lengths.prior import LengthPrior, OutputQuery
+from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
+from forecasting.lengths.models.ours import Ours
+from forecasting.lengths.models.preserve import PreServe
+from forecasting.lengths.models.ssjf import FORMULATIONS, Pairwise
+from forecasting.lengths.models.student import Student, bundled
+from forecasting.lengths.models.trees import Trees
 from forecasting.lengths.query import QUANTILES, LengthModel, LengthQuery, Predictions, Sample
-from forecasting.lengths.scoring import score
-from forecasting.lengths.ssjf import FORMULATIONS, Pairwise
-from forecasting.lengths.student import Student, bundled
-from forecasting.lengths.trees import Trees
+from forecasting.lengths.service.prior import LengthPrior, OutputQuery
+from forecasting.lengths.training.scoring import score
 
 MODELS: Final[dict[str, type[LengthModel]]] = {
     model.name: model

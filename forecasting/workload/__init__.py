@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Final
 
-from forecasting.workload.arima import Arima, SeasonalArima
 from forecasting.workload.backtesting import backtest
-from forecasting.workload.blend import Blend
-from forecasting.workload.calibrated import Calibrated
-from forecasting.workload.ets import Ets
-from forecasting.workload.fallback import Fallback
 from forecasting.workload.files import StateError, read_state
 from forecasting.workload.forecast import Forecast, Forecaster
-from forecasting.workload.mlstm import Mlstm
-from forecasting.workload.naive import Naive
+from forecasting.workload.forecasters.arima import Arima, SeasonalArima
+from forecasting.workload.forecasters.blend import Blend
+from forecasting.workload.forecasters.calibrated import Calibrated
+from forecasting.workload.forecasters.ets import Ets
+from forecasting.workload.forecasters.fallback import Fallback
+from forecasting.workload.forecasters.mlstm import Mlstm
+from forecasting.workload.forecasters.naive import Naive
 from forecasting.workload.series import Series
 
 BEST: Final = Blend.name

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload.forecast import LEVELS
-from forecasting.workload.points import LEAST_RATE
+from forecasting.workload.forecasters.points import LEAST_RATE
 
 MEMORY: Final = 216  # scores kept by horizon
 STEP: Final = 0.015  # by which a quantile moves after a miss

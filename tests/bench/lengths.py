@@ -95,9 +95,9 @@ def call_of(text: str) -> Any:
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
     """The service by itself, on whatever the process may use."""
     from controlplane.gateway.app import COLLECT_AFTER
-    from controlplane.gateway.lengths import BUNDLED, LengthService
+    from controlplane.gateway.length_service import BUNDLED, LengthService
     from forecasting.lengths import LengthPrior, OutputQuery
-    from forecasting.lengths.cache import warm_up
+    from forecasting.lengths.service.cache import warm_up
 
     warm_up()
     service = LengthService(LengthPrior())
@@ -166,7 +166,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 async def apart(requests: int) -> dict[str, float]:
     """The student in a process of its own: what asking it so would cost."""
     from forecasting.lengths import LengthQuery
-    from forecasting.lengths.aside import Apart
+    from forecasting.lengths.service.predictor import Apart
 
     predictor = Apart(1.0)
     predictor.start()

@@ -54,7 +54,7 @@ def test_the_readme_begins_with_exactly_two_commands() -> None:
 def raised_codes() -> set[str]:
     """Every `code` that the gateway gives an error, as a keyword, as `invalid`'s third argument, or by default."""
     codes: set[object] = set()
-    for path in (ROOT / "controlplane/gateway").glob("*.py"):
+    for path in (path for side in ("gateway", "dispatch") for path in (ROOT / "controlplane" / side).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 codes |= {word.value.value for word in node.keywords if word.arg == "code" and _is_text(word.value)}

@@ -9,7 +9,7 @@ from controlplane.events.models import Event
 from controlplane.fleet import hosts, services
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import InstanceState
-from controlplane.planning import executor, floor
+from controlplane.planning.execution import executor, floor
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.vllm.launcher import ProcessLauncher

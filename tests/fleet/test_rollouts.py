@@ -6,6 +6,7 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from controlplane.dispatch import inventory
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import revisions, rollouts, services
 from controlplane.fleet.launching import launch_spec
@@ -20,8 +21,7 @@ from controlplane.fleet.models import (
     RolloutState,
 )
 from controlplane.fleet.states import ActionError, InstanceState
-from controlplane.gateway import inventory
-from controlplane.planning import executor, floor
+from controlplane.planning.execution import executor, floor
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.rollouts import advance_rollouts

@@ -19,7 +19,7 @@ from controlplane.events.models import Event
 from controlplane.fleet import launching, rollouts, services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.states import InstanceState
-from controlplane.planning import executor
+from controlplane.planning.execution import executor
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks
 from workers.tasks.rollouts import advance_rollouts

@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from controlplane.events.models import Event
+from tests.dispatch.test_floor import of
 from tests.gateway.conftest import until
-from tests.gateway.test_floor import of
 from tests.gateway.test_serving import sdk
 
 pytestmark = pytest.mark.parametrize("house_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])

@@ -14,13 +14,14 @@ from django.db import connection
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.gateway import lengths as module
+from controlplane.gateway import length_service as module
 from controlplane.gateway.validation import parse
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.lengths.services import InUse
-from forecasting.lengths import OutputQuery, aside
-from forecasting.lengths.aside import Apart, InLine
-from forecasting.lengths.state import save_model
+from forecasting.lengths import OutputQuery
+from forecasting.lengths.models.state import save_model
+from forecasting.lengths.service import predictor
+from forecasting.lengths.service.predictor import Apart, InLine
 from tests.gateway.conftest import until
 from tests.lengths.bad_models import Scripted, constant, slow
 
@@ -31,8 +32,8 @@ LONG = "Write a long and friendly letter to the neighbours about the summer part
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_S", 0.1)
-    monkeypatch.setattr(aside, "LEAST_REST_S", 0.05)
-    monkeypatch.setattr(aside, "HANGS_S", 0.3)
+    monkeypatch.setattr(predictor, "LEAST_REST_S", 0.05)
+    monkeypatch.setattr(predictor, "HANGS_S", 0.3)
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ async def test_a_service_that_fails_altogether_breaks_nothing(house, service, mo
         raise MemoryError
 
     monkeypatch.setattr(service.cache, "key", broken)
-    monkeypatch.setattr(module.books.Notes, "measure", broken)
+    monkeypatch.setattr(module.notes.Notes, "measure", broken)
     await say(house, LONG)
     assert (await told(house))["why"] == "failed"
 
@@ -208,7 +209,7 @@ def asked(text):
 
 async def test_a_model_that_is_too_slow_in_line_is_moved_apart_and_comes_back(house, monkeypatch):
     lengths = house.gateway.lengths
-    monkeypatch.setattr("controlplane.gateway.lengths.fast_enough", lambda model, limit_s: fast)
+    monkeypatch.setattr("controlplane.gateway.length_service.fast_enough", lambda model, limit_s: fast)
     fast = False
     lengths.budget_s = 0.001
     before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)
@@ -317,11 +318,11 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(house, serv
     def down(notes):
         raise ConnectionError
 
-    write = module.books.write
-    monkeypatch.setattr(module.books, "write", down)
+    write = module.notes.write
+    monkeypatch.setattr(module.notes, "write", down)
     await say(house, "one question", 40)
     assert not await service.flush()
-    monkeypatch.setattr(module.books, "write", write)
+    monkeypatch.setattr(module.notes, "write", write)
     await say(house, "another question that is not the same", 40)
     assert await service.flush()
     rows = await in_database(lambda: list(LengthMinute.objects.all()))

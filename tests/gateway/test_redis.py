@@ -11,9 +11,9 @@ import redis
 from channels.db import database_sync_to_async
 from django.conf import settings
 
+from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
-from controlplane.gateway.lease import Lease
 from tests.gateway.conftest import serving, until
 
 pytestmark = pytest.mark.services
@@ -105,7 +105,7 @@ class TestWithRedis:
         await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
 
     async def test_a_second_process_stands_by_and_takes_over(self, house, monkeypatch):
-        monkeypatch.setattr("controlplane.gateway.lease.RENEW_S", 0.1)
+        monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
         second = Gateway()
         async with serving(second) as url:
             await until(lambda: not second.lease.held)
@@ -130,8 +130,8 @@ class TestWithRedis:
 
 
 async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):
-    monkeypatch.setattr("controlplane.gateway.lease.LEASE_S", 1)
-    monkeypatch.setattr("controlplane.gateway.lease.RENEW_S", 0.1)
+    monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
+    monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
     first, second = Lease(redis_server.url), Lease(redis_server.url)
     await first.start()
     await second.start()

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths import aside as module
-from forecasting.lengths.aside import (
+from forecasting.lengths.service import predictor as module
+from forecasting.lengths.service.predictor import (
     MOST_TOKENS,
     Answer,
     Apart,

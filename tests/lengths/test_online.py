@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths.adaptation import MOST, Adaptation
-from forecasting.lengths.online import Online
+from forecasting.lengths.service.adaptation import MOST, Adaptation
+from forecasting.lengths.service.online import Online
 
 
 def test_a_correction_is_learned_from_measures() -> None:

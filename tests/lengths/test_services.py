@@ -11,14 +11,14 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.states import ActionError
-from controlplane.lengths import books
+from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
-from controlplane.lengths.books import Drift, Notes, Sampled
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.notes import Drift, Notes, Sampled
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths.conversation import read_turns
-from forecasting.lengths.features import MEASURES, unpacked
-from forecasting.lengths.state import save_model
+from forecasting.lengths.models.state import save_model
+from forecasting.lengths.text.conversation import read_turns
+from forecasting.lengths.text.features import MEASURES, unpacked
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
 
@@ -59,7 +59,7 @@ def samples(tenant, count, length=lambda number: 40 if number % 2 else 400, **mo
         )
         for number in range(count)
     ]
-    books.write(Notes(samples=rows))
+    notes_module.write(Notes(samples=rows))
 
 
 def measured(predictor, error, requests, minutes=3):
@@ -240,9 +240,13 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         LengthQuery("", 900, "m", "acme", "interactive"),
     ]
     now = timezone.now().timestamp()
-    books.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
+    notes_module.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
     found = [
-        dict(zip(MEASURES, unpacked(bytes(row.features), books.reader().vocabulary).measures.tolist(), strict=True))
+        dict(
+            zip(
+                MEASURES, unpacked(bytes(row.features), notes_module.reader().vocabulary).measures.tolist(), strict=True
+            )
+        )
         for row in LengthSample.objects.order_by("pk")
     ]
     assert [row["has_text"] for row in found] == [1.0, 0.0]
@@ -299,7 +303,7 @@ def test_measures_of_several_batches_add_up(acme):
         notes = Notes()
         for _ in range(50):
             notes.measure(now, "m", "acme", "student 0", (100.0, 90.0, 200.0), dice.choice([60, 100, 126, 300]))
-        books.write(notes)
+        notes_module.write(notes)
     rows = LengthMinute.objects.all()
     assert sum(row.requests for row in rows) == 150
     assert {row.bucket_tokens for row in rows} == {32, 64, 256}
@@ -323,7 +327,7 @@ def test_what_could_not_be_written_adds_up_too():
 
 
 def test_held_measures_are_bounded(monkeypatch):
-    monkeypatch.setattr(books, "HELD_SERIES", 5)
+    monkeypatch.setattr(notes_module, "HELD_SERIES", 5)
     notes = Notes()
     for number in range(9):
         notes.measure(60.0 * number, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
@@ -334,17 +338,17 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
     def gone():
         raise OSError
 
-    monkeypatch.setattr(books, "reader", gone)
+    monkeypatch.setattr(notes_module, "reader", gone)
     notes = Notes(samples=[Sampled(0.0, acme.pk, LengthQuery("x", 1, "m"), 1, "prior", 1)])
     notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
-    books.write(notes)
+    notes_module.write(notes)
     assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
 
 
 def test_text_is_stored_as_a_database_takes_it(acme):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     query = LengthQuery("a\0b \ud800 c", 3, "m", "acme", "interactive")
-    books.write(Notes(samples=[Sampled(0.0, acme.pk, query, 1, "prior", 1)]))
+    notes_module.write(Notes(samples=[Sampled(0.0, acme.pk, query, 1, "prior", 1)]))
     assert LengthSample.objects.get().text == "a b ? c"
 
 

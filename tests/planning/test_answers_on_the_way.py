@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.fleet.models import Instance, InstanceCommand
-from controlplane.planning import executor, live
+from controlplane.planning.execution import executor, live_views
 from controlplane.planning.models import MoveSource, ScalingMove
 from workers.tasks import planning as tasks
 
@@ -36,7 +36,7 @@ class Redis:
 @pytest.fixture
 def gateway(monkeypatch) -> Redis:
     found = Redis()
-    monkeypatch.setattr(live, "_redis", lambda: found)
+    monkeypatch.setattr(live_views, "_redis", lambda: found)
     return found
 
 
@@ -72,8 +72,8 @@ def test_a_gateway_that_is_gone_holds_up_nothing(gateway, drained):
 
 def test_what_runs_is_told_by_a_young_gateway_too_and_load_is_not(gateway):
     gateway.publish({"a": 3}, up_s=1.0)
-    assert (live.read(), live.running()) == (None, {"a": 3})
+    assert (live_views.read(), live_views.running()) == (None, {"a": 3})
     gateway.publish({"a": 3}, up_s=3600.0)
-    assert live.read().running == {"a": 3}
+    assert live_views.read().running == {"a": 3}
     gateway.text = None
-    assert (live.read(), live.running()) == (None, {})
+    assert (live_views.read(), live_views.running()) == (None, {})

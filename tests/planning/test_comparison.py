@@ -8,8 +8,10 @@ import pytest
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.planning import comparison, inventory, strategies
+from controlplane.planning.comparison import services as comparison
+from controlplane.planning.execution import strategies
 from controlplane.planning.models import Forecast
+from controlplane.planning.plans import inventory
 from scheduling.scaling import EndpointView
 from scheduling.simulation.cluster.world import State
 

@@ -9,7 +9,7 @@ from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.states import InstanceState
-from controlplane.planning import executor
+from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource, ScalingMove
 
 pytestmark = pytest.mark.django_db

@@ -29,8 +29,8 @@ from controlplane.fleet.models import (
 )
 from controlplane.fleet.restarts import CRASH_LOOP
 from controlplane.fleet.states import PRESENT, ActionError, InstanceState
-from controlplane.planning import executor, rollout
-from controlplane.planning.floor import in_a_thread
+from controlplane.planning.execution import executor, plan_rollout
+from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -203,7 +203,7 @@ def approved(model: Model, *gpu_types: str) -> ScalingPlan:
 
 
 def apply(plan: ScalingPlan) -> int:
-    return len(rollout.apply_plan(plan, timezone.now()))
+    return len(plan_rollout.apply_plan(plan, timezone.now()))
 
 
 def test_a_plan_over_two_gpu_types_and_the_floor_do_not_block_each_other(

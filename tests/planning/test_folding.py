@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from controlplane.planning import folding, selectors
+from controlplane.planning import selectors
+from controlplane.planning.forecasts import compaction
 from controlplane.planning.models import Forecast
 from workers.tasks import housekeeping
 from workers.tasks import planning as tasks
@@ -28,10 +29,10 @@ def forecast(minutes_ago, slo_class="", forecaster="blend", window_s=60, **value
     made_at = NOW - timedelta(minutes=minutes_ago)
     bands = {
         name: [1000.0 * minutes_ago + 10 * at + number for at in range(AHEAD)]
-        for number, name in enumerate(folding.BANDS)
+        for number, name in enumerate(compaction.BANDS)
     }
     start = made_at.replace(second=0)
-    names = dict(zip(folding.SERIES, (*SERIES[:3], slo_class), strict=True))
+    names = dict(zip(compaction.SERIES, (*SERIES[:3], slo_class), strict=True))
     return Forecast(
         made_at=made_at, start_at=start, forecaster=forecaster, window_s=window_s, **names, **bands, **values
     )
@@ -45,7 +46,7 @@ def shown(hours=72, slo_class=""):
     """What the page draws and judges: the windows without their rows' keys."""
     newest = selectors.latest_forecast(*SERIES[:3], slo_class)
     windows = selectors.track(newest, NOW - timedelta(hours=hours))
-    return [(window.start, *(getattr(window, name) for name in folding.BANDS)) for window in windows]
+    return [(window.start, *(getattr(window, name) for name in compaction.BANDS)) for window in windows]
 
 
 def test_an_hour_of_forecasts_becomes_one_row_and_the_page_shows_the_same():

@@ -11,8 +11,12 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model, Node, Region
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning import demand, forecasts, inventory, plans, services
+from controlplane.planning import services
+from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, Quantity, ScalingPlan
+from controlplane.planning.plans import inventory
+from controlplane.planning.plans import services as plans
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -214,7 +218,7 @@ class TestForecasts:
     def test_where_a_forecaster_fails_a_simpler_one_stands_in_and_the_row_says_so(
         self, make_minutes, monkeypatch, settings, caplog
     ):
-        from forecasting.workload.blend import BlendModel
+        from forecasting.workload.forecasters.blend import BlendModel
 
         def fails(*_):
             raise IndexError("index 20 is out of bounds")

@@ -8,7 +8,8 @@ from django.utils import timezone
 from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Instance, Node
 from controlplane.fleet.states import InstanceState
-from controlplane.planning import live, rollout, services
+from controlplane.planning import services
+from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
 pytestmark = pytest.mark.django_db
@@ -17,7 +18,7 @@ S = InstanceState
 
 @pytest.fixture(autouse=True)
 def no_load(monkeypatch):
-    monkeypatch.setattr(live, "read", lambda: None)
+    monkeypatch.setattr(live_views, "read", lambda: None)
     monkeypatch.setattr(services, "hurry", lambda: True)
 
 
@@ -172,7 +173,7 @@ def test_advice_and_plans_in_force_expire(make_instance, language_model, operato
 def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance, monkeypatch):
     make_instance()
     plan = approved(3)
-    real, calls = rollout.executor.add, []
+    real, calls = plan_rollout.executor.add, []
 
     def add(*args, **options):
         calls.append(1)
@@ -180,7 +181,7 @@ def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance
             raise MemoryError("the worker is killed")
         return real(*args, **options)
 
-    monkeypatch.setattr(rollout.executor, "add", add)
+    monkeypatch.setattr(plan_rollout.executor, "add", add)
     with pytest.raises(MemoryError):
         apply()
     plan.refresh_from_db()
@@ -193,7 +194,7 @@ def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance
 def test_plans_that_nobody_approved_are_left_alone(make_instance, language_model):
     make_instance()
     row = {"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}
-    for status in set(PlanStatus) - set(rollout.TO_CARRY_OUT):
+    for status in set(PlanStatus) - set(plan_rollout.TO_CARRY_OUT):
         ScalingPlan.objects.create(
             model=language_model, strategy="x", status=status, valid_until=timezone.now(), targets=[row]
         )

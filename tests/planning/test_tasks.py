@@ -8,7 +8,9 @@ from django.utils import timezone
 
 from controlplane.fleet.models import InstanceCommand
 from controlplane.jobs.models import JobRow
-from controlplane.planning import comparison, executor, services
+from controlplane.planning import services
+from controlplane.planning.comparison import services as comparison
+from controlplane.planning.execution import executor
 from controlplane.planning.models import Forecast, MoveSource, PlanStatus, ScalingMove, ScalingPlan, StrategyComparison
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError

@@ -12,9 +12,17 @@ from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.replay import books
-from controlplane.gateway.replay.books import Comparison, Sums, TenantError, compare, key_for_run, known_key, terms_of
+from controlplane.gateway.replay import ledger_check
 from controlplane.gateway.replay.client import Answer
+from controlplane.gateway.replay.ledger_check import (
+    Comparison,
+    Sums,
+    TenantError,
+    compare,
+    key_for_run,
+    known_key,
+    terms_of,
+)
 from controlplane.gateway.replay.report import Report
 from controlplane.gateway.replay.sender import Tally
 
@@ -117,7 +125,7 @@ def test_rows_that_are_still_on_their_way_are_waited_for(tenant: Tenant) -> None
 
 
 def test_rows_that_never_come_are_given_up(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ledger_check, "PATIENCE_S", 0.0)
     comparison = compare("replay-a", Sums(1, 1, 10, 3), sleep=lambda _: None)
     assert not comparison.equal
     text = shown(Report("replay-a", "m", 1.0, Tally(), None, comparison))
@@ -135,4 +143,4 @@ def test_a_key_for_the_run(tenant: Tenant) -> None:
     assert terms_of(key, "unknown") is None
     with pytest.raises(TenantError, match=r"no active tenant 'globex' here \(there are: acme\)"):
         key_for_run("globex", "replay-a")
-    assert books.ACTOR == "manage.py replay"
+    assert ledger_check.ACTOR == "manage.py replay"

@@ -185,9 +185,9 @@ def predictors() -> list[Predictor]:
         output = np.clip(random.lognormal(np.log(110), 1.0, 4000), 2, LONGEST).astype(int)
         said = np.clip(output * random.lognormal(0.0, 0.8, 4000), 1, LONGEST)
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
-    from controlplane.planning.reproductions.ssjf import read_lengths
+    from controlplane.experiments.ssjf import read_lengths
     from forecasting.lengths import bundled
-    from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
+    from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, read_sets
 
     bert = read_lengths(Path(folder))
     samples = read_sets(Path(folder), FREE, UNSEEN_SHARE).test

@@ -28,8 +28,8 @@ from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
 from controlplane.gateway.app import Gateway
-from controlplane.planning import executor
-from controlplane.planning.floor import in_a_thread
+from controlplane.planning.execution import executor
+from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import SECRET, make_rows

@@ -20,7 +20,10 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Instance
 from controlplane.jobs.services import recorded
-from controlplane.planning import comparison, executor, folding, live, services
+from controlplane.planning import services
+from controlplane.planning.comparison import services as comparison
+from controlplane.planning.execution import executor, live_views
+from controlplane.planning.forecasts import compaction
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
@@ -82,7 +85,7 @@ def finish_drains() -> int:
     if not rows:
         return 0
     running = asyncio.run(_running([row.url for row in rows]))
-    on_the_way = live.running()  # what vLLM has finished, a slow caller may still have to read
+    on_the_way = live_views.running()  # what vLLM has finished, a slow caller may still have to read
 
     def left(row: Instance) -> int | None:
         said = running.get(row.url)
@@ -103,8 +106,8 @@ def prune_planning() -> int:
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
     gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
     hours = 0
-    for hour in folding.due(now):
-        fewer = folding.fold(hour)
+    for hour in compaction.due(now):
+        fewer = compaction.fold(hour)
         gone += fewer
         hours += fewer > 0
         if hours == MOST_BATCHES:

@@ -20,8 +20,8 @@ from controlplane.console.views.live import json_response, live_context
 from controlplane.events.models import Event
 from controlplane.exports import csv_response
 from controlplane.fleet.models import SloClass
-from controlplane.planning import demand
 from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Backtest, Quantity
 
 USE_WARNING = 0.8

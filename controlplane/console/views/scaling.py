@@ -24,7 +24,8 @@ from controlplane.exports import ROW_LIMIT, csv_response
 from controlplane.fleet.models import Model
 from controlplane.fleet.states import ActionError
 from controlplane.planning import selectors as planning
-from controlplane.planning import services, strategies
+from controlplane.planning import services
+from controlplane.planning.execution import strategies
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
 from controlplane.planning.titles import title_of
 

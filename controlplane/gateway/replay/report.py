@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from controlplane.gateway.keys import SloTerms
-from controlplane.gateway.replay.books import Comparison
 from controlplane.gateway.replay.client import Answer
+from controlplane.gateway.replay.ledger_check import Comparison
 from controlplane.gateway.replay.sender import LATE_S, Tally
 
 PERCENTILES = (50, 95, 99)

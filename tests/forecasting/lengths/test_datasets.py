@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forecasting.lengths import datasets
-from forecasting.lengths.datasets import DataMissing, count_tokens, in_test, normalised, read_sets
+from forecasting.lengths.training import datasets
+from forecasting.lengths.training.datasets import DataMissing, count_tokens, in_test, normalised, read_sets
 
 REAL = Path(os.environ.get("PILOTHOUSE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 real_data = pytest.mark.skipif(

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.lengths.embeddings import Embeddings
-from forecasting.lengths.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing
-from forecasting.lengths.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, last_layer, over_sampled
-from forecasting.lengths.proxy import Effort
-from forecasting.lengths.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1
+from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, last_layer, over_sampled
+from forecasting.lengths.models.proxy import Effort
+from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1
+from forecasting.lengths.text.embeddings import Embeddings
+from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing
 from tests.forecasting.lengths.made import samples
 
 SMALL = Effort(tuned=48, read=60, head_epochs=4, most_tokens=24)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.lengths import kernels, plain
-from forecasting.lengths.features import (
+from forecasting.lengths.query import LengthQuery
+from forecasting.lengths.text import kernels
+from forecasting.lengths.text.features import (  # fmt: skip
     CATEGORIES,
     FIRST,
     HASHES,
@@ -20,8 +21,8 @@ from forecasting.lengths.features import (
     packed,
     read,
     unpacked,
-)  # fmt: skip
-from forecasting.lengths.query import LengthQuery
+)
+from tests.oracles import text_features as plain
 
 PIECES = st.one_of(
     st.text(max_size=30),

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample
-from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
-from forecasting.lengths.encoder import TINY
-from forecasting.lengths.forest import Forest
-from forecasting.lengths.ours import Ours
-from forecasting.lengths.proxy import Effort, Proxy
-from forecasting.lengths.spread import Spread
-from forecasting.lengths.state import save_model
-from forecasting.lengths.student import Student
-from forecasting.lengths.trees import Trees
+from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
+from forecasting.lengths.models.forest import Forest
+from forecasting.lengths.models.ours import Ours
+from forecasting.lengths.models.proxy import Effort, Proxy
+from forecasting.lengths.models.spread import Spread
+from forecasting.lengths.models.state import save_model
+from forecasting.lengths.models.student import Student
+from forecasting.lengths.models.trees import Trees
+from forecasting.lengths.text.encoder import TINY
 from tests.forecasting.lengths.made import samples
 
 SMALL = Effort(tuned=48, read=60, head_epochs=3, most_tokens=24)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from forecasting.lengths import LengthQuery, Sample, Student, bundled
-from forecasting.lengths.conversation import KEPT_HEAD, KEPT_TAIL, read_turns
-from forecasting.lengths.features import MEASURES
-from forecasting.lengths.network import Scaling
+from forecasting.lengths.models.network import Scaling
+from forecasting.lengths.text.conversation import KEPT_HEAD, KEPT_TAIL, read_turns
+from forecasting.lengths.text.features import MEASURES
 from tests.forecasting.lengths.made import samples
 
 CAPITAL = "What is the capital of France?"

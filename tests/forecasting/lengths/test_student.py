@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample, Student, bundled, score
-from forecasting.lengths.state import save_model
+from forecasting.lengths.models.state import save_model
 from tests.forecasting.lengths.made import samples
 
 
@@ -148,7 +148,7 @@ def test_nothing_to_learn_from_and_asked_too_early() -> None:
 
 def test_the_bundled_student_knows_long_from_short() -> None:
     found = bundled_once()
-    assert Path(sys.modules["forecasting.lengths.student"].BUNDLED).stat().st_size < 4_000_000
+    assert Path(sys.modules["forecasting.lengths.models.student"].BUNDLED).stat().st_size < 4_000_000
     essay = found.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
     short = found.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
     assert essay > 2 * short

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.workload import BEST, FORECASTERS, Series, arima, load, mlstm
+from forecasting.workload import BEST, FORECASTERS, Series, load
+from forecasting.workload.forecasters import arima, mlstm
 from tests.forecasting.workload.demand import daily
 from tests.forecasting.workload.test_forecasters import ALL, QUICK, check
 

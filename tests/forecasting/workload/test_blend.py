@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.workload.blend import GRID, BlendModel, between_grid
-from forecasting.workload.experts import NAMES, Trail, days_before, opinions
 from forecasting.workload.files import StateError
-from forecasting.workload.forest import LEAST_ROWS, Forest, _table
-from forecasting.workload.points import PointModel, SeasonalNaive
-from forecasting.workload.regression import Regression
+from forecasting.workload.forecasters.blend import GRID, BlendModel, between_grid
+from forecasting.workload.forecasters.experts import NAMES, Trail, days_before, opinions
+from forecasting.workload.forecasters.forest import LEAST_ROWS, Forest, _table
+from forecasting.workload.forecasters.points import PointModel, SeasonalNaive
+from forecasting.workload.forecasters.regression import Regression
 from tests.forecasting.workload.demand import daily
 
 SEASON, WINDOW_S = 24, 3600.0
@@ -132,7 +132,7 @@ def test_a_forest_is_walked_as_its_library_walks_it(monkeypatch):
     grown = []
     fit = ExtraTreesRegressor.fit
     monkeypatch.setattr(ExtraTreesRegressor, "fit", lambda self, *a, **k: grown.append(fit(self, *a, **k)) or grown[-1])
-    monkeypatch.setattr("forecasting.workload.forest.ROWS_AT_ONCE", 50)
+    monkeypatch.setattr("forecasting.workload.forecasters.forest.ROWS_AT_ONCE", 50)
     trail = Trail(daily(9, WINDOW_S, noise=0.2, gaps=0.05, seed=7).tokens_per_s, SEASON, WINDOW_S)
     forest = Forest((1, 3, 12))
     forest.fit(trail, len(trail))

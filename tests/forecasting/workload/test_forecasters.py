@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
+from forecasting.workload import BEST, FORECASTERS, Series, StateError, load
 from forecasting.workload.files import FORMAT, write_state
+from forecasting.workload.forecasters import arima, mlstm
 from tests.forecasting.workload.demand import daily
 
 WINDOW_S = 1800.0

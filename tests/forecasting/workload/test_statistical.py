@@ -9,9 +9,9 @@ import pytest
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-from forecasting.workload import arima, ets
-from forecasting.workload.arima import ArimaModel, SeasonalArimaModel
-from forecasting.workload.ets import FORMS, EtsModel
+from forecasting.workload.forecasters import arima, ets
+from forecasting.workload.forecasters.arima import ArimaModel, SeasonalArimaModel
+from forecasting.workload.forecasters.ets import FORMS, EtsModel
 from tests.forecasting.workload.demand import daily
 
 SEASON = 12

@@ -11,8 +11,7 @@ import pytest
 from scheduling.planning import planner
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import plan_fast, solve
-from scheduling.planning.solvers import exact, relaxation
-from scheduling.planning.solvers import exact_subprocess as aside
+from scheduling.planning.solvers import exact, exact_subprocess, relaxation
 from scheduling.planning.solvers.exact import OutOfTime, SolverLost, solve_exact
 from scheduling.planning.solvers.exact_subprocess import solve_aside
 from scheduling.planning.solvers.relaxation import Relaxation
@@ -136,7 +135,7 @@ def test_an_error_in_the_process_comes_back(problem):
 
 def test_a_process_that_dies_costs_only_the_exact_plan(monkeypatch):
     monkeypatch.setattr(planner, "HERE_UP_TO", 0)
-    monkeypatch.setattr(aside.sys, "executable", "/bin/false")
+    monkeypatch.setattr(exact_subprocess.sys, "executable", "/bin/false")
     problem = synthetic(4, 3, 2, seed=0)
     plan = solve(problem, gap=0.0)
     assert plan.solver == "HiGHS relaxation, rounded"

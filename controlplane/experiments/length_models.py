@@ -1,0 +1,309 @@
+"""Every length model on the same prompts, beside SSJF's Table 2 and PreServe's Table 2, and how far any model could come.
+
+Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
+for the same ones. Encoders are fine-tuned on a part of the samples (`Effort`): a core reads about fifty prompts a second.
+Our teacher's embeddings are kept in the state folder, so a second run is quicker.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from django.conf import settings
+from rich.console import Console
+from rich.table import Table
+
+from controlplane.experiments.foreseen_demand import Told
+from forecasting.lengths import MODELS
+from forecasting.lengths.models.ours import Ours
+from forecasting.lengths.models.proxy import Effort, Proxy
+from forecasting.lengths.models.student import Student
+from forecasting.lengths.models.trees import Trees
+from forecasting.lengths.query import LengthModel, LengthQuery, Sample
+from forecasting.lengths.text.encoder import MINILM
+from forecasting.lengths.training.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
+from forecasting.lengths.training.scoring import class_edges, full_score, score
+
+TEST_PROMPTS: Final = 250
+"""Of each set, at most."""
+EFFORT: Final = Effort()
+QUICK_TEST_PROMPTS: Final = 120
+QUICK: Final = Effort(tuned=480, read=800, head_epochs=15, most_tokens=64)
+THOROUGH: Final = Effort(tuned=8000, read=1_000_000)
+QUICK_TREES: Final = 60
+ORDER: Final = (
+    "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
+    "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "preserve", "ours", "student",
+)  # fmt: skip
+ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy))
+TAUGHT: Final = "student, taught by ours"
+ASKED_ALONE: Final = 40
+"""Queries that are asked one by one, for the time that one takes."""
+
+SSJF_TABLE_2: Final = {  # five-class accuracy, on LMSYS-Chat-1M cut to 1-512 tokens
+    "ssjf-ordinal-mse": 0.477,
+    "ssjf-ordinal-l1": 0.580,
+    "ssjf-cls": 0.592,
+    "ssjf-reg-mse": 0.601,
+    "ssjf-reg-l1": 0.615,
+}
+PRESERVE_TABLE_2: Final = {  # on ShareGPT
+    "mu-Serve": {"mae": 355.59, "acc_25": 0.3231, "acc_50": 0.4935, "acc_100": 0.6525},
+    "PiA (Vicuna-13B)": {"mae": 283.86, "acc_25": 0.3927, "acc_50": 0.5418, "acc_100": 0.6856},
+    "PiA (ChatGPT)": {"mae": 127.41, "acc_25": 0.5042, "acc_50": 0.6125, "acc_100": 0.7034},
+    "PreServe": {"mae": 78.25, "acc_25": 0.5677, "acc_50": 0.6879, "acc_100": 0.7795},
+}
+PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
+CAPPED_AT: Final = 512  # of the lengths at several temperatures
+
+
+def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
+    """Fit and test every model. *options*: data, seed, encoder, quick, thorough, strategies (models, commas between).
+
+    Raises DataMissing where the data sets are not there, and ValueError for an unknown model or encoder.
+    """
+    quick, seed = bool(options.get("quick")), int(options["seed"])
+    effort = QUICK if quick else THOROUGH if options.get("thorough") else EFFORT
+    data, encoder = Path(options["data"]), str(options.get("encoder") or MINILM)
+    wanted = options["strategies"].split(",") if options.get("strategies") else list(ORDER)
+    if unknown := set(wanted) - set(ORDER):
+        raise ValueError(f"--strategies: {sorted(unknown)[0]!r} is none of {', '.join(ORDER)}.")
+    split = read_sets(data)
+    test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
+    prompts = len({each.query.text for each in split.training})
+    edges = class_edges([sample.output_tokens for sample in split.training])
+    rows: list[dict[str, Any]] = []
+    teacher: LengthModel | None = None
+    for place, name in enumerate(each for each in ORDER if each in wanted):
+        told("models", place, len(wanted))
+        model = _new(name, encoder, effort, seed, told)
+        rows.append(_row(name, _fitted(model, split.training), test, edges))
+        if isinstance(model, Student) and teacher is not None:
+            rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
+        if isinstance(model, Ours):
+            teacher = model
+    told("models", len(wanted), len(wanted))
+    return {
+        "paper": "lengths",
+        "encoder": encoder,
+        "effort": {"quick": quick, "tuned_samples": effort.tuned, "read_prompts": min(effort.read, prompts)},
+        "seed": seed,
+        "training": {"samples": len(split.training), "prompts": prompts},
+        "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
+        "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
+        "rows": rows,
+        "floor": _floor(temperature_lengths(data)),
+        "among_models": _among_models(test, edges),
+        "ssjf_released": _released(proxy_predictions(data)),
+        "reported": PAPER,
+        "verdict": _verdict(rows),
+    }
+
+
+def _new(name: str, encoder: str, effort: Effort, seed: int, told: Told) -> LengthModel:
+    kind: Any = MODELS[name]
+    quick = effort is QUICK
+    if issubclass(kind, Proxy):
+        made: LengthModel = kind(encoder, effort, seed, told)
+    elif issubclass(kind, Ours):
+        made = kind(encoder, Path(settings.STATE_DIR) / "lengths", seed, told, QUICK_TREES if quick else 120)
+    elif issubclass(kind, Trees):
+        made = kind(QUICK_TREES, seed) if quick else kind(seed=seed)
+    else:
+        made = kind(seed) if issubclass(kind, Student) else kind()
+    return made
+
+
+def _fitted(model: Any, samples: Sequence[Sample], teacher: LengthModel | None = None) -> tuple[Any, float]:
+    """The model, and the seconds of a core that fitting took (other work on the machine does not count)."""
+    start = time.process_time()
+    model.fit(samples, teacher) if teacher else model.fit(samples)
+    return model, time.process_time() - start
+
+
+def _row(name: str, fitted: tuple[Any, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
+    model, fit_s = fitted
+    queries = [sample.query for sample in test]
+    real = np.array([sample.output_tokens for sample in test], float)
+    predictions = model.predict(queries)
+    sets = np.array([sample.query.tenant for sample in test])
+    by_set = {
+        each: score(real[sets == each], predictions.tokens[sets == each], edges)
+        for each in SETS
+        if (sets == each).any()
+    }
+    return {
+        "model": name,
+        **full_score(real, predictions, edges),
+        "by_set": by_set,
+        "fit_s": fit_s,
+        "predict_ms": _milliseconds(model, queries),
+    }
+
+
+def _milliseconds(model: Any, queries: Sequence[LengthQuery]) -> float:
+    """Milliseconds of a core, the median, of one prediction alone; our teacher has read the prompts already."""
+    ask = model.predict_one if isinstance(model, Student) else lambda query: model.predict([query])
+    taken = []
+    for query in queries[:: max(1, len(queries) // ASKED_ALONE)]:
+        start = time.process_time()
+        ask(query)
+        taken.append(time.process_time() - start)
+    return 1000 * float(np.median(taken))
+
+
+def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
+    """All samples of at most *most* prompts of each set."""
+    generator = np.random.default_rng(seed)
+    kept: set[tuple[str, str]] = set()
+    for name in SETS:
+        prompts = sorted({normalised(each.query.text) for each in samples if each.query.tenant == name})
+        chosen = generator.permutation(len(prompts))[:most]
+        kept |= {(name, prompts[index]) for index in chosen}
+    return [each for each in samples if (each.query.tenant, normalised(each.query.text)) in kept]
+
+
+def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    """What is left for a model that knows each prompt's own mean: answers to the same prompt at three temperatures.
+
+    The mean is taken over the other two answers; prompts with a capped answer are left out.
+    """
+    table = np.array([row for row in lengths if max(row) < CAPPED_AT], float)
+    spread = table.std(axis=1) / table.mean(axis=1)
+    others = (table.sum(axis=1, keepdims=True) - table) / (table.shape[1] - 1)
+    known = score(table.ravel(), others.ravel())
+    own_mean = score(table.ravel(), np.repeat(table.mean(axis=1), table.shape[1]))
+    return {
+        "prompts": float(len(table)),
+        "median_cv": float(np.median(spread)),
+        "mean_tokens": float(table.mean()),
+        **{f"others_{name}": value for name, value in known.items()},
+        "own_mean_mae": own_mean["mae"],
+    }
+
+
+def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
+    """What the other models' answers to the very prompt tell: their mean, and that put right for who answers.
+
+    The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
+    logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
+    """
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.query.text, []).append(sample)
+    several = [group for group in groups.values() if len(group) > 1]
+    if not several:
+        return {}
+    real, mean, logs = [], [], []
+    owner: list[tuple[str, str]] = []
+    for group in several:
+        own = np.array([sample.output_tokens for sample in group], float)
+        real += own.tolist()
+        mean += ((own.sum() - own) / (len(own) - 1)).tolist()
+        log = np.log(own)
+        logs += [((log.sum() - log) / (len(log) - 1)).tolist()]
+        owner += [(sample.query.tenant, sample.query.model) for sample in group]
+    others = np.concatenate(logs)
+    above = np.log(real) - others
+    habits: dict[tuple[str, str], list[float]] = {}
+    for key, value in zip(owner, above, strict=True):
+        habits.setdefault(key, []).append(value)
+    adjusted = [
+        said + (sum(habits[key]) - value) / max(len(habits[key]) - 1, 1)
+        for key, value, said in zip(owner, above, others, strict=True)
+    ]
+    return {**score(real, mean, edges), "who_answers_known": score(real, np.exp(adjusted), edges)}
+
+
+def _released(rows: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """How often the class SSJF's released predictions name is right, and how often the commonest would be."""
+    real, named = np.array(rows).T
+    edges = class_edges(real)
+    truth = np.searchsorted(edges, real)
+    counts = np.bincount(truth)
+    return {
+        "requests": float(len(rows)),
+        "five_class_accuracy": float((truth == named).mean()),
+        "commonest": float(counts.max() / counts.sum()),
+    }
+
+
+def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Which model is best by each measure, and whether the student is as exact as the best single encoder."""
+    best = {
+        measure: (min if measure == "mae" else max)(rows, key=lambda row: row[measure])["model"]
+        for measure in ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation", "five_class_accuracy")
+    }
+    encoders = [row for row in rows if row["model"] in ENCODERS]
+    student = next((row for row in rows if row["model"] == Student.name), None)
+    against = min(encoders, key=lambda row: row["mae"], default=None)
+    return {
+        "best": best,
+        "best_encoder": against and against["model"],
+        "student_as_exact": bool(student and against and student["mae"] <= against["mae"]),
+    }
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Print what `measure` gave."""
+    test, training = result["test"], result["training"]
+    table = Table(
+        title=f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
+        f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
+        f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
+    )
+    table.add_column("Length model")
+    for head in (
+        "MAE",
+        "Acc-25",
+        "Acc-50",
+        "Acc-100",
+        "rank",
+        "5 classes",
+        "paper",
+        "pinball",
+        "fit, core s",
+        "ms each",
+    ):
+        table.add_column(head, justify="right")
+    for row in result["rows"]:
+        reported = result["reported"]["ssjf"].get(row["model"])
+        table.add_row(
+            row["model"],
+            f"{row['mae']:.1f}",
+            *(f"{100 * row[name]:.1f} %" for name in ("acc_25", "acc_50", "acc_100")),
+            f"{row['rank_correlation']:.3f}",
+            f"{row['five_class_accuracy']:.3f}",
+            "-" if reported is None else f"{reported:.3f}",
+            f"{row['pinball']:.1f}",
+            f"{row['fit_s']:.0f}",
+            f"{row['predict_ms']:.2f}",
+        )
+    for name, reported in result["reported"]["preserve"].items():
+        accuracies = (f"{100 * reported[each]:.1f} %" for each in ("acc_25", "acc_50", "acc_100"))
+        table.add_row(f"PreServe's Table 2: {name}", f"{reported['mae']:.1f}", *accuracies, *["-"] * 6, style="dim")
+    console.print(table)
+    floor = result["floor"]
+    console.print(
+        f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
+        f" {floor['median_cv']:.2f}; who knows a prompt's two other answers is off by {floor['others_mae']:.1f} tokens"
+        f" (mean length {floor['mean_tokens']:.0f}), Acc-25 {100 * floor['others_acc_25']:.1f} %."
+    )
+    if among := result["among_models"]:
+        console.print(
+            f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
+            f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
+            f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
+        )
+    released = result["ssjf_released"]
+    console.print(
+        f"SSJF's released predictions, {released['requests']:,.0f} requests: right class in"
+        f" {100 * released['five_class_accuracy']:.1f} % (the commonest class alone: {100 * released['commonest']:.1f} %)."
+    )
+    verdict = result["verdict"]
+    console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
+    if verdict["best_encoder"]:
+        word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
+        console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")

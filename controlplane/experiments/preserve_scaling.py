@@ -1,0 +1,232 @@
+"""PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances.
+
+In the paper a request is given to an instance at once, and queues there; the reactive baselines look at KV memory. That is
+`deep`, with PreServe's router (4.3.3). Pilothouse holds the queue and gives work only where there is room: `shallow`, with
+the strategies as they run live. Figure 8 shows means over five minutes of arrivals, so a peak is the highest of those.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.experiments.advisors import ByCapability
+from controlplane.experiments.capability import measured_capability
+from controlplane.experiments.foreseen_demand import Floats, Foreseen, Told, foresee, windows
+from controlplane.experiments.measured import rounded
+from controlplane.experiments.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
+from controlplane.experiments.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from scheduling.planning.capacity import Capability
+from scheduling.scaling import ByEndpoint, make_strategy
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.measures.results import latency_s
+from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.strategies import Bounds, run_strategy
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.generator import random_bursts
+from scheduling.simulation.workload.requests import Requests
+
+WINDOW_S: Final = 600.0
+SERVICES: Final = ("code-like", "chat-like")
+STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve")
+"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together; in the house there is only the one that is live."""
+DEPTHS: Final = ("deep", "shallow")
+PEAK_S: Final = 300.0
+SLO_S: Final = 0.2
+"""Of normalised latency: end-to-end seconds by output token."""
+ALLOWED: Final = 0.02
+"""Share of a window's requests that may break it where Algorithm 1 measures: answers of two tokens do at any load."""
+HISTORY_DAYS: Final = 7
+SURGES: Final = 3
+SURGE_S: Final = 900.0
+SURGE_FACTOR: Final = 1.7
+"""Surges that no history foretells, as the paper's code service has them."""
+
+PAPER: Final = {
+    "peak_normalised_against_hybrid": -0.786,
+    "peak_normalised_against_hybrid_mean": -0.786,
+    "instance_hours_against_static": -0.4447,
+}
+"""The peaks are the mean of both services': 0.92 s and 0.197 s."""
+MEASURES: Final = {"peak_normalised": "peak_normalised_s", "instance_hours": "instance_hours"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A strategy's line of one service."""
+
+    service: str
+    depth: str
+    strategy: str
+    instance_hours: float
+    peak_normalised_s: float
+    """The highest mean of normalised latency over five minutes, by arrival."""
+    peak_minute_normalised_s: float
+    """The same over a minute."""
+    normalised_mean_s: float
+    slo_met: float
+    ttft_p95_s: float
+    scale_outs: int
+    scale_ins: int
+    unserved: int
+    wall_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return rounded(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the runs of one service share."""
+
+    service: str
+    scene: Scene
+    days: float
+    seed: int
+    workload: Workload
+    prompt: Foreseen
+    output: Foreseen
+    capability: Capability
+
+
+def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, told: Told) -> Setting:
+    """Demand of a weekday on, forecasts of prompt and output tokens apart, and Algorithm 1."""
+    scene = preserve(service, scale)
+    told("drawing the demand", 0, 2)
+    past = windows(
+        scene.demand(HISTORY_DAYS, seed + 1000), scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S
+    )
+    told("drawing the demand", 1, 2)
+    surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
+    workload = scene.demand(days, seed, surges)
+    actual = windows(workload, scene.streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
+    told("measuring what instances serve", 0, 1)
+    capability = measured_capability(
+        scene.models[0].engine(), scene.clients, normalised_s=SLO_S, allowed=ALLOWED, seed=seed
+    )
+    forecasts = [
+        foresee(
+            forecaster, getattr(past, quantity), getattr(actual, quantity), WINDOW_S, 1, 2,
+            lambda done, total, quantity=quantity: told(f"forecasting {quantity} tokens by {forecaster}", done, total),
+        )
+        for quantity in ("prompt", "output")
+    ]  # fmt: skip
+    return Setting(service, scene, days, seed, workload, *forecasts, capability)
+
+
+def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:
+    """Simulate the service under each of *names* at both depths; `static` keeps all instances.
+
+    No floor: it would blur what is compared.
+    """
+    scene, rows = setting.scene, []
+    for depth in DEPTHS:
+        for name in names:
+            if depth == "shallow" and name == "hybrid_mean":
+                continue
+            began_s = time.monotonic()
+            cluster = _cluster(replace(scene, ready=scene.instances) if name == "static" else scene, depth)
+            requests = scene.requests(cluster, setting.workload, setting.seed)
+
+            def progress(done: int, total: int, about: str = f"{name}, {depth}") -> None:
+                told(f"{setting.service}: simulating {about}", done, total)
+
+            result = _simulate(setting, name, depth, cluster, requests, progress)
+            rows.append(_row(setting, name, depth, result, time.monotonic() - began_s))
+    return rows
+
+
+def _cluster(scene: Scene, depth: str) -> Cluster:
+    cluster = scene.cluster()
+    if depth == "shallow":
+        return cluster
+    instances = [replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40) for spec in cluster.instances]
+    return replace(cluster, instances=instances, routing="preserve")
+
+
+def _simulate(
+    setting: Setting, name: str, depth: str, cluster: Cluster, requests: Requests, progress: Callable[[int, int], None]
+) -> Result:
+    until_s = setting.days * DAY_S
+    if name == "static":
+        simulation = Simulation(cluster, requests, seed=setting.seed)
+        return simulation.run(tick_s=3600.0, until_s=until_s, progress=progress)
+    strategy = _strategy(name, depth)
+    bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
+    advisor = ByCapability(setting.prompt, setting.output, setting.capability) if strategy.uses_advice else None
+    if isinstance(strategy, ReactiveByMemory | HybridByMemory):
+        return run_by_memory(
+            cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,
+            seed=setting.seed, until_s=until_s, progress=progress,
+        )  # fmt: skip
+    return run_strategy(
+        cluster, requests, strategy, bounds=bounds, floor=None, advisor=advisor, seed=setting.seed, until_s=until_s,
+        progress=progress,
+    ).result  # fmt: skip
+
+
+def _strategy(name: str, depth: str) -> ByEndpoint:
+    if depth == "deep" and name == "reactive":
+        return ReactiveByMemory()
+    if depth == "deep" and name in ("hybrid", "hybrid_mean"):
+        return HybridByMemory()
+    return make_strategy(name)
+
+
+def _row(setting: Setting, name: str, depth: str, result: Result, wall_s: float) -> Row:
+    normalised_s = latency_s(result, "normalised")
+    arrival_s = result.requests.arrival_s
+    hours = result.state_s.sum(axis=0) / 3600
+    known = np.isfinite(normalised_s)
+    ttft_s = latency_s(result, "ttft")
+    return Row(
+        service=setting.service,
+        depth=depth,
+        strategy=name,
+        instance_hours=float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
+        peak_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], PEAK_S),
+        peak_minute_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], 60.0),
+        normalised_mean_s=float(normalised_s[known].mean()) if known.any() else float("nan"),
+        slo_met=float(np.count_nonzero(normalised_s <= SLO_S)) / max(1, normalised_s.size),
+        ttft_p95_s=float(np.nanpercentile(ttft_s, 95)) if known.any() else float("nan"),
+        scale_outs=result.counters["scale_outs"],
+        scale_ins=result.counters["scale_ins"],
+        unserved=int(np.count_nonzero(~known)),
+        wall_s=wall_s,
+    )
+
+
+def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
+    """The highest mean of *values* over windows of arrival; nan without any."""
+    if not values.size:
+        return float("nan")
+    window = (arrival_s // window_s).astype(np.int64)
+    counts = np.bincount(window)
+    means = np.bincount(window, values)[counts > 0] / counts[counts > 0]
+    return float(means.max())
+
+
+def found(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """What stands beside `PAPER`, by depth and service, as far as the strategies that it takes were run.
+
+    "both" is of the sum over the services: the paper gives means of both.
+    """
+    by = {(row.depth, row.service, row.strategy): row for row in rows}
+    services = list(dict.fromkeys(row.service for row in rows))
+    result: dict[str, dict[str, float]] = {}
+    for name in PAPER:
+        value, base = name.split("_against_")
+        result[name] = {}
+        for depth in DEPTHS:
+            for label, summed in [*((each, [each]) for each in services), ("both", services)]:
+                if all((depth, each, strategy) in by for each in summed for strategy in ("preserve", base)):
+                    ours, theirs = (
+                        sum(getattr(by[depth, each, strategy], MEASURES[value]) for each in summed)
+                        for strategy in ("preserve", base)
+                    )
+                    result[name][f"{label}, {depth}"] = round(ours / theirs - 1, 4)
+    return result

@@ -1,0 +1,228 @@
+"""What the length model that is shipped is worth: its own file, on prompts and conversations that it was not fitted to.
+
+Predictions are taken raw, put right online by the class that the live service uses, and beside a moving histogram of what
+the tenant's requests by that model came to. On conversations (`sharegpt_eval`: every answer of the assistant, its prompt is
+all turns before it) also what shortest-first gains by them in our simulator, as a share of what it gains when lengths are
+known.
+"""
+
+import gzip
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from controlplane.experiments.foreseen_demand import Told
+from controlplane.experiments.length_models import TEST_PROMPTS, thinned
+from controlplane.experiments.ssjf import BATCH, CONTEXT, cluster
+from forecasting.lengths import LengthQuery, Sample, Student, bundled
+from forecasting.lengths.models.baselines import TenantHistogram
+from forecasting.lengths.service.online import Online
+from forecasting.lengths.service.prior import OUTPUT_TOKENS
+from forecasting.lengths.text.conversation import read_turns
+from forecasting.lengths.training.datasets import (
+    FREE,
+    SETS,
+    UNSEEN_SHARE,
+    DataMissing,
+    count_tokens,
+    in_test,
+    normalised,
+    read_sets,
+)
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+
+CONVERSATIONS: Final = "sharegpt_eval/sharegpt_eval.jsonl.gz"
+ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}
+LOAD: Final = 0.8
+REMEMBERED: Final = 1000
+"""Lengths of each (model, tenant) in the histogram."""
+WAYS: Final = ("raw", "calibrated", "histogram")
+Values = NDArray[np.float64]
+
+
+class MovingHistogram:
+    """`TenantHistogram`, fitted anew before each answer to what came before; all together while a group is unknown."""
+
+    def __init__(self) -> None:
+        self._model = TenantHistogram()
+        self._lengths: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def predict(self, query: LengthQuery) -> float:
+        lengths = self._lengths.get(self._model.group(query)) or self._lengths.get("")
+        return float(self._model.answer(list(lengths))[0]) if lengths else OUTPUT_TOKENS
+
+    def learn(self, query: LengthQuery, real: int) -> None:
+        for group in (self._model.group(query), ""):
+            self._lengths[group].append(real)
+
+
+def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str, Values]:
+    """What each of `WAYS` says, one after the other; of each group all is predicted before any of it is learned."""
+    online, histogram = Online(student), MovingHistogram()
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for group in groups:
+        waiting = []
+        for sample in group:
+            tokens, quantiles = student.predict_one(sample.query)
+            righted = online.right(sample.query, tokens, quantiles.tolist())
+            for way, value in zip(WAYS, (tokens, righted.tokens, histogram.predict(sample.query)), strict=True):
+                found[way].append(value)
+            waiting.append((sample, righted))
+        for sample, righted in waiting:
+            online.learn(sample.query, righted, sample.output_tokens)
+            histogram.learn(sample.query, sample.output_tokens)
+    return {way: np.array(values) for way, values in found.items()}
+
+
+def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
+    """{"unseen", "conversations"}: measures of each, or {"skipped": why}. *options*: data, seed."""
+    folder, seed, student = Path(options["data"]), int(options["seed"]), bundled()
+    told("shipped length model", 0, 2)
+    unseen = _unseen(student, folder, seed)
+    told("shipped length model", 1, 2)
+    conversations = _conversations(student, folder, seed)
+    told("shipped length model", 2, 2)
+    return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
+
+
+def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
+    """On prompts that the bundled student has not seen: of the free sets those kept from it, of the others the test part."""
+    try:
+        split = read_sets(folder)
+    except DataMissing as missing:
+        return {"skipped": str(missing)}
+    kept = [each for each in split.test if each.query.tenant not in FREE or in_test(each.query.text, UNSEEN_SHARE)]
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in thinned(kept, TEST_PROMPTS, seed):
+        groups[normalised(sample.query.text)].append(sample)
+    order = np.random.default_rng(seed).permutation(len(groups))
+    drawn = [list(groups.values())[place] for place in order]
+    samples = [sample for group in drawn for sample in group]
+    said = predicted(student, drawn)
+    tenants = np.array([sample.query.tenant for sample in samples])
+    sets = {name: tenants == name for name in SETS if (tenants == name).any()}
+    return {
+        "prompts": len(drawn),
+        "samples": len(samples),
+        "rows": {way: _errors(values, samples) for way, values in said.items()},
+        "mae_by_set": {
+            name: {way: _errors(values, samples, mine)["mae"] for way, values in said.items()}
+            for name, mine in sets.items()
+        },
+    }
+
+
+def _errors(values: Values, samples: Sequence[Sample], mine: Any = slice(None)) -> dict[str, float]:
+    """MAE in tokens, and the median of predicted over real lengths."""
+    real = np.array([sample.output_tokens for sample in samples], float)[mine]
+    said = values[mine]
+    return {"mae": float(np.abs(said - real).mean()), "median_ratio": float(np.median(said / real))}
+
+
+def read_conversations(file: Path) -> Iterator[list[Sample]]:
+    """The answers of each conversation, in its order. Raises DataMissing."""
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield list(_answers(json.loads(line)["conversations"]))
+    except FileNotFoundError as error:
+        raise DataMissing(f"{file} is not there.") from error
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise DataMissing(f"{file} cannot be read: {error}") from error
+
+
+def _answers(turns: Sequence[dict[str, str]]) -> Iterator[Sample]:
+    before: list[tuple[str, str]] = []
+    tokens = 0
+    for turn in turns:
+        counted = count_tokens(turn["value"])
+        if turn["from"] == "gpt" and before and counted:
+            text, conversation = read_turns(before, before[0][1])
+            query = LengthQuery(
+                text, tokens, model="chatgpt", tenant="sharegpt", turns=len(before), conversation=conversation
+            )
+            yield Sample(query, counted)
+        before.append((ASSISTANT.get(turn["from"], "user"), turn["value"]))
+        tokens += counted
+
+
+def _conversations(student: Student, folder: Path, seed: int) -> dict[str, Any]:
+    try:
+        whole = list(read_conversations(folder / CONVERSATIONS))
+    except DataMissing as missing:
+        return {"skipped": str(missing)}
+    order = np.random.default_rng(seed).permutation(len(whole))
+    samples = [sample for place in order for sample in whole[place]]
+    said = predicted(student, [[sample] for sample in samples])
+    jct_s = _job_completion(samples, said, seed)
+    most = jct_s["fcfs"] - jct_s["known"]
+    rows = {
+        way: {**_errors(values, samples), "gain_share": (jct_s["fcfs"] - jct_s[way]) / most}
+        for way, values in said.items()
+    }
+    return {"conversations": len(whole), "answers": len(samples), "load": LOAD, "jct_mean_s": jct_s, "rows": rows}
+
+
+def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: int) -> dict[str, float]:
+    """Mean job completion time by arrival, shortest first by what each way said, and with the lengths known."""
+    output = np.array([sample.output_tokens for sample in samples], np.int64)
+    prompt = np.minimum(
+        np.array([max(1, sample.query.prompt_tokens) for sample in samples], np.int64), CONTEXT - output
+    )
+
+    def run(arrival_s: Values, ordering: str, values: Values) -> Values:
+        lengths = np.maximum(np.rint(values), 1).astype(np.int64)
+        requests = make_requests(arrival_s, prompt, output, predicted_tokens=lengths)
+        outcomes = Simulation(cluster("continuous", BATCH, ordering, 0.0), requests).run().outcomes
+        return np.asarray(outcomes["e2e_s"], float)
+
+    at_once = run(np.zeros(len(samples)), "fcfs", output)
+    capacity_per_s = len(samples) / at_once.max()
+    gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(samples))
+    arrival_s = np.cumsum(gaps) / (LOAD * capacity_per_s)
+    found = {"fcfs": run(arrival_s, "fcfs", output), "known": run(arrival_s, "sjf", output)}
+    found |= {way: run(arrival_s, "shortest", values) for way, values in said.items()}
+    return {name: float(times.mean()) for name, times in found.items()}
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Print what `measure` gave."""
+    unseen, conversations = result["unseen"], result["conversations"]
+    if "skipped" in unseen:
+        console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
+    else:
+        table = Table(
+            title=f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
+        )
+        for head in ("", "MAE", "median ratio", *unseen["mae_by_set"]):
+            table.add_column(head, justify="right" if head else "left")
+        for way, row in unseen["rows"].items():
+            by_set = (f"{each[way]:.1f}" for each in unseen["mae_by_set"].values())
+            table.add_row(way, f"{row['mae']:.1f}", f"{row['median_ratio']:.2f}", *by_set)
+        console.print(table)
+    if "skipped" in conversations:
+        console.print(f"Conversations: skipped. {conversations['skipped']}")
+        return
+    table = Table(title=f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations")
+    for head in ("", "MAE", "median ratio", f"mean JCT at load {LOAD:g} (s)", "share of the possible gain"):
+        table.add_column(head, justify="right" if head else "left")
+    jct_s = conversations["jct_mean_s"]
+    table.add_row("by arrival", "", "", f"{jct_s['fcfs']:,.1f}", "0 %")
+    for way, row in conversations["rows"].items():
+        figures = (
+            f"{row['mae']:.1f}",
+            f"{row['median_ratio']:.2f}",
+            f"{jct_s[way]:,.1f}",
+            f"{100 * row['gain_share']:.0f} %",
+        )
+        table.add_row(way, *figures)
+    table.add_row("lengths known", "", "", f"{jct_s['known']:,.1f}", "100 %")
+    console.print(table)

@@ -1,0 +1,381 @@
+"""SSJF's evaluation (sections 4.2 and 4.3): mean job completion time and throughput by ordering, in our simulator.
+
+Outputs and what was predicted of them are real: Vicuna-13B's answers in LMSYS-Chat-1M, and the class that the paper's own
+BERT gave each (`proxy_lengths`, published with its code). Half of the rows say what a class means in tokens, the requests
+are drawn from the other half. Prompts, rounds and gaps are drawn, or gaps come from a trace.
+
+Two things differ from the published simulator on purpose: throughput is that of the whole run, from the first arrival to
+the last token, and every ordering has the same batching rules.
+"""
+
+import csv
+import gzip
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from controlplane.experiments.foreseen_demand import Told
+from controlplane.experiments.measured import rounded
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import STRETCH
+from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.traces import load_trace
+
+LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"
+TRACES: Final = {
+    "azure conversation": ("azure_llm_2023/AzureLLMInferenceTrace_conv.csv", "azure"),
+    "azure code": ("azure_llm_2023/AzureLLMInferenceTrace_code.csv", "azure"),
+    "mooncake": ("mooncake/conversation_trace.jsonl", "mooncake"),
+}
+
+ORDERINGS: Final = ("fcfs", "ssjf", "shortest", "sjf")
+"""`shortest` is the paper's SSJF, `ssjf` ours, which ages, and `sjf` the oracle."""
+MODES: Final = ("none", "dynamic", "continuous")
+BATCH: Final = 4
+WAIT_S: Final = 0.1
+LOADS: Final = (0.5, 0.7, 0.9, 1.0, 1.2)
+CVS: Final = (1.0, 2.0, 4.0, 8.0)
+BATCHES: Final = (1, 2, 4, 8, 16, 32)
+ROUNDS: Final = (1, 2, 3, 4, 5)
+STRETCHES: Final = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+USUAL_LOAD, USUAL_CV = 0.9, 2.0
+PROFILE: Final = Profile(0.012, 0.008, 3e-5, 0.0, 4.4e-3, 5e-5, 1e-7)
+"""OPT-2.7B on a V100: 2351 ms for 512 tokens (Table 1); what batching adds to a step is ours to set."""
+PROMPT_MEDIAN, PROMPT_SIGMA, PROMPT_MOST = 35.0, 1.1, 600
+"""Prompts of LMSYS-Chat-1M have 69.5 tokens on average (its section 3)."""
+CONTEXT: Final = 8192
+LONGEST: Final = 511
+"""Output tokens: the published table ends there, so for the student the longer answers are left out too."""
+STUDENT: Final = "student"
+
+PAPER: Final = {
+    "jct_reduction": {
+        "rate": {"none": (0.345, 0.437), "dynamic": (0.396, 0.582), "continuous": (0.332, 0.430)},
+        "burstiness": {"none": (0.305, 0.376), "dynamic": (0.390, 0.529), "continuous": (0.350, 0.415)},
+        "rounds": {"continuous": (0.331, None)},
+    },
+    "throughput_factor": {
+        "rate": {"none": (3.6, 4.7), "dynamic": (3.0, 4.1), "continuous": (2.8, 3.2)},
+        "burstiness": {"none": (2.6, 3.4), "dynamic": (2.6, 3.8), "continuous": (2.2, 2.7)},
+        "rounds": {"continuous": (1.67, None)},
+    },
+}
+"""Of SSJF and of the oracle, by what varies and by mode of batching (section 4.2); of rounds that of the fifth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run. Throughputs are requests a second."""
+
+    varied: str
+    mode: str
+    value: float | str
+    ordering: str
+    stretch: float
+    jct_mean_s: float
+    jct_p50_s: float
+    jct_p99_s: float
+    wait_most_s: float
+    throughput: float
+    """Over the whole run: all requests by the time from the first arrival to the last token."""
+    throughput_arriving: float
+    """Requests that ended before the last one came, by the time that they came in."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return rounded(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Real outputs and what a predictor of classes makes of them, in tokens."""
+
+    output: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+
+
+def read_lengths(folder: Path) -> Lengths:
+    """The half of the published rows that requests are drawn from. ValueError says which file is missing or wrong."""
+    file = folder / LENGTHS
+    try:
+        with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
+            rows = [(int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(text)]
+    except (OSError, EOFError) as error:
+        raise ValueError(
+            f"--data: {file} cannot be read ({getattr(error, 'strerror', None) or error}). Give the folder that has"
+            " proxy_lengths, of github.com/James-QiuHaoran/LLM-serving-with-proxy-models; docs/ordering.md says more."
+        ) from error
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"--data: {file} is not the table of real and predicted lengths: {error}") from error
+    if len(rows) < 2:
+        raise ValueError(
+            f"--data: {file} has {len(rows)} rows; half of them say what classes mean, half are drawn from"
+        )
+    output, given = np.array(rows, np.int64).reshape(-1, 2).T
+    fitted, drawn = slice(0, None, 2), slice(1, None, 2)
+    means = {int(each): output[fitted][given[fitted] == each].mean() for each in np.unique(given[fitted])}
+    predicted = np.array([round(means[int(each)]) for each in given[drawn]], np.int64)
+    return Lengths(output[drawn], predicted)
+
+
+def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
+    """Every run: {"rows", "found", "reported", ...}; `scale` times 4,000 requests each. ValueError as `read_lengths`."""
+    folder, seed = Path(options["data"]), int(options["seed"])
+    lengths = read_lengths(folder)
+    count = max(50, round(4000 * options["scale"]))
+    capacity: dict[tuple[str, int, int, bool], float] = {}
+    rows: list[Row] = []
+    plans = list(_plans(folder))
+    students = student_lengths(folder)
+    if students is not None:
+        plans.append(("predictor", "continuous", STUDENT, BATCH, USUAL_LOAD, USUAL_CV, 1, None))
+    for done, (varied, mode, value, batch, load, cv, rounds, trace) in enumerate(plans):
+        told("ssjf", done, len(plans))
+        said = students if value == STUDENT and students is not None else lengths
+        jobs = draw_jobs(said, count, seed, rounds)
+        key = (mode, batch, rounds, said is students)
+        if key not in capacity:
+            capacity[key] = _capacity(jobs, mode, batch)
+        gaps = _gaps(count, seed, cv) if trace is None else _trace_gaps(trace, count)
+        arrival_s = np.cumsum(gaps) / (load * capacity[key])
+        requests = make_requests(arrival_s, jobs[0], jobs[1], predicted_tokens=jobs[2])
+        chosen = [("ssjf", value)] if varied == "stretch" else [(ordering, STRETCH) for ordering in ORDERINGS]
+        if varied == "stretch" and value == STRETCHES[0]:
+            chosen += [("shortest", STRETCH), ("sjf", STRETCH)]
+        for ordering, stretch in chosen:
+            rows.append(_row(requests, varied, mode, value, batch, ordering, float(stretch)))
+    told("ssjf", len(plans), len(plans))
+    return {
+        "paper": "ssjf",
+        "seed": seed,
+        "requests": count,
+        "stretch": STRETCH,
+        "mean_output_tokens": round(float(lengths.output.mean()), 1),
+        "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
+        "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
+                           for (mode, batch, rounds, student), value in capacity.items() if not student},
+        "rows": [row.as_dict() for row in rows],
+        "found": found(rows),
+        "reported": PAPER,
+    }  # fmt: skip
+
+
+def student_lengths(folder: Path) -> Lengths | None:
+    """Answers to prompts that our bundled student has not seen, and what it says of them; None without those sets."""
+    from forecasting.lengths import bundled
+    from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, DataMissing, read_sets
+
+    try:
+        samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
+    except DataMissing:
+        return None
+    said = bundled().predict([sample.query for sample in samples]).tokens
+    output = np.array([sample.output_tokens for sample in samples], np.int64)
+    return Lengths(output, np.maximum(np.rint(said), 1).astype(np.int64))
+
+
+Plan = tuple[str, str, float | str, int, float, float, int, tuple[Path, str] | None]
+
+
+def _plans(folder: Path) -> Iterable[Plan]:
+    """(what varies, mode, its value, batch size, load, CV of gaps, conversation round, trace of arrivals)."""
+    for mode in MODES:
+        batch = 1 if mode == "none" else BATCH
+        for load in LOADS:
+            yield "rate", mode, load, batch, load, 1.0, 1, None
+        for cv in CVS:
+            yield "burstiness", mode, cv, batch, USUAL_LOAD, cv, 1, None
+        for name, (file, kind) in TRACES.items():
+            if (folder / file).exists():
+                yield "trace", mode, name, batch, USUAL_LOAD, 0.0, 1, (folder / file, kind)
+        if mode != "none":
+            for size in BATCHES:
+                yield "batch", mode, size, size, USUAL_LOAD, USUAL_CV, 1, None
+        for turn in ROUNDS:
+            yield "rounds", mode, turn, batch, USUAL_LOAD, USUAL_CV, turn, None
+    yield "predictor", "continuous", "BERT", BATCH, USUAL_LOAD, USUAL_CV, 1, None
+    for stretch in STRETCHES:
+        yield "stretch", "continuous", stretch, BATCH, USUAL_LOAD, USUAL_CV, 1, None
+
+
+def draw_jobs(
+    lengths: Lengths, count: int, seed: int, rounds: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(prompt, output, predicted tokens) of *count* requests of the given conversation round.
+
+    A round's prompt is everything before it, prompts and answers. (How well a round is predicted, the published rows
+    do not say; the paper has 0.619 in the first and 0.60 at worst.)
+    """
+    random = np.random.default_rng([seed, 1, rounds])
+    at = random.integers(0, lengths.output.size, (rounds, count))
+    asked = np.exp(np.log(PROMPT_MEDIAN) + PROMPT_SIGMA * random.standard_normal((rounds, count)))
+    asked = np.clip(np.rint(asked), 1, PROMPT_MOST).astype(np.int64)
+    prompt = asked.sum(axis=0) + lengths.output[at[:-1]].sum(axis=0)
+    return prompt, lengths.output[at[-1]], lengths.predicted[at[-1]]
+
+
+def _gaps(count: int, seed: int, cv: float) -> NDArray[np.float64]:
+    """Gaps with a mean of 1, gamma with this coefficient of variation."""
+    random = np.random.default_rng([seed, 2])
+    return random.gamma(1 / cv**2, cv**2, count)
+
+
+def _trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
+    """The first gaps of a trace, by their mean."""
+    arrival_s = load_trace(*trace, seed=0, limit=count + 1).arrival_s
+    gaps = np.diff(arrival_s)
+    gaps = np.resize(gaps, count) if gaps.size else np.ones(count)
+    return gaps / gaps.mean()
+
+
+def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
+    engine = EngineConfig(
+        max_num_seqs=batch,
+        max_num_batched_tokens=CONTEXT,
+        block_size_tokens=16,
+        kv_blocks=batch * CONTEXT // 16,
+        policy="fcfs",
+        max_model_len=CONTEXT,
+        profile=PROFILE,
+    )
+    batching = {
+        "none": Batching("none"),
+        "dynamic": Batching("dynamic", batch, WAIT_S),
+        "continuous": Batching(),
+    }[mode]
+    return Cluster([InstanceSpec("m", "here", engine)], ordering=ordering, ordering_stretch=stretch, batching=batching)
+
+
+def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> float:
+    """Requests a second that are served by arrival when all are there at once: what rates are measured by."""
+    prompt, output, predicted = jobs
+    requests = make_requests(np.zeros(prompt.size), prompt, output, predicted_tokens=predicted)
+    outcomes = Simulation(cluster(mode, batch, "fcfs", 0.0), requests).run().outcomes
+    return float(prompt.size / outcomes["e2e_s"].max())
+
+
+def _row(
+    requests: Requests, varied: str, mode: str, value: float | str, batch: int, ordering: str, stretch: float
+) -> Row:
+    outcomes = Simulation(cluster(mode, batch, ordering, stretch), requests).run().outcomes
+    jct_s, ended_s = outcomes["e2e_s"], requests.arrival_s + outcomes["e2e_s"]
+    first_s, last_s = float(requests.arrival_s[0]), float(requests.arrival_s[-1])
+    p50, p99 = np.percentile(jct_s, [50, 99])
+    return Row(
+        varied=varied,
+        mode=mode,
+        value=value,
+        ordering=ordering,
+        stretch=stretch,
+        jct_mean_s=float(jct_s.mean()),
+        jct_p50_s=float(p50),
+        jct_p99_s=float(p99),
+        wait_most_s=float(outcomes["queue_s"].max()),
+        throughput=float(jct_s.size / (ended_s.max() - first_s)),
+        throughput_arriving=float(np.count_nonzero(ended_s <= last_s) / (last_s - first_s)),
+    )
+
+
+def found(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """{what varies: {mode: {ordering: against FCFS, the mean over its values and the best of them}}}.
+
+    JCT as a reduction, throughputs as factors.
+    """
+    by_arrival = {(row.varied, row.mode, row.value): row for row in rows if row.ordering == "fcfs"}
+    gathered: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
+    for row in rows:
+        before = by_arrival.get((row.varied, row.mode, row.value))
+        if before is None or row.ordering == "fcfs":
+            continue
+        gathered.setdefault((row.varied, row.mode, row.ordering), []).append(
+            (
+                1 - row.jct_mean_s / before.jct_mean_s,
+                row.throughput / before.throughput,
+                row.throughput_arriving / max(before.throughput_arriving, 1e-9),
+            )
+        )
+    told: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for (varied, mode, ordering), values in gathered.items():
+        reductions, whole, arriving = np.array(values).T
+        told.setdefault(varied, {}).setdefault(mode, {})[ordering] = rounded(
+            {
+                "jct_reduction": float(reductions.mean()),
+                "jct_reduction_most": float(reductions.max()),
+                "throughput_factor": float(whole.mean()),
+                "throughput_factor_most": float(whole.max()),
+                "throughput_arriving_factor_most": float(arriving.max()),
+            }
+        )
+    return told
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """The result of `measure` as tables."""
+    console.print(
+        f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
+        f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
+    )
+    table = Table(title="Mean job completion time against FCFS, and throughput of the whole run")
+    for head in ("Varied", "Batching"):
+        table.add_column(head)
+    for head in ("value", "FCFS (s)", "ssjf", "shortest", "sjf", "FCFS (1/s)", "ssjf", "sjf", "p99 ssjf / FCFS"):
+        table.add_column(head, justify="right")
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
+    for (varied, mode, value), by in groups.items():
+        if varied == "stretch":
+            continue
+        fcfs = by["fcfs"]
+        table.add_row(
+            varied,
+            mode,
+            f"{value}",
+            f"{fcfs['jct_mean_s']:,.2f}",
+            *(f"{100 * (by[name]['jct_mean_s'] / fcfs['jct_mean_s'] - 1):+.1f} %" for name in ORDERINGS[1:]),
+            f"{fcfs['throughput']:.2f}",
+            *(f"x {by[name]['throughput'] / fcfs['throughput']:.2f}" for name in ("ssjf", "sjf")),
+            f"{by['ssjf']['jct_p99_s'] / fcfs['jct_p99_s']:.2f}",
+        )
+    console.print(table)
+    table = Table(title="Aging: ssjf by its stretch, continuous batching")
+    for head in ("stretch", "mean JCT (s)", "p50", "p99", "longest wait"):
+        table.add_column(head, justify="right")
+    for row in result["rows"]:
+        if row["varied"] == "stretch":
+            name = f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"]
+            values = (row[each] for each in ("jct_mean_s", "jct_p50_s", "jct_p99_s", "wait_most_s"))
+            table.add_row(name, *(f"{value:,.2f}" for value in values))
+    console.print(table)
+    table = Table(title="Against FCFS: ours over all values, and what the paper says")
+    for head in ("Varied", "Batching", "JCT ssjf", "paper", "JCT sjf", "paper", "throughput ssjf", "arriving", "paper"):
+        table.add_column(head, justify="left" if head in ("Varied", "Batching") else "right")
+    for varied, modes in result["found"].items():
+        if varied == "predictor":
+            continue  # two sets of lengths, which the first table has line by line
+        for mode, by in modes.items():
+            paper = {name: PAPER[name].get(varied, {}).get(mode, (None, None)) for name in PAPER}
+            table.add_row(
+                varied,
+                mode,
+                f"-{100 * by['ssjf']['jct_reduction']:.1f} %",
+                _less(paper["jct_reduction"][0]),
+                f"-{100 * by['sjf']['jct_reduction']:.1f} %",
+                _less(paper["jct_reduction"][1]),
+                f"x {by['ssjf']['throughput_factor']:.2f}",
+                f"x {by['ssjf']['throughput_arriving_factor_most']:.2f}",
+                "-" if paper["throughput_factor"][0] is None else f"x {paper['throughput_factor'][0]:g}",
+            )
+    console.print(table)
+
+
+def _less(value: float | None) -> str:
+    return "-" if value is None else f"-{100 * value:.1f} %"

@@ -1,0 +1,1 @@
+"""The last hours of the ledger under each strategy."""

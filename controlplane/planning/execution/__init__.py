@@ -1,0 +1,1 @@
+"""Carrying plans and strategies out: instances are started, drained and stopped."""

@@ -1,0 +1,154 @@
+"""Strategies between plans: each automatic model's strategy looks at live load and the plan in force, and moves instances.
+
+What a strategy remembers from tick to tick is in its policy's row, so that any worker can run any tick. The row is locked
+for the tick: two workers never run the same strategy side by side.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+
+from controlplane.dispatch.floor import as_inputs
+from controlplane.planning import selectors
+from controlplane.planning.execution import executor, live_views, plan_rollout, strategies
+from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+
+if TYPE_CHECKING:
+    from scheduling.scaling import Advice, EndpointView
+
+logger = logging.getLogger(__name__)
+TICKED = "ticked at"
+"""Where in the memory of a policy the time of its last tick is; strategies use names of endpoints."""
+MISSED_TICKS = 3
+"""After so many, the gateway takes the strategies for dead and its floor scales alone."""
+AS_SPOT = ", lent out as spot once drained"
+
+
+def run_strategies(now: datetime) -> list[ScalingMove]:
+    """One look by every automatic strategy whose tick has come; the moves that were made.
+
+    A strategy that raises costs its own model the tick; its floor takes over, since it is not said to be alive.
+    """
+    keys = list(ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).values_list("pk", flat=True))
+    load = live_views.read() if keys else None
+    if load is None:
+        return []
+    made: list[ScalingMove] = []
+    alive: list[str] = []
+    longest_s = settings.STRATEGY_EVERY_S
+    for key in keys:
+        try:
+            model, moves, tick_s = _tick(key, load, now)
+        except Exception:
+            logger.exception("planning: the strategy of policy %s failed", key)
+            continue
+        alive.append(model)
+        longest_s = max(longest_s, tick_s)
+        made += moves
+    live_views.say_alive(alive, MISSED_TICKS * longest_s + 5.0)
+    return made
+
+
+@transaction.atomic
+def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[ScalingMove], float]:
+    """One policy's tick: its model, what was moved, and the time between two ticks in seconds."""
+    policy = ScalingPolicy.objects.select_for_update(of=("self",)).select_related("model").get(pk=key)
+    model, now_s = policy.model.name, now.timestamp()
+    memory = dict(policy.memory)
+    ticked_s = memory.pop(TICKED, -math.inf)
+    strategy = strategies.make(policy.strategy, policy.parameters, memory)
+    # Beat comes every STRATEGY_EVERY_S, never to the millisecond: half of that early is on time.
+    if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - settings.STRATEGY_EVERY_S / 2:
+        return model, [], strategy.tick_s
+    views = live_views.views(model, load, now)
+    plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
+    if plan is not None:
+        plan_rollout.mark_if_reached(plan, {view.region: view.instances for view in views}, now)
+    advised = [advice(plan, view.region, now) if plan else None for view in views]
+    made = []
+    decided = list(strategy.decide(now_s, views, advised))
+    if decided:
+        executor.lock(model)
+    for wanted in decided:
+        view = views[wanted.endpoint]
+        made += _carry_out(policy, plan, view, advised[wanted.endpoint], wanted.delta, wanted.reason, load)
+    memory = {name: value for name, value in strategy.memory.items() if math.isfinite(value)}
+    ScalingPolicy.objects.filter(pk=policy.pk).update(memory=memory | {TICKED: now_s})
+    return model, made, strategy.tick_s
+
+
+def _carry_out(
+    policy: ScalingPolicy,
+    plan: ScalingPlan | None,
+    view: "EndpointView",
+    advised: "Advice | None",
+    delta: int,
+    reason: str,
+    load: live_views.Load,
+) -> list[ScalingMove]:
+    inputs: dict[str, Any] = {"view": as_inputs(view)}
+    if advised is not None:
+        inputs["advice"] = {name: getattr(advised, name) for name in advised.__dataclass_fields__}
+    # Live, what is let go is stopped once drained; nobody borrows it.
+    why = executor.Why(MoveSource.STRATEGY, policy.strategy, reason.replace(AS_SPOT, ""), inputs, plan)
+    made = []
+    for _ in range(abs(delta)):
+        step = 1 if delta > 0 else -1
+        options: dict[str, Any] = {"load": load.running} if step < 0 else {}
+        move = None
+        # Where the plan says on which GPUs, these come first.
+        for gpu_type in gpu_types(plan, view.region, step):
+            try:
+                move = (executor.add if step > 0 else executor.remove)(
+                    view.model, view.region, why, gpu_type=gpu_type, **options
+                )
+                break
+            except executor.Refused:
+                continue
+        move = move or executor.attempt(step, view.model, view.region, why, **options)
+        if move is None:
+            break
+        made.append(move)
+    return made
+
+
+def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
+    """What *plan* says of its model in *region*; None if it says nothing."""
+    from scheduling.scaling import Advice, soon_of
+
+    rows = [row for row in plan.targets if row["region"] == region]
+    if not rows:
+        return None
+    target = sum(row["target"] for row in rows)
+    windows: Sequence[float] = plan.inputs.get("demand_tokens_per_s", {}).get(region, [])
+    served = sum(row["target"] * row.get("capability_tokens_per_s", 0.0) for row in rows)
+    some = max((row.get("capability_tokens_per_s", 0.0) for row in rows), default=0.0)
+    soon = None
+    if windows and "start_at" in plan.inputs:
+        passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
+        soon_windows = plan.inputs.get("soon_tokens_per_s", {}).get(region, [])
+        soon = soon_of(target, windows, plan.inputs["window_s"], passed_s, soon_windows)
+    return Advice(
+        target_instances=target,
+        forecast_tokens_per_s=float(max(windows, default=0.0)),
+        made_at_s=plan.made_at.timestamp(),
+        valid_until_s=plan.valid_until.timestamp(),
+        tokens_per_s_per_instance=served / target if target else some,
+        soon_instances=soon,
+        next_plan_s=plan.made_at.timestamp() + settings.PLAN_EVERY_S,
+    )
+
+
+def gpu_types(plan: ScalingPlan | None, region: str, step: int) -> list[str]:
+    """GPU types of *region* on which *plan* wants more (*step* 1) or fewer (-1) than there were, most wanted first."""
+    if plan is None:
+        return []
+    here = [row for row in plan.targets if row["region"] == region]
+    wanted = [row for row in here if (row["target"] - row["present"]) * step > 0]
+    wanted.sort(key=lambda row: (row["present"] - row["target"]) * step)
+    return [row["gpu_type"] for row in wanted] if len(here) > 1 else []

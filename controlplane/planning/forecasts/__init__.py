@@ -1,0 +1,1 @@
+"""Demand as series, and its forecasts as rows."""

@@ -1,0 +1,268 @@
+"""Forecasts of every endpoint's demand, made from the ledger's minute rows and kept as rows.
+
+What a forecaster has learned is kept in the state folder, one file a series, so that it is fitted rarely and otherwise
+only told what is new. Losing those files costs a fit. Plans are made from the series of all SLO classes together; those of
+single classes are for who looks.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+from controlplane.planning.forecasts import demand
+from controlplane.planning.json_values import plain
+from controlplane.planning.models import Forecast, Quantity
+
+if TYPE_CHECKING:
+    from forecasting.workload import Fallback
+    from forecasting.workload import Forecast as Predicted
+
+logger = logging.getLogger(__name__)
+
+LEAST_WINDOWS = 2
+"""With fewer there is nothing to forecast from; plans go by the last minutes."""
+GROWN = 1.5
+"""A forecaster that was fitted on few windows is fitted anew when there are so many times as many."""
+CLASSES_SHARE = 0.1
+"""How much of the time between forecasts those of single classes may take: plans do without them, and come after them."""
+REFITS_SHARE = 0.5
+"""How much of the time between forecasts may go by before a forecaster is fitted again; others wait for the next round."""
+FAILED_KIND = "planning.forecaster_failed"
+SAY_AGAIN = timedelta(minutes=15)
+"""That forecasters fail is an event once in this time."""
+
+
+def make_forecasts(now: datetime) -> list[Forecast]:
+    """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
+
+    Series are of all SLO classes together, whose rows are stored first, and of each class with demand. Where a forecaster
+    fails, a simpler one stands in, and the row's note says so; a series for which none is left costs that series alone.
+    Raises what the first of them raised when no series has a forecast.
+    """
+    window_s = settings.FORECAST_WINDOW_S
+    until = demand.last_complete(now, window_s)
+    known = demand.read(until - timedelta(days=settings.FORECAST_HISTORY_DAYS), until, window_s)
+    if known.known < LEAST_WINDOWS:
+        return []
+    making = _Making(known)
+    every = {}
+    for endpoint in demand.endpoints():
+        for quantity in Quantity:
+            if predicted := making.predicted((endpoint, quantity, "")):
+                every[endpoint, quantity] = predicted
+    rows = Forecast.objects.bulk_create([_row((*key, ""), predicted, now) for key, predicted in every.items()])
+    rows += Forecast.objects.bulk_create(_of_classes(making, every, now))
+    making.report(now)
+    return rows
+
+
+def _of_classes(
+    making: "_Making", every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
+) -> list[Forecast]:
+    """Forecasts of single classes, until their time is over: those left come first the next time.
+
+    A class that alone makes up the demand of an endpoint has the forecast of *every* class together.
+    """
+    until_s = time.monotonic() + CLASSES_SHARE * settings.FORECAST_EVERY_S
+    rows, keys, known = [], [], making.known
+    for key in known.by_class():
+        endpoint, quantity, _ = key
+        if not np.array_equal(known.of(*key), known.of(endpoint, quantity), equal_nan=True):
+            keys.append(key)
+        elif predicted := every.get((endpoint, quantity)):
+            rows.append(_row(key, predicted, now))
+    keys.sort(key=lambda key: _kept_s(_file(key, known.window_s)))
+    for place, key in enumerate(keys):
+        if time.monotonic() > until_s:
+            logger.info("planning: %d series of single classes wait for the next forecasts", len(keys) - place)
+            break
+        if predicted := making.predicted(key):
+            rows.append(_row(key, predicted, now))
+    return rows
+
+
+class _Making:
+    """One round of forecasts: what is known of demand, and which forecasters failed."""
+
+    def __init__(self, known: demand.Demand) -> None:
+        self.known = known
+        self.refit_until_s = time.monotonic() + REFITS_SHARE * settings.FORECAST_EVERY_S
+        self.stood_in: dict[str, Exception] = {}
+        """What the forecaster raised, by the name of a series that a simpler one forecasts since."""
+        self.without: dict[str, Exception] = {}
+        """The same of a series that has no forecast."""
+
+    def predicted(self, key: demand.Key) -> "Predicted | None":
+        """The next windows of one series; None if its forecaster failed, and all simpler ones."""
+        try:
+            learner = _Learner(key, self.known, self.refit_until_s)
+            made = learner.predict(settings.FORECAST_WINDOWS)
+        except ImproperlyConfigured:
+            raise
+        except Exception as error:
+            self.without[_name(key)] = error
+            return None
+        if learner.error is not None:
+            self.stood_in[_name(key)] = learner.error
+        return made
+
+    def report(self, now: datetime) -> None:
+        """Say once for all series what failed: an event and a traceback, and a line while the event is young."""
+        failed = self.without or self.stood_in
+        if not failed:
+            return
+        series, error = next(iter(failed.items()))
+        what = "have no forecast" if self.without else "are forecast by a simpler forecaster"
+        text = f"{len(failed)} series {what}. {series}: {type(error).__name__}: {error}"[:500]
+        said = Event.objects.filter(kind=FAILED_KIND, at__gt=now - SAY_AGAIN).exists()
+        logger.warning("planning: %s", text, exc_info=None if said else error)
+        if not said:
+            severity = Severity.CRITICAL if self.without else Severity.WARNING
+            record(FAILED_KIND, actor="planner", reason=text, inputs={"series": sorted(failed)}, severity=severity)
+        if self.without and not Forecast.objects.filter(made_at=now).exists():
+            raise error
+
+
+def forecaster_name() -> str:
+    """The forecaster in use. Raises ImproperlyConfigured if the setting names one that does not exist."""
+    from forecasting.workload import BEST, FORECASTERS
+
+    name = settings.FORECASTER or BEST
+    if name not in FORECASTERS:
+        raise ImproperlyConfigured(f"PILOTHOUSE_FORECASTER: there is no {name!r}; there are {', '.join(FORECASTERS)}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """When and on how many known windows a forecaster was fitted."""
+
+    at_s: float
+    windows: int
+    failed: Sequence[str] = ()
+    """What failed before the forecaster that is kept, in words."""
+
+
+class _Learner:
+    """The forecaster of one series, with its file."""
+
+    def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf) -> None:
+        from forecasting.workload import Series
+
+        self.name = forecaster_name()
+        self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
+        self.file = _file(key, known.window_s)
+        self.note = self.file.with_suffix(".json")
+        self.refit_until_s = refit_until_s
+        self.error: Exception | None = None
+        """What a forecaster raised, so that a simpler one stands in from now on."""
+
+    def predict(self, horizon: int) -> "Predicted":
+        found = self._loaded()
+        if found is None:
+            found = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
+            found[0].fit(self.series)
+            self._keep(*found)
+        forecaster, fitted = found
+        failed = len(forecaster.failed)
+        predicted = forecaster.predict(horizon)
+        if len(forecaster.failed) > failed:
+            self._keep(forecaster, fitted)
+        self.error = forecaster.error
+        return predicted
+
+    def _new(self) -> "Fallback":
+        from forecasting.workload import FORECASTERS, Fallback
+
+        return Fallback(FORECASTERS[self.name]())
+
+    def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
+        """The forecaster of the last time, told what came since; None if it is to be fitted."""
+        from forecasting.workload import Fallback, load
+
+        try:
+            fitted = _Fitted(**json.loads(self.note.read_text()))
+            old = datetime.now(UTC).timestamp() - fitted.at_s > settings.FORECAST_REFIT_S
+            grown = self._known_windows() > GROWN * fitted.windows
+            if (old or grown) and time.monotonic() < self.refit_until_s:
+                return None
+            forecaster = Fallback(load(self.file), fitted.failed)
+            knows_until_s = forecaster.predict(1).start_s
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            logger.warning("planning: %s is fitted anew, its file cannot be read: %s", self.series.name, error)
+            return None
+        new = round((self.series.end_s - knows_until_s) / self.series.window_s)
+        if not 0 <= new <= len(self.series):
+            return None
+        if new:
+            forecaster.update(self.series.tokens_per_s[len(self.series) - new :])
+            self._keep(forecaster, fitted)
+        return forecaster, fitted
+
+    def _keep(self, forecaster: "Fallback", fitted: _Fitted) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        forecaster.forecaster.save(self.file)
+        kept = {"at_s": fitted.at_s, "windows": fitted.windows, "failed": forecaster.failed}
+        self.note.write_text(json.dumps(kept))
+
+    def _known_windows(self) -> int:
+        return int(np.count_nonzero(self.series.known))
+
+
+def _name(key: demand.Key) -> str:
+    (model, region), quantity, slo_class = key
+    return " ".join(filter(None, (model, region, quantity, slo_class)))
+
+
+def _file(key: demand.Key, window_s: int) -> Path:
+    digest = hashlib.sha256(f"{_name(key)} {window_s}".encode()).hexdigest()[:20]
+    return Path(settings.STATE_DIR) / "forecasters" / forecaster_name() / f"{digest}.npz"
+
+
+def _kept_s(file: Path) -> float:
+    """When *file* was written last, in seconds since 1970; 0 if it never was."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:
+    (model, region), quantity, slo_class = key
+    bands = {
+        name: plain(np.round(getattr(predicted, name), 3))
+        for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
+    }
+    return Forecast(
+        made_at=now,
+        model=model,
+        region=region,
+        slo_class=slo_class,
+        quantity=quantity,
+        forecaster=predicted.forecaster,
+        window_s=int(predicted.window_s),
+        start_at=datetime.fromtimestamp(predicted.start_s, UTC),
+        note=predicted.note[:255],
+        **bands,
+    )
+
+
+def newest(now: datetime, within: timedelta) -> dict[tuple[str, str, str], Forecast]:
+    """The newest forecast of each (model, region, quantity), all classes together, that was made *within* that time."""
+    rows = Forecast.objects.filter(slo_class="", made_at__gt=now - within, made_at__lte=now).order_by("pk")
+    return {(row.model, row.region, row.quantity): row for row in rows}

@@ -1,0 +1,1 @@
+"""Scaling plans: what they are made from, and making them."""

@@ -1,0 +1,341 @@
+"""What length models on a fine-tuned encoder share: a two-layer head on the first token's state, fitting, and their files.
+
+The head is SSJF's (section 3.1; the names join as in its authors' code): the state through one layer, beside it which model
+serves and for which tenant, then two layers more. Fitting has two phases, as there: encoder and head together on a part of
+the samples, then the head alone, on states that the encoder gives once a prompt. What a phase takes is bounded by `Effort`,
+since a small encoder reads fifty prompts a second on a core.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths.models.spread import Spread
+from forecasting.lengths.models.state import load_model, save_model
+from forecasting.lengths.query import LengthQuery, Predictions, Sample
+from forecasting.lengths.text.encoder import MINILM, Encoder, Told
+from forecasting.lengths.training.scoring import class_edges, classes
+
+Array = NDArray[np.float32]
+Weights = dict[str, Array]
+
+VERSION: Final = 1
+HIDDEN: Final = 128
+HEAD_RATE: Final = 1e-3
+HEAD_BATCH: Final = 64
+SET_ASIDE: Final = 0.1
+"""Of the samples, for the spread of the quantiles."""
+UNSEEN_NAME: Final = 0.1
+"""Chance that a name is hidden in training, so that unknown ones are answered sensibly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much fitting may cost."""
+
+    tuned: int = 1500
+    """Samples of the first phase, in which encoder and head learn."""
+    epochs: int = 1
+    """Rounds over them."""
+    read: int = 3000
+    """Prompts of the second phase, whose states are computed once; all samples with these prompts count."""
+    head_epochs: int = 20
+    most_tokens: int = 96
+    """Read of each prompt."""
+    rate: float = 5e-5
+    """Of the encoder's weights in the first phase."""
+    batch: int = 16
+
+
+class Names:
+    """Which model serves and for which tenant, as ones in a row of zeros."""
+
+    def __init__(self, models: Sequence[str] = (), tenants: Sequence[str] = ()) -> None:
+        self.models, self.tenants = list(models), list(tenants)
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Self:
+        return cls(
+            sorted({sample.query.model for sample in samples}), sorted({sample.query.tenant for sample in samples})
+        )
+
+    def __len__(self) -> int:
+        return len(self.models) + len(self.tenants)
+
+    def rows(self, queries: Sequence[LengthQuery]) -> Array:
+        models = {name: column for column, name in enumerate(self.models)}
+        tenants = {name: column + len(self.models) for column, name in enumerate(self.tenants)}
+        rows: Array = np.zeros((len(queries), len(self)), np.float32)
+        for row, query in zip(rows, queries, strict=True):
+            if query.model in models:
+                row[models[query.model]] = 1.0
+            if query.tenant in tenants:
+                row[tenants[query.tenant]] = 1.0
+        return rows
+
+
+def new_head(width: int, names: int, outputs: int, seed: int) -> Weights:
+    generator = np.random.default_rng(seed)
+
+    def normal(rows: int, columns: int) -> Array:
+        drawn: Array = (np.sqrt(1.0 / rows) * generator.standard_normal((rows, columns))).astype(np.float32)
+        return drawn
+
+    return {
+        "first": normal(width, HIDDEN),
+        "first_bias": np.zeros(HIDDEN, np.float32),
+        "second": normal(HIDDEN + names, HIDDEN),
+        "second_bias": np.zeros(HIDDEN, np.float32),
+        "last": normal(HIDDEN, outputs),
+        "last_bias": np.zeros(outputs, np.float32),
+    }
+
+
+def head_outputs(weights: Weights, states: Array, names: Array) -> Array:
+    """(n, outputs) in NumPy; as `head_tensors`."""
+    hidden = np.maximum(states @ weights["first"] + weights["first_bias"], 0.0)
+    hidden = np.maximum(np.concatenate([hidden, names], axis=1) @ weights["second"] + weights["second_bias"], 0.0)
+    outputs: Array = hidden @ weights["last"] + weights["last_bias"]
+    return outputs
+
+
+def head_tensors(torch: Any, weights: dict[str, Any], states: Any, names: Any) -> Any:
+    relu = torch.nn.functional.relu
+    hidden = relu(states @ weights["first"] + weights["first_bias"])
+    hidden = relu(torch.cat([hidden, names], dim=1) @ weights["second"] + weights["second_bias"])
+    return hidden @ weights["last"] + weights["last_bias"]
+
+
+class Proxy:
+    """A LengthModel on an encoder. Sub-classes say what the head puts out, how wrong that is, and what tokens it means."""
+
+    name: str
+    outputs: ClassVar[int] = 1
+    states_a_row: ClassVar[int] = 1
+    """States that one row of the head takes: two for pairs."""
+
+    def __init__(
+        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, told: Told | None = None
+    ) -> None:
+        self.effort = effort or Effort()
+        self.seed = seed
+        self.told = told
+        self.encoder = Encoder(encoder, self.effort.most_tokens)
+        self.names = Names()
+        self.head: Weights = {}
+        self.facts: dict[str, Any] = {}
+        """What decoding needs to know of the lengths fitted to."""
+        self.spread = Spread()
+
+    # What a sub-class says.
+
+    @abstractmethod
+    def prepare(self, lengths: NDArray[np.float64]) -> None:
+        """Fill `facts` from the lengths to fit to."""
+
+    @abstractmethod
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        """Of the head's *outputs* (n, outputs) for real *lengths* (n)."""
+
+    @abstractmethod
+    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
+        """Tokens of n queries."""
+
+    # What all share.
+
+    def fit(self, samples: Sequence[Sample]) -> Self:
+        import torch
+
+        if not samples:
+            raise ValueError("A length model cannot be fitted to no samples.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self._fit(torch, samples)
+        return self
+
+    def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
+        if not self.head:
+            raise ValueError(f"The length model {self.name!r} was asked before it was fitted.")
+        tokens = self.decode(self._states(queries), self.names.rows(queries)) if queries else np.zeros(0)
+        return self.spread.around(tokens, queries)
+
+    def save(self, path: Path) -> None:
+        if not self.head:
+            raise ValueError(f"The length model {self.name!r} was not fitted: there is nothing to save.")
+        save_model(path, self.name, VERSION, {
+            "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens,
+            "encoder_weights": self.encoder.weights(), "models": self.names.models, "tenants": self.names.tenants,
+            "head": self.head, "facts": self.facts, "spread": self.spread.state(), **self.more_state(),
+        })  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        state = load_model(path, cls.name, VERSION)
+        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"]))
+        model.encoder.set_weights(state["encoder_weights"])
+        model.names = Names(state["models"], state["tenants"])
+        model.head, model.facts, model.spread = state["head"], state["facts"], Spread.of(state["spread"])
+        model.take_state(state)
+        return model
+
+    def more_state(self) -> dict[str, Any]:
+        """What a sub-class keeps besides."""
+        return {}
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """Put back what `more_state` gave."""
+
+    def encoded(self, ids: Sequence[Sequence[int]]) -> Any:
+        """(n, width) states of the first token, as a tensor that gradients can flow through."""
+        return self.encoder.hidden(ids)[0][:, 0]
+
+    def tuned_weights(self) -> list[Any]:
+        """The encoder's parameters that the first phase moves."""
+        return list(self.encoder.module.parameters())
+
+    def augmented(
+        self, ids: list[list[int]], lengths: NDArray[np.float64]
+    ) -> tuple[list[list[int]], NDArray[np.int64]]:
+        """The rows of the first phase: their ids, and which sample each comes from."""
+        return ids, np.arange(len(ids))
+
+    def inference_states(self, texts: Sequence[str], what: str) -> Array:
+        """(n, width) states of *texts*, without gradients."""
+        return self.encoder.states(texts, self.told, what)
+
+    def _states(self, queries: Sequence[LengthQuery], what: str = "predict") -> Array:
+        """As `inference_states`, of queries; each text is read once."""
+        texts = sorted({query.text for query in queries})
+        places = {text: place for place, text in enumerate(texts)}
+        return self.inference_states(texts, f"{self.name}: {what}")[[places[query.text] for query in queries]]
+
+    def _fit(self, torch: Any, samples: Sequence[Sample]) -> None:
+        generator = np.random.default_rng(self.seed)
+        order = generator.permutation(len(samples))
+        self.names = Names.of(samples)
+        self.prepare(np.array([sample.output_tokens for sample in samples], float))
+        self.head = new_head(
+            self.encoder.width * self.states_a_row, len(self.names) * self.states_a_row, self.outputs, self.seed
+        )
+        self._tune(torch, [samples[index] for index in order[: self.effort.tuned]], generator)
+        texts: dict[str, None] = {}
+        for index in order:
+            if len(texts) == self.effort.read:
+                break
+            texts.setdefault(samples[index].query.text)
+        chosen = [samples[index] for index in order if samples[index].query.text in texts]
+        states = self._states([sample.query for sample in chosen], "read prompts")
+        aside = {text for place, text in enumerate(texts) if place < SET_ASIDE * len(texts)}
+        held = np.array([sample.query.text in aside for sample in chosen])
+        self._fit_head(torch, states, chosen, ~held, generator)
+        judged = held if held.any() else ~held
+        truth = np.array([sample.output_tokens for sample in chosen], float)[judged]
+        names = self.names.rows([sample.query for sample in chosen])[judged]
+        self.spread.fit(truth, self.decode(states[judged], names))
+
+    def _rows(self, torch: Any, states: Any, names: Any, lengths: Any, generator: np.random.Generator) -> Any:
+        """The loss of one batch; names are hidden now and then."""
+        kept = torch.from_numpy((generator.random((len(names), 1)) >= UNSEEN_NAME).astype(np.float32))
+        return self.loss(torch, head_tensors(torch, self._tensors, states, names * kept), lengths)
+
+    def _tune(self, torch: Any, samples: Sequence[Sample], generator: np.random.Generator) -> None:
+        """The first phase: encoder and head."""
+        effort, module = self.effort, self.encoder.module
+        lengths = np.array([sample.output_tokens for sample in samples], float)
+        ids, source = self.augmented(self.encoder.ids([sample.query.text for sample in samples], self.room()), lengths)
+        names = self.names.rows([sample.query for sample in samples])
+        self._tensors = {name: torch.tensor(value, requires_grad=True) for name, value in self.head.items()}
+        tuned = self.tuned_weights()
+        optimiser = torch.optim.AdamW(
+            [{"params": tuned, "lr": effort.rate}, {"params": list(self._tensors.values()), "lr": HEAD_RATE}]
+        )
+        steps = effort.epochs * -(-len(ids) // effort.batch)
+        plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, max(steps, 1))
+        module.train()
+        done = 0
+        for _ in range(effort.epochs):
+            for batch in _batches(ids, effort.batch, generator):
+                rows = source[batch]
+                loss = self._rows(
+                    torch,
+                    self.encoded([ids[index] for index in batch]),
+                    torch.from_numpy(names[rows]),
+                    torch.from_numpy(lengths[rows].astype(np.float32)),
+                    generator,
+                )
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(tuned, 1.0)
+                optimiser.step()
+                plan.step()
+                done += 1
+                if self.told:
+                    self.told(f"{self.name}: tune", done, steps)
+        module.eval()
+        self.encoder.set_weights(self.encoder.weights())  # as precise as the file that they are kept in
+        self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}
+
+    def room(self) -> int:
+        """Positions of the encoder that are not for the text."""
+        return 0
+
+    def _fit_head(
+        self,
+        torch: Any,
+        states: Array,
+        samples: Sequence[Sample],
+        taken: NDArray[np.bool_],
+        generator: np.random.Generator,
+    ) -> None:
+        """The second phase: the head alone, on states that are there."""
+        lengths = np.array([sample.output_tokens for sample in samples], np.float32)[taken]
+        names = self.names.rows([sample.query for sample in samples])[taken]
+        states = states[taken]
+        self._tensors = {name: torch.tensor(value, requires_grad=True) for name, value in self.head.items()}
+        optimiser = torch.optim.AdamW(self._tensors.values(), lr=HEAD_RATE, weight_decay=0.01)
+        steps = self.effort.head_epochs * -(-len(states) // HEAD_BATCH)
+        plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, max(steps, 1))
+        for _ in range(self.effort.head_epochs):
+            order = generator.permutation(len(states))
+            for start in range(0, len(order), HEAD_BATCH):
+                rows = order[start : start + HEAD_BATCH]
+                loss = self._rows(
+                    torch,
+                    torch.from_numpy(states[rows]),
+                    torch.from_numpy(names[rows]),
+                    torch.from_numpy(lengths[rows]),
+                    generator,
+                )
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                plan.step()
+        self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}
+
+
+def _batches(ids: Sequence[Sequence[int]], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Batches of rows of like length, in a random order: little padding is read."""
+    noisy = np.array([len(each) for each in ids]) * generator.uniform(0.8, 1.2, len(ids))
+    order = np.argsort(noisy)
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    return [batches[index] for index in generator.permutation(len(batches))]
+
+
+class Lengths:
+    """Mixed in: what five-class and two-class formulations know of the lengths."""
+
+    @staticmethod
+    def parted(lengths: NDArray[np.float64], count: int) -> dict[str, Any]:
+        """The edges of *count* classes and the median length in each."""
+        edges = class_edges(lengths, count)
+        place = classes(lengths, edges)
+        medians = [
+            float(np.median(lengths[place == each])) if (place == each).any() else float(np.median(lengths))
+            for each in range(count)
+        ]
+        return {"edges": edges.tolist(), "medians": medians}

@@ -1,0 +1,153 @@
+"""SSJF's length predictor (section 3.1): an encoder's first state and a two-layer head, in six formulations and in pairs.
+
+Classes have the training lengths' percentiles as their edges, and mean their median length. What the paper leaves open:
+L1 and MSE are taken on lengths in units of their mean, and a pair's two prompts are read apart: a prompt is read once, not
+once a comparison (the paper's own pairs go through the encoder together, O(log N) times a request).
+"""
+
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths.models.proxy import Array, Lengths, Proxy, head_outputs, head_tensors
+from forecasting.lengths.training.scoring import CLASSES, classes
+
+REFERENCES: Final = 64
+"""Of the pairwise model: prompts of known length that a new one is compared with."""
+
+
+class _Regression(Proxy):
+    def prepare(self, lengths: NDArray[np.float64]) -> None:
+        self.facts = {"scale": float(lengths.mean())}
+
+    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
+        tokens: NDArray[np.float64] = head_outputs(self.head, states, names)[:, 0].astype(float) * self.facts["scale"]
+        return tokens
+
+
+class RegressionL1(_Regression):
+    """REG (L1), which the paper's scheduler uses."""
+
+    name = "ssjf-reg-l1"
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return torch.nn.functional.l1_loss(outputs[:, 0], lengths / self.facts["scale"])
+
+
+class RegressionMse(_Regression):
+    """REG (MSE)."""
+
+    name = "ssjf-reg-mse"
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return torch.nn.functional.mse_loss(outputs[:, 0], lengths / self.facts["scale"])
+
+
+class _Classes(Proxy):
+    count: ClassVar[int] = CLASSES
+
+    def prepare(self, lengths: NDArray[np.float64]) -> None:
+        self.facts = Lengths.parted(lengths, self.count)
+
+    def labels(self, torch: Any, lengths: Any) -> Any:
+        """The class of each length."""
+        return torch.from_numpy(classes(lengths.numpy(), self.facts["edges"]))
+
+
+class Classification(_Classes):
+    """CLS: five classes, cross entropy."""
+
+    name = "ssjf-cls"
+    outputs = CLASSES
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return torch.nn.functional.cross_entropy(outputs, self.labels(torch, lengths))
+
+    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
+        chosen = head_outputs(self.head, states, names).argmax(axis=1)
+        tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
+        return tokens
+
+
+class BinaryClassification(Classification):
+    """Bin. CLS: below and above the median length."""
+
+    name = "ssjf-binary"
+    outputs = count = 2
+
+
+class _Ordinal(_Classes):
+    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
+        chosen = np.clip(np.rint(head_outputs(self.head, states, names)[:, 0]), 0, self.count - 1).astype(int)
+        tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
+        return tokens
+
+
+class OrdinalL1(_Ordinal):
+    """Ord. CLS (L1): the class as a number, rounded."""
+
+    name = "ssjf-ordinal-l1"
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return torch.nn.functional.l1_loss(outputs[:, 0], self.labels(torch, lengths).float())
+
+
+class OrdinalMse(_Ordinal):
+    """Ord. CLS (MSE)."""
+
+    name = "ssjf-ordinal-mse"
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return torch.nn.functional.mse_loss(outputs[:, 0], self.labels(torch, lengths).float())
+
+
+class Pairwise(Proxy):
+    """Which of two prompts is answered at greater length; a figure comes from where a prompt ranks among known ones."""
+
+    name = "ssjf-pairwise"
+    states_a_row = 2
+
+    def prepare(self, lengths: NDArray[np.float64]) -> None:
+        self.facts = {"lengths": np.percentile(lengths, np.linspace(0, 100, REFERENCES + 1)).tolist()}
+        self._references: tuple[Array, Array] | None = None
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        raise NotImplementedError("Pairs have a loss of their own.")
+
+    def _rows(self, torch: Any, states: Any, names: Any, lengths: Any, generator: np.random.Generator) -> Any:
+        other = torch.from_numpy(generator.permutation(len(states)))
+        pairs, both = torch.cat([states, states[other]], dim=1), torch.cat([names, names[other]], dim=1)
+        outputs = head_tensors(torch, self._tensors, pairs, both)[:, 0]
+        longer = (lengths > lengths[other]).float()
+        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, longer)
+
+    def _fit_head(self, torch: Any, states: Array, samples: Any, taken: Any, generator: np.random.Generator) -> None:
+        super()._fit_head(torch, states, samples, taken, generator)
+        lengths = np.array([sample.output_tokens for sample in samples], float)
+        order = np.flatnonzero(taken)[np.argsort(lengths[taken], kind="stable")]
+        chosen = order[np.linspace(0, len(order) - 1, min(REFERENCES, len(order))).astype(int)]
+        self._references = (states[chosen], self.names.rows([samples[index].query for index in chosen]))
+        self.facts = {"lengths": np.sort(lengths[chosen]).tolist()}
+
+    def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
+        assert self._references is not None
+        known, known_names = self._references
+        wins = np.zeros(len(states))
+        for state, name in zip(known, known_names, strict=True):
+            pair = np.concatenate([states, np.broadcast_to(state, states.shape)], axis=1)
+            both = np.concatenate([names, np.broadcast_to(name, names.shape)], axis=1)
+            wins += head_outputs(self.head, pair, both)[:, 0] > 0
+        lengths = np.asarray(self.facts["lengths"])
+        tokens: NDArray[np.float64] = np.interp(wins, np.arange(len(lengths)) + 0.5, lengths)
+        return tokens
+
+    def more_state(self) -> dict[str, Any]:
+        assert self._references is not None
+        return {"reference_states": self._references[0], "reference_names": self._references[1]}
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        self._references = (state["reference_states"], state["reference_names"])
+
+
+FORMULATIONS: Final = (RegressionL1, RegressionMse, Classification, OrdinalL1, OrdinalMse, BinaryClassification)

@@ -1,0 +1,1 @@
+"""Length models while they answer: budget, cache, calibration, prior."""

@@ -1,0 +1,307 @@
+"""Lengths that were seen before: an exact and a semantic cache of finished requests (SSJF, section 6).
+
+What is kept of a prompt is a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
+mean, their spread and their count. Text is never kept, and the digest's key dies with the process.
+
+Exact: the same prompt for the same model, white space aside. Semantic: a prompt that shares nearly all of its shingles
+(5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a one-permutation
+MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and Li, ICML 2014), found
+through bands that each name at most one entry, so that a look-up compares at most `BANDS` signatures, whatever was sent.
+"""
+
+import hashlib
+import math
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths.query import LengthQuery
+from forecasting.lengths.text.kernels import compiled
+
+BINS: Final = 64
+BANDS: Final = 8
+ROWS: Final = BINS // BANDS
+SHINGLE_BYTES: Final = 5
+LEAST_SHINGLES: Final = 24
+"""A shorter prompt is too little to be alike by: it is looked up exactly or not at all."""
+KEPT_CHARACTERS: Final = 4096
+"""Of a prompt's end, which is what a digest and a signature are made from."""
+MODELS: Final = 256
+"""Models that have entries at one time."""
+LOG_SPREAD: Final = 0.25
+"""Mean distance of a length's logarithm from its prompt's usual one, until the prompt was seen often enough to tell."""
+STEADY: Final = 20
+"""Lengths after which a running mean no longer slows down: an answer that changes for good is followed."""
+NORMAL: Final = (-1.28155, -0.67449, 0.0, 0.67449, 1.28155)
+"""Of the standard normal distribution, at `QUANTILES`."""
+SIGMAS_PER_DISTANCE: Final = 1.25331  # standard deviation of a normal distribution over its mean absolute distance
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the lengths of one prompt, in tokens of one sequence."""
+
+    signature: NDArray[np.uint32] | None
+    numbers: int
+    changed_s: float
+    mean: float = 0.0
+    distance: float = LOG_SPREAD
+    """Mean of |log length - log mean|."""
+    count: int = 0
+    """Lengths that the model chose itself."""
+    cut: int = 0
+    """The longest that `max_tokens` cut short: the length is at least this."""
+
+    def tokens(self, max_tokens: int | None) -> float:
+        """The length to expect, at least 1, or 0 where all that is known is that it would be longer than was allowed."""
+        if self.count:
+            return max(self.mean, float(self.cut))
+        return float(max_tokens) if max_tokens is not None and max_tokens <= self.cut else 0.0
+
+    def quantiles(self, tokens: float) -> tuple[float, ...]:
+        """Of a length that is *tokens* in the middle, at `QUANTILES`: log-normal."""
+        sigma = self.distance * SIGMAS_PER_DISTANCE
+        return tuple(max(1.0, tokens * math.exp(sigma * z)) for z in NORMAL)
+
+    def add(self, tokens: float, now_s: float, *, cut: bool) -> None:
+        self.changed_s = now_s
+        if cut:
+            self.cut = max(self.cut, int(tokens))
+            return
+        if self.count:
+            away = abs(math.log(max(tokens, 1.0) / max(self.mean, 1.0)))
+            self.distance += (away - self.distance) / (min(self.count, STEADY) + 2)
+        self.count += 1
+        self.mean += (tokens - self.mean) / min(self.count, STEADY)
+        self.cut = min(
+            self.cut, int(tokens)
+        )  # what it came to by itself is stronger than what an earlier one was cut at
+
+
+@dataclass(slots=True)
+class CacheKey:
+    """A prompt as the cache knows it; the signature is made when it is first needed, from text that the caller holds."""
+
+    model: str
+    digest: bytes
+    words: str = field(repr=False)
+    numbers: int = 0
+    signed: bool = False
+    signature: NDArray[np.uint32] | None = None
+
+    def sign(self) -> NDArray[np.uint32] | None:
+        """The signature; None for a prompt that is too short. Lets go of the text."""
+        if not self.signed:
+            self.signed = True
+            self.signature, self.numbers = signature(self.words)
+            self.words = ""
+        return self.signature
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Entries of one model, the least lately used first."""
+
+    entries: OrderedDict[bytes, Seen] = field(default_factory=OrderedDict)
+    bands: list[dict[bytes, bytes]] = field(default_factory=lambda: [{} for _ in range(BANDS)])
+    """For each band of signatures, the digest of the entry that had it last."""
+
+
+class LengthCache:
+    """At most *entries* prompts a model; one that nobody has asked for over *ttl_s* seconds, or in too long, is forgotten.
+
+    *similarity* is the least share of equal bins (an estimate of the Jaccard similarity of the shingles) at which two
+    prompts are taken to be alike. Not for several threads.
+    """
+
+    def __init__(
+        self, entries: int, ttl_s: float, similarity: float = 0.85, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.most, self.ttl_s, self.clock = entries, ttl_s, clock
+        self.least_equal = math.ceil(similarity * BINS)
+        self._secret = os.urandom(16)
+        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(shelf.entries) for shelf in self._shelves.values())
+
+    def key(self, query: LengthQuery, characters: int = 0) -> CacheKey | None:
+        """*query* as the cache knows it; None when its prompt came without text.
+
+        *characters* of the whole prompt tell two prompts apart of which the query holds the same part.
+        """
+        words = " ".join(query.text[-KEPT_CHARACTERS:].split())
+        if not words:
+            return None
+        digest = hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=16, key=self._secret)
+        size = max(characters, len(query.text))
+        if size >= KEPT_CHARACTERS:
+            digest.update(b"%d" % size)
+        return CacheKey(query.model, digest.digest(), words)
+
+    def exact(self, key: CacheKey) -> Seen | None:
+        """What was seen of this very prompt."""
+        shelf = self._shelves.get(key.model)
+        return self._live(shelf, key.digest) if shelf else None
+
+    def nearest(self, key: CacheKey) -> Seen | None:
+        """What was seen of the prompt most like it, if that is alike enough; the digest itself is not looked at."""
+        shelf = self._shelves.get(key.model)
+        if shelf is None or not shelf.entries:
+            return None
+        wanted = key.sign()
+        if wanted is None:
+            return None
+        best, best_equal = None, self.least_equal - 1
+        for digest in {band.get(piece) for band, piece in zip(shelf.bands, _pieces(wanted), strict=True)}:
+            seen = self._live(shelf, digest, touch=False) if digest is not None else None
+            if seen is None or seen.signature is None or seen.numbers != key.numbers:
+                continue
+            equal = int(np.count_nonzero(seen.signature == wanted))
+            if equal > best_equal:
+                best, best_equal = seen, equal
+        return best
+
+    def learn(self, key: CacheKey, tokens: float, *, cut: bool) -> None:
+        """A request of *key* ended with *tokens* of one sequence; *cut*: because no more were allowed."""
+        now_s = self.clock()
+        shelf = self._shelves.get(key.model)
+        if shelf is None:
+            shelf = self._shelves[key.model] = _Shelf()
+            if len(self._shelves) > MODELS:
+                self._shelves.popitem(last=False)
+        self._shelves.move_to_end(key.model)
+        seen = self._live(shelf, key.digest)
+        if seen is None:
+            made = key.sign()
+            seen = shelf.entries[key.digest] = Seen(made, key.numbers, now_s)
+            if made is not None:
+                for band, piece in zip(shelf.bands, _pieces(made), strict=True):
+                    band[piece] = key.digest
+            if len(shelf.entries) > self.most:
+                self._drop(shelf, next(iter(shelf.entries)))
+        seen.add(tokens, now_s, cut=cut)
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._shelves.clear()
+
+    def _live(self, shelf: _Shelf, digest: bytes, *, touch: bool = True) -> Seen | None:
+        seen = shelf.entries.get(digest)
+        if seen is None:
+            return None
+        if self.clock() - seen.changed_s > self.ttl_s:
+            self._drop(shelf, digest)
+            return None
+        if touch:
+            shelf.entries.move_to_end(digest)
+        return seen
+
+    @staticmethod
+    def _drop(shelf: _Shelf, digest: bytes) -> None:
+        seen = shelf.entries.pop(digest)
+        if seen.signature is not None:
+            for band, piece in zip(shelf.bands, _pieces(seen.signature), strict=True):
+                if band.get(piece) == digest:
+                    del band[piece]
+
+
+def signature(text: str) -> tuple[NDArray[np.uint32] | None, int]:
+    """`BINS` figures of which two texts have about as many in common as their shingles overlap, and a hash of the numbers.
+
+    The figures are None for a text that is too short. About 10 microseconds for 2,000 characters.
+    """
+    raw = np.frombuffer(text.lower().encode(errors="surrogatepass"), np.uint8)
+    if raw.size - SHINGLE_BYTES + 1 < LEAST_SHINGLES:
+        return None, 0
+    bins = np.empty(BINS, np.uint32)
+    return bins, int(_sign(raw, bins))
+
+
+def signature_plain(text: str) -> tuple[NDArray[np.uint32] | None, int]:
+    """The same in plain Python: what `signature` is tested against."""
+    raw = text.lower().encode(errors="surrogatepass")
+    if len(raw) - SHINGLE_BYTES + 1 < LEAST_SHINGLES:
+        return None, 0
+    least: dict[int, int] = {}
+    for at in range(len(raw) - SHINGLE_BYTES + 1):
+        value = _mix_plain(int.from_bytes(raw[at : at + SHINGLE_BYTES], "big"))
+        where, rest = value >> 58, (value >> 26) & 0xFFFFFFFF
+        least[where] = min(rest, least.get(where, 0xFFFFFFFF))
+    bins = []
+    for where in range(BINS):
+        steps = next(steps for steps in range(BINS) if (where + steps) % BINS in least)
+        bins.append((least[(where + steps) % BINS] + steps * 0x9E3779B9) & 0xFFFFFFFF)
+    numbers = 0
+    for byte in re.sub(rb"[^0-9]+", b" ", raw).lstrip():
+        numbers = _mix_plain(numbers ^ byte)
+    return np.array(bins, np.uint32), numbers
+
+
+def _mix_plain(value: int) -> int:
+    value = (value * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value ^= value >> 32
+    value = (value * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 32)
+
+
+def _pieces(bins: NDArray[np.uint32]) -> list[bytes]:
+    raw = bins.tobytes()
+    size = ROWS * bins.itemsize
+    return [raw[at : at + size] for at in range(0, len(raw), size)]
+
+
+@compiled
+def _sign(raw: Any, bins: Any) -> Any:
+    """Fill *bins* from the shingles of *raw*: the top 6 bits of a shingle's hash are its bin, the next 32 its value.
+
+    Returns a hash of the runs of digits, with one space behind each that something follows.
+    """
+    size, ones = raw.size, np.uint64(0xFFFFFFFFFF)
+    full = np.uint64(0)
+    for where in range(64):
+        bins[where] = np.uint32(0xFFFFFFFF)
+    shingle, numbers, in_number = np.uint64(0), np.uint64(0), False
+    for at in range(size):
+        byte = raw[at]
+        digit = 48 <= byte <= 57
+        if digit or in_number:
+            numbers ^= np.uint64(byte) if digit else np.uint64(32)
+            numbers *= np.uint64(0x9E3779B97F4A7C15)
+            numbers ^= numbers >> np.uint64(32)
+            numbers *= np.uint64(0xD6E8FEB86659FD93)
+            numbers ^= numbers >> np.uint64(32)
+        in_number = digit
+        shingle = ((shingle << np.uint64(8)) | np.uint64(byte)) & ones
+        if at < 4:
+            continue
+        value: Any = shingle * np.uint64(0x9E3779B97F4A7C15)
+        value ^= value >> np.uint64(32)
+        value *= np.uint64(0xD6E8FEB86659FD93)
+        value ^= value >> np.uint64(32)
+        where = value >> np.uint64(58)
+        rest = np.uint32((value >> np.uint64(26)) & np.uint64(0xFFFFFFFF))
+        full |= np.uint64(1) << where
+        bins[where] = min(rest, bins[where])
+    last, steps = np.uint32(0), np.uint32(0)
+    for place in range(127, -1, -1):  # twice round: what is empty at the end takes from the beginning
+        at = place % 64
+        if (full >> np.uint64(at)) & np.uint64(1):
+            last, steps = bins[at], np.uint32(0)
+        else:
+            steps = np.uint32(steps + np.uint32(1))
+            if place < 64:
+                bins[at] = np.uint32(last + steps * np.uint32(0x9E3779B9))
+    return numbers
+
+
+def warm_up() -> None:
+    """Compile (or read from disk) what a request would otherwise wait for."""
+    signature("a text that is long enough to be signed")

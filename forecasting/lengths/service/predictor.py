@@ -1,0 +1,320 @@
+"""Asking a length model from an event loop: within a budget, and whatever the model does.
+
+Two ways, with one interface. `InLine` calls the model on the event loop: right for a student, whose call costs the loop less
+than a message to another process and back. `Apart` has it in a process of its own, where it may take its time, hang or
+die: right for an encoder. A thread would be the worst of both: what runs in Python or NumPy holds the interpreter's lock,
+and a loop with a thousand streams then waits up to the switch interval (5 ms) at each of its turns. docs/lengths.md has the
+measurements; `fast_enough` repeats the one that decides, on the machine and the model at hand.
+
+Neither raises. What cannot be answered is a `Why`, and whoever asked goes on without.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from forecasting.lengths.query import QUANTILES, LengthQuery
+from forecasting.lengths.service.subprocess_server import SIZE, frame
+
+logger = logging.getLogger(__name__)
+
+ROOT: Final = Path(__file__).parents[3]
+MOST_TOKENS: Final = float(1 << 20)
+"""A longer prediction is no prediction."""
+BATCH: Final = 64
+WAITING: Final = 1024
+"""Queries that wait for a process at most; more are turned away at once."""
+HANGS_S: Final = 1.0
+"""A process that does not answer a batch for so long is ended."""
+STARTS_S: Final = 120.0
+LEAST_REST_S, MOST_REST_S = 0.5, 60.0
+FAILURES: Final = 5
+"""In a row, after which a model in line is left alone for a while."""
+RECENT: Final = 100
+SLOW: Final = 10
+"""Of the last `RECENT` calls: if so many were over the budget, the model is too slow to be asked in line."""
+
+
+class Why(StrEnum):
+    """Why there is no answer."""
+
+    LATE = "late"
+    FAILED = "failed"
+    SENSELESS = "senseless"
+    RESTING = "resting"
+    DOWN = "down"
+
+
+class Answer(NamedTuple):
+    tokens: float
+    quantiles: tuple[float, ...]
+
+
+class Quick(Protocol):
+    """A model that answers one query in well under a millisecond."""
+
+    def predict_one(self, query: LengthQuery) -> tuple[float, Sequence[float]]: ...
+
+
+class Predictor(Protocol):
+    async def ask(self, query: LengthQuery) -> Answer | Why: ...
+
+    async def stop(self) -> None: ...
+
+
+def checked(tokens: Any, quantiles: Any) -> Answer | Why:
+    """A model's figures, if they can be lengths at all: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
+    try:
+        found = tuple(float(quantile) for quantile in quantiles)
+        middle = float(tokens)
+    except (TypeError, ValueError):
+        return Why.SENSELESS
+    last = 1.0
+    for value in found:
+        if not last <= value <= MOST_TOKENS:  # NaN is neither
+            return Why.SENSELESS
+        last = value
+    if len(found) != len(QUANTILES) or not 1.0 <= middle <= MOST_TOKENS:
+        return Why.SENSELESS
+    return Answer(middle, found)
+
+
+def hard_queries() -> list[LengthQuery]:
+    """Prompts as tenants send them, and as nobody should."""
+    texts = [
+        "Why is the sky blue?",
+        "Write a story of 500 words about a lighthouse keeper. " * 12,
+        "def f(x):\n    return x\n" * 170,
+        "a" * 4096,
+        "1 2 3 " * 680,
+        "\U0001f600" * 4096,
+        "\u0416\u0438\u0437\u043d\u044c " * 680,
+        "\ud800" * 512,
+    ]
+    return [LengthQuery(text, max(1, len(text) // 4), "m", "t") for text in texts]
+
+
+def fast_enough(model: Quick, most_s: float) -> bool:
+    """Whether *model* answers in line: its slowest kind of prompt, each at its best of nine, takes at most *most_s*."""
+    slowest = 0.0
+    for query in hard_queries():
+        best = math.inf
+        for _ in range(9):
+            began = time.perf_counter()
+            try:
+                model.predict_one(query)
+            except Exception:
+                logger.warning("length model: it does not bear a prompt of %d characters", len(query.text))
+            best = min(best, time.perf_counter() - began)
+            if best > 1.0:
+                return False
+        slowest = max(slowest, best)
+    return slowest <= most_s
+
+
+class InLine:
+    """A quick model, called where it is asked."""
+
+    def __init__(self, model: Quick, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model, self.budget_s, self.clock = model, budget_s, clock
+        self.late = self.restarts = 0
+        self._recent: deque[bool] = deque(maxlen=RECENT)
+        self._failures = 0
+        self._rests_until_s = -math.inf
+        self._rest_s = LEAST_REST_S
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether it should be asked apart from now on."""
+        return sum(self._recent) >= SLOW
+
+    def ask_now(self, query: LengthQuery) -> Answer | Why:
+        began = self.clock()
+        if began < self._rests_until_s:
+            return Why.RESTING
+        try:
+            answer = checked(*self.model.predict_one(query))
+        except Exception as error:
+            logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
+            answer = Why.FAILED
+        late = self.clock() - began > self.budget_s
+        self._recent.append(late)
+        self.late += late
+        if isinstance(answer, Why):
+            self._failures += 1
+            if self._failures >= FAILURES:
+                self._rests_until_s = self.clock() + self._rest_s
+                self._rest_s = min(2 * self._rest_s, MOST_REST_S)
+                self._failures = FAILURES - 1  # after its rest it has one try
+        else:
+            self._failures, self._rest_s = 0, LEAST_REST_S
+        return answer
+
+    async def ask(self, query: LengthQuery) -> Answer | Why:
+        return self.ask_now(query)
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+class Apart:
+    """A model in a process of its own. Whatever waits when it is free goes to it in one batch.
+
+    *call* and *arguments* say how the process makes its model (`subprocess_server.made`). A process that dies, or hangs
+    for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
+    """
+
+    def __init__(
+        self,
+        budget_s: float,
+        call: str = "forecasting.lengths.service.subprocess_server:load",
+        arguments: Sequence[str] = ("student", ""),
+    ) -> None:
+        self.budget_s, self.call, self.arguments = budget_s, call, tuple(arguments)
+        self.late = self.restarts = self.batches = 0
+        self.up = asyncio.Event()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._waiting: deque[tuple[LengthQuery, asyncio.Future[Answer | Why]]] = deque()
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to keep a process; until the first is up, `ask` answers that it is down."""
+        self._task = asyncio.create_task(self._keep(), name="length model")
+
+    async def ask(self, query: LengthQuery) -> Answer | Why:
+        """The model's answer, or why there is none; within the budget."""
+        if not self.up.is_set() or len(self._waiting) >= WAITING:
+            return Why.DOWN
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer | Why] = loop.create_future()
+        self._waiting.append((query, future))
+        self._wanted.set()
+        timer = loop.call_later(self.budget_s, self._give_up, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _give_up(self, future: "asyncio.Future[Answer | Why]") -> None:
+        if not future.done():
+            self.late += 1
+            future.set_result(Why.LATE)
+
+    async def _keep(self) -> None:
+        rest_s = LEAST_REST_S
+        while True:
+            before = self.batches
+            try:
+                await self._live()
+            except (OSError, EOFError, TimeoutError, pickle.UnpicklingError, ValueError) as error:
+                logger.warning("length model: its process ended (%s); the next in %.1f s", type(error).__name__, rest_s)
+            self.restarts += 1
+            if self.batches > before:
+                rest_s = LEAST_REST_S
+            await asyncio.sleep(rest_s)
+            rest_s = min(2 * rest_s, MOST_REST_S)
+
+    async def _live(self) -> None:
+        """One process, from its start to its end. Raises whatever ended it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+            command = [
+                sys.executable,
+                "-m",
+                "forecasting.lengths.service.subprocess_server",
+                str(theirs.fileno()),
+                self.call,
+            ]
+            self.process = process = subprocess.Popen(  # noqa: ASYNC220 - vfork: under 2 ms
+                [*command, *self.arguments],
+                pass_fds=(theirs.fileno(),),
+                env=environment | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                stdin=subprocess.DEVNULL,
+            )
+        writer = None
+        reading: asyncio.Task[Any] | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            async with asyncio.timeout(STARTS_S):
+                await self._receive(reader)
+            self.up.set()
+            answered = True
+            while True:
+                if answered:  # always one read is open, so that the death of an idle process is noticed at once too
+                    reading = asyncio.create_task(self._receive(reader))
+                assert reading is not None
+                wanted: asyncio.Task[Any] = asyncio.create_task(self._wanted.wait())
+                try:
+                    await asyncio.wait([reading, wanted], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    wanted.cancel()
+                if reading.done():
+                    reading.result()
+                    raise EOFError  # it says something that nobody asked
+                answered = await self._answer(reading, writer)
+        finally:
+            self.up.clear()
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            for _, future in self._waiting:
+                if not future.done():
+                    future.set_result(Why.DOWN)
+            self._waiting.clear()
+            if writer is not None:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            else:
+                ours.close()
+            process.kill()
+            await asyncio.shield(asyncio.to_thread(process.wait))
+
+    async def _answer(self, reading: "asyncio.Task[Any]", writer: asyncio.StreamWriter) -> bool:
+        """Have whatever waits answered in one batch; *reading* is the answer to come. False if nobody waits any more."""
+        batch: list[tuple[LengthQuery, asyncio.Future[Answer | Why]]] = []
+        while self._waiting and len(batch) < BATCH:
+            query, future = self._waiting.popleft()
+            if not future.done():
+                batch.append((query, future))
+        if not self._waiting:
+            self._wanted.clear()
+        if not batch:
+            return False
+        try:
+            writer.write(frame([query for query, _ in batch]))
+            async with asyncio.timeout(HANGS_S):
+                tokens, quantiles = await reading
+            self.batches += 1
+            for (_, future), middle, around in zip(batch, tokens, quantiles, strict=True):
+                if not future.done():
+                    future.set_result(checked(middle, around))
+            return True
+        finally:
+            for _, future in batch:
+                if not future.done():
+                    future.set_result(Why.DOWN)
+
+    @staticmethod
+    async def _receive(reader: asyncio.StreamReader) -> Any:
+        (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+        return pickle.loads(await reader.readexactly(size))  # noqa: S301 - from our own child alone

@@ -1,0 +1,93 @@
+"""The process in which a length model answers apart from the gateway: one socket, a batch of queries in, predictions out.
+
+Started by `predictor.Apart`, never by hand. It ends when its parent does: the socket closes, and Linux kills it should it
+hang just then.
+"""
+
+import ctypes
+import gc
+import importlib
+import pickle
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from forecasting.lengths.query import LengthModel, LengthQuery
+
+SIZE: Final = struct.Struct("!I")
+DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+
+
+def load(kind: str, file: str) -> Any:
+    """The length model of *kind* in *file*; the bundled student when *file* is empty. Raises ValueError or OSError."""
+    from forecasting.lengths import MODELS, bundled
+
+    if not file:
+        return bundled()
+    if kind not in MODELS:
+        raise ValueError(f"There is no length model {kind!r}; there are: {', '.join(sorted(MODELS))}.")
+    models: dict[str, Any] = MODELS
+    return models[kind].load(Path(file))
+
+
+def made(call: str, arguments: tuple[str, ...]) -> Any:
+    """What *call* ("module:function") makes of *arguments*: a LengthModel."""
+    module, _, name = call.partition(":")
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
+def frame(message: Any) -> bytes:
+    raw = pickle.dumps(message, protocol=5)
+    return SIZE.pack(len(raw)) + raw
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    """Exactly *size* bytes. Raises EOFError when the other side is gone."""
+    data = bytearray()
+    while len(data) < size:
+        piece = link.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def answer(model: LengthModel, queries: list[LengthQuery]) -> tuple[list[float], list[list[float]]]:
+    """Tokens and quantiles of each of *queries*; one that the model cannot bear costs its own answer alone."""
+    try:
+        tokens, quantiles = model.predict(queries)
+        return tokens.tolist(), quantiles.tolist()
+    except Exception:
+        if len(queries) == 1:
+            return [float("nan")], [[]]
+    found = [answer(model, [query]) for query in queries]
+    return [tokens for (tokens,), _ in found], [quantiles for _, (quantiles,) in found]
+
+
+def serve(link: socket.socket, model: LengthModel) -> None:
+    """Answer batches until the other side closes."""
+    while True:
+        try:
+            (size,) = SIZE.unpack(_read(link, SIZE.size))
+            queries = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
+        except (EOFError, OSError):
+            return
+        link.sendall(frame(answer(model, queries)))
+
+
+def main(descriptor: int, call: str, *arguments: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    with socket.socket(fileno=descriptor) as link:
+        model = made(call, arguments)
+        answer(model, [LengthQuery("What is compiled on the first call is compiled now.", 12)])
+        gc.freeze()
+        link.sendall(frame("ready"))
+        serve(link, model)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

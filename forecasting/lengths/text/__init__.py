@@ -1,0 +1,1 @@
+"""What length models see of a prompt: features, conversations, embeddings."""

@@ -1,0 +1,1 @@
+"""Data sets, fitting and scoring of length models."""

@@ -1,0 +1,1 @@
+"""The forecasters of workload series."""

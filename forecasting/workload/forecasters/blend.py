@@ -1,0 +1,170 @@
+"""Our own forecaster: many simple opinions, each weighted by how wrong it was lately at the very horizon that is asked for.
+
+One opinion is best on calm nights, another when bursts come and go, a third at the hours at which people start work, and
+which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every opinion has
+a loss (absolute percentage error, exponentially forgotten), the forecast is the mean of their logarithms with weights
+exp(-loss), and horizons between are interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and
+Lugosi, "Prediction, Learning, and Games", 2006); the opinions are in `experts`, `regression` and `forest`. The forest starts
+with as much weight as all others together: these say much the same in many ways, and would outvote it by number.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from forecasting.workload.files import StateError
+from forecasting.workload.forecasters.calibrated import Calibrated
+from forecasting.workload.forecasters.experts import NAMES as SIMPLE
+from forecasting.workload.forecasters.experts import Index, Trail, opinions
+from forecasting.workload.forecasters.forest import NAME as FOREST
+from forecasting.workload.forecasters.forest import Forest
+from forecasting.workload.forecasters.points import PointModel, Values
+from forecasting.workload.forecasters.regression import NAMES as REGRESSIONS
+from forecasting.workload.forecasters.regression import Regression
+from forecasting.workload.series import DAY_S
+
+LEAST_WINDOWS: Final = 12
+GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
+LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
+NAMES: Final = (*SIMPLE, *REGRESSIONS, FOREST)
+FOREST_SHARE: Final = 0.5  # of the weight that opinions have before any loss; the others have equal parts of the rest
+MEMORY: Final = 0.97  # of losses, by window
+EAGERNESS: Final = 0.4  # how fast weight leaves an opinion that is worse than the best, at a horizon of one window
+FIRST_WEIGHTS: Final = np.array([(1 - FOREST_SHARE) / (len(NAMES) - 1)] * (len(NAMES) - 1) + [FOREST_SHARE])
+LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
+LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
+
+
+class BlendModel(PointModel):
+    def __init__(self) -> None:
+        self.trail: Trail | None = None
+        self.regression, self.forest = Regression(LEARNED), Forest(LEARNED)
+        self.losses: Values = np.zeros((len(NAMES), len(GRID)))
+
+    @classmethod
+    def least(cls, season: int) -> int:
+        return LEAST_WINDOWS
+
+    def prepare(self) -> None:
+        import sklearn.ensemble  # noqa: F401
+
+    def fit(self, values: Values, season: int) -> None:
+        """Losses come from forecasts of the last windows by coefficients that had not seen them; then all is learned."""
+        self.trail = Trail(values, season, DAY_S / season)
+        count = len(values)
+        judged = min(LOSS_WINDOWS, count // 3)
+        self._learn(count - judged)
+        targets = np.arange(count - judged, count)
+        losses = self._loss(targets)  # (opinions, grid, targets)
+        known = self.trail.known[targets]
+        since = (
+            np.cumsum(known[::-1])[::-1] - known
+        )  # windows that were known after each: a gap makes nothing forgotten
+        self.losses = (losses * MEMORY**since).sum(axis=-1)
+        self._learn(count)
+
+    def _learn(self, end: int) -> None:
+        """What learns does so from windows before index *end*."""
+        assert self.trail is not None
+        self.regression.fit(self.trail, end)
+        self.forest.fit(self.trail, end)
+
+    def append(self, value: float) -> None:
+        assert self.trail is not None
+        self.trail.append(value)
+        if not np.isnan(value):
+            self.losses = MEMORY * self.losses + self._loss(np.array([len(self.trail) - 1]))[..., 0]
+
+    def path(self, horizon: int) -> Values:
+        assert self.trail is not None
+        horizons = np.arange(1, horizon + 1)
+        return self._mean(self._said(np.full(horizon, len(self.trail) - 1), horizons), self.weights(), horizon)
+
+    def walk(self, values: Values) -> Values:
+        """As a loop over `path` and `append` would, with all moments at once."""
+        trail = self.trail
+        assert trail is not None
+        begin = len(trail)
+        for value in values:
+            trail.append(float(value))
+        losses = np.moveaxis(self._loss(np.arange(begin, len(trail))), -1, 0)
+        weights = np.empty((len(values), *self.losses.shape))
+        for index, loss in enumerate(losses):
+            weights[index] = self.weights()
+            if trail.known[begin + index]:
+                self.losses = MEMORY * self.losses + loss
+        origins, horizons = begin - 1 + np.arange(len(values))[:, None], np.arange(1, self.reach + 1)
+        return self._mean(self._said(origins, horizons), np.moveaxis(weights, 0, 1), self.reach)
+
+    def weights(self) -> Values:
+        """Weight of every opinion at every horizon of the grid: (opinions, grid), columns adding up to 1."""
+        best = np.maximum(self.losses.min(axis=0), 1e-9)
+        # Errors h windows ahead overlap: as many of them tell less, so they move the weights less.
+        eagerness = EAGERNESS / (1 - MEMORY) / np.sqrt(GRID)
+        weights = FIRST_WEIGHTS[:, None] * np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
+        return np.asarray(weights / weights.sum(axis=0))
+
+    def _mean(self, said: Values, weights: Values, horizon: int) -> Values:
+        """Rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid); the silent ones do not count."""
+        assert self.trail is not None
+        weights = np.where(np.isnan(said), 0.0, weights @ between_grid(horizon))
+        total = weights.sum(axis=0)
+        mean = (weights * np.nan_to_num(said)).sum(axis=0) / np.where(total > 0, total, 1.0)
+        # `last` always has a say, but its weight can be too small for a number.
+        return self.trail.rate(np.where(total > 0, mean, said[0]))
+
+    def tried(self) -> Sequence[str]:
+        """The opinions that count most at the next window."""
+        weights = self.weights()[:, 0]
+        return [f"{NAMES[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
+
+    def _said(self, origins: Index, horizons: Index) -> Values:
+        assert self.trail is not None
+        return np.concatenate([
+            opinions(self.trail, origins, horizons),
+            self.regression.predict(self.trail, origins, horizons),
+            self.forest.predict(self.trail, origins, horizons)[None],
+        ])  # fmt: skip
+
+    def _loss(self, targets: Index) -> Values:
+        """How wrong every opinion was on *targets*, at every horizon of the grid: (opinions, grid, targets).
+
+        An opinion that had nothing to say is as wrong as the worst that had; gaps cost nothing.
+        """
+        trail = self.trail
+        assert trail is not None
+        grid = np.array(GRID)[:, None]
+        origins = targets - grid
+        said = self._said(np.maximum(origins, 0), np.broadcast_to(grid, origins.shape))
+        actual = trail.z[targets]
+        loss = np.minimum(np.abs(np.expm1(np.minimum(said - actual, 10.0))), LARGEST_LOSS)
+        loss = np.where((origins >= 0) & trail.known[targets], loss, 0.0)
+        worst = np.nanmax(np.where(np.isnan(loss), -1.0, loss), axis=0)
+        return np.where(np.isnan(loss), np.maximum(worst, 0.0), loss)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "trail": self.trail.state() if self.trail else None,
+            "regression": self.regression.state(),
+            "forest": self.forest.state(),
+            "losses": self.losses.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if "forest" not in state:
+            raise StateError("a blend's state of before it had a forest: fit it anew")
+        self.trail = Trail.load(state["trail"]) if state["trail"] else None
+        self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
+        self.losses = np.array(state["losses"])
+
+
+def between_grid(horizon: int) -> Values:
+    """Matrix that interpolates a value at each horizon of `GRID` to horizons 1 to *horizon*: (grid, horizon)."""
+    horizons = np.arange(1, horizon + 1)
+    return np.stack([np.interp(horizons, GRID, unit) for unit in np.eye(len(GRID))])
+
+
+class Blend(Calibrated):
+    name = "blend"
+    model_class = BlendModel

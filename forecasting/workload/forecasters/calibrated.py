@@ -1,0 +1,194 @@
+"""A point model made into a forecaster: fitted on time, none below 0, with bands, and a stand-in where data is short."""
+
+import time
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.workload.bands import Bands
+from forecasting.workload.files import read_state, write_state
+from forecasting.workload.forecast import Forecast
+from forecasting.workload.forecasters.points import Level, PointModel, SeasonalNaive
+from forecasting.workload.series import Series, windows_in_a_day
+
+HISTORY_DAYS: Final = 28
+MOST_HISTORY: Final = 12_000  # windows kept, whatever their width: eight days of minutes
+CALIBRATION_WINDOWS: Final = 288  # at the end of what is fitted on, forecast as if they had not been seen
+
+
+class Calibrated:
+    """The forecaster of a point model; see `forecasting.workload.forecast.Forecaster`.
+
+    `fit` first fits on all but the last windows (at most a third), forecasts those window by window to learn the bands,
+    then fits on everything. `update` moves the model on and fits again when a day has come since.
+    """
+
+    name: ClassVar[str]
+    model_class: ClassVar[type[PointModel]]
+
+    def __init__(self) -> None:
+        self.window_s = 600.0
+        self.end_s = 0.0
+        self.season = 1
+        self.values: NDArray[np.float64] = np.empty(0)
+        self.since_fit = 0
+        self.note = ""
+        self.fit_s = 0.0  # what the last fit took
+        self.bands: Bands | None = None
+        self._own = self.model_class()
+        self._used: PointModel = Level()
+
+    def fit(self, series: Series) -> None:
+        started_s = time.perf_counter()
+        self.window_s, self.end_s = float(series.window_s), float(series.end_s)
+        self.season = windows_in_a_day(self.window_s)
+        self.values = _trimmed(series.tokens_per_s, self.season)
+        count = len(self.values)
+        calibrating = min(CALIBRATION_WINDOWS, count // 3)
+        begin = count - calibrating
+        known = self.values[~np.isnan(self.values)]
+        self._choose(begin)
+        self.bands = Bands(self._used.reach, float(known.mean()) if known.size else 0.0)
+        self._used.fit(self.values[:begin], self.season)
+        self._walk(self.values[begin:])
+        self._choose(count)
+        if (
+            self._used.reach != self.bands.reach
+        ):  # another model than the one that was calibrated: bands from what is known
+            self.bands = Bands(self._used.reach, float(known.mean()) if known.size else 0.0)
+        self._used.fit(self.values, self.season)
+        self.bands.ask(self._path(self._used.reach))
+        self.since_fit = 0
+        self.fit_s = time.perf_counter() - started_s
+
+    def update(self, tokens_per_s: NDArray[np.float64]) -> None:
+        fresh = np.asarray(tokens_per_s, dtype=np.float64)
+        if self.bands is None:
+            raise RuntimeError("fit the forecaster before its first update")
+        if np.isinf(fresh).any() or (fresh < 0).any():
+            raise ValueError("a rate is a finite number from 0 up, or NaN where nothing is known")
+        for value in fresh:
+            self.bands.learn(float(value))
+            self._used.append(float(value))
+            self.values = np.append(self.values, value)
+            self.since_fit += 1
+            self.end_s += self.window_s
+            if self.since_fit >= self.season or self._own_can_take_over():
+                self._fit_again()
+            self.bands.ask(self._path(self._used.reach))
+
+    def predict(self, horizon: int) -> Forecast:
+        if horizon < 1:
+            raise ValueError(f"a horizon is at least one window, not {horizon}")
+        if self.bands is None:
+            raise RuntimeError("fit the forecaster before it predicts")
+        path = self._path(horizon)
+        ends = self.bands.ends(path)
+        return Forecast(
+            self.end_s, self.window_s, path, ends[:, 0], ends[:, 1], ends[:, 2], ends[:, 3], self.name, self.note
+        )
+
+    @property
+    def series(self) -> Series:
+        """The windows that it keeps."""
+        return Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values)
+
+    def prepare(self) -> None:
+        """Import what takes long, so that it is not counted as fitting."""
+        self._own.prepare()
+
+    def found(self) -> str:
+        """What the model found when it was fitted, in words; may be empty."""
+        return ", ".join(self._used.tried())
+
+    def _choose(self, count: int) -> None:
+        """Let the simplest model stand in that the first *count* windows can carry, and say so."""
+        known = int(np.count_nonzero(~np.isnan(self.values[:count])))
+        needed = self._own.least(self.season)
+        if known >= needed:
+            self._used, self.note = self._own, ""
+            return
+        simpler: PointModel = SeasonalNaive() if known >= SeasonalNaive.least(self.season) else Level()
+        self._used = simpler
+        what = "the same time of the day before" if isinstance(simpler, SeasonalNaive) else "the latest level"
+        self.note = f"{known} known windows, {self.name} needs {needed}: {what} stands in"
+
+    def _own_can_take_over(self) -> bool:
+        if self._used is self._own:
+            return False
+        return int(np.count_nonzero(~np.isnan(self.values))) >= self._own.least(self.season)
+
+    def _walk(self, values: NDArray[np.float64]) -> None:
+        """Forecast each of *values* before taking it in."""
+        bands = self.bands
+        assert bands is not None
+        for value, path in zip(values, self._mended(self._used.walk(values)), strict=True):
+            bands.ask(path)
+            bands.learn(float(value))
+
+    def _fit_again(self) -> None:
+        if self._own_can_take_over():
+            self.fit(self.series)
+            return
+        started_s = time.perf_counter()
+        self.values = _trimmed(self.values, self.season)
+        self._used.fit(self.values, self.season)
+        self.since_fit = 0
+        self.fit_s = time.perf_counter() - started_s
+
+    def _path(self, horizon: int) -> NDArray[np.float64]:
+        return self._mended(self._used.path(horizon))
+
+    def _mended(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A model's answer within what a rate can be: from 0 to ten times the highest ever seen."""
+        known = self.values[~np.isnan(self.values)]
+        ceiling = 10.0 * float(known.max()) if known.size else 0.0
+        return np.clip(np.nan_to_num(path, nan=0.0, posinf=ceiling, neginf=0.0), 0.0, ceiling)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "forecaster": self.name,
+            "window_s": self.window_s,
+            "end_s": self.end_s,
+            "season": self.season,
+            "values": self.values.copy(),
+            "since_fit": self.since_fit,
+            "note": self.note,
+            "used": type(self._used).__name__,
+            "model": self._used.state(),
+            "bands": self.bands.state() if self.bands else {},
+        }
+
+    @classmethod
+    def load(cls, state: dict[str, Any] | Path) -> Self:
+        if isinstance(state, Path):
+            state = read_state(state)
+        if state["forecaster"] != cls.name:
+            raise ValueError(f"this is the state of {state['forecaster']!r}, not of {cls.name!r}")
+        forecaster = cls()
+        for name in ("window_s", "end_s", "season", "since_fit", "note"):
+            setattr(forecaster, name, state[name])
+        forecaster.values = np.array(state["values"])
+        for simpler in (Level, SeasonalNaive):
+            if state["used"] == simpler.__name__ and simpler is not cls.model_class:
+                forecaster._used = simpler()
+                break
+        else:
+            forecaster._used = forecaster._own
+        if state["bands"]:
+            forecaster._used.restore(state["model"])
+            forecaster.bands = Bands.load(state["bands"])
+        return forecaster
+
+    def save(self, path: Path) -> None:
+        # Not compressed: trees hardly shrink, and this is written for every series and window.
+        write_state(path, self.state(), compressed=False)
+
+
+def _trimmed(values: NDArray[np.float64], season: int) -> NDArray[np.float64]:
+    """*values* without the gaps before the first known one, and no longer than what is kept."""
+    known = np.flatnonzero(~np.isnan(values))
+    first = int(known[0]) if known.size else len(values)
+    return np.array(values[max(first, len(values) - min(HISTORY_DAYS * season, MOST_HISTORY)) :])

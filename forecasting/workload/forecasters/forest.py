@@ -1,0 +1,134 @@
+"""Trees that say what a series does over a horizon, where straight lines cannot: a burst goes, a rise in the morning stays.
+
+Extremely randomised trees (Geurts, Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006): every split
+is the best of a few drawn at random, and the forecast is the mean of many trees. They learn the move of z from what the
+regressions look at, from the means, and from the time of day; one forest for all horizons, with the horizon as a column.
+Grown by scikit-learn, kept and walked as plain arrays.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.workload.forecasters.experts import Index, Trail
+from forecasting.workload.forecasters.points import Values
+from forecasting.workload.forecasters.regression import LAGS, columns
+
+TREES: Final = 40
+LEAST_IN_LEAF: Final = 15
+TRIED_SHARE: Final = 0.5  # of the columns, at each split
+HALF_LIFE_DAYS: Final = 3.0  # a window that long ago counts half
+FIT_DAYS: Final = 14
+MOST_ROWS: Final = 1500  # of one horizon; evenly thinned beyond
+LEAST_ROWS: Final = 200
+DAYS: Final = 2  # before, whose course is looked at
+ROWS_AT_ONCE: Final = 8192
+NAME: Final = "forest"
+
+ARRAYS: Final = ("begins", "split_by", "thresholds", "rights", "values")
+
+
+class Forest:
+    """Trees one after the other in flat arrays. Without trees it says NaN.
+
+    A node's left child is the one after it; its right child is in `rights`, where a leaf has itself.
+    """
+
+    def __init__(self, horizons: tuple[int, ...]) -> None:
+        self.horizons = horizons
+        self._clear()
+
+    def _clear(self) -> None:
+        self.begins: NDArray[np.int32] = np.empty(0, np.int32)
+        self.split_by: NDArray[np.int8] = np.empty(0, np.int8)
+        self.thresholds: NDArray[np.float32] = np.empty(0, np.float32)
+        self.rights: NDArray[np.int32] = np.empty(0, np.int32)
+        self.values: NDArray[np.float32] = np.empty(0, np.float32)
+
+    def fit(self, trail: Trail, end: int) -> None:
+        """Learn from windows before index *end*; with too few of them there are no trees."""
+        tables, moves, weights = [], [], []
+        for horizon in self.horizons:
+            first = max(*LAGS, trail.season, end - FIT_DAYS * trail.season)
+            origins = np.arange(first, end - horizon)
+            origins = origins[trail.known[origins + horizon]]
+            if len(origins) > MOST_ROWS:
+                origins = origins[:: -(-len(origins) // MOST_ROWS)]
+            tables.append(_table(trail, origins, np.full(len(origins), horizon)))
+            moves.append(trail.z[origins + horizon] - trail.z[origins])
+            # Near horizons are asked for more; forgotten by halves.
+            weights.append(0.5 ** ((end - origins) / (HALF_LIFE_DAYS * trail.season)) / horizon)
+        table = np.concatenate(tables)
+        if len(table) < LEAST_ROWS:
+            self._clear()
+        else:
+            self._grow(table, np.concatenate(moves), np.concatenate(weights))
+
+    def _grow(self, table: NDArray[np.float32], moves: Values, weights: Values) -> None:
+        from sklearn.ensemble import ExtraTreesRegressor
+
+        model = ExtraTreesRegressor(TREES, min_samples_leaf=LEAST_IN_LEAF, max_features=TRIED_SHARE, random_state=1)
+        trees = [each.tree_ for each in model.fit(table, moves, sample_weight=weights).estimators_]
+        begins = np.cumsum([0, *(tree.node_count for tree in trees)])
+        self.begins = begins[:-1].astype(np.int32)
+        rights = np.concatenate([tree.children_right for tree in trees])
+        of_tree = np.repeat(self.begins, np.diff(begins))
+        self.rights = np.where(rights < 0, np.arange(len(rights)), rights + of_tree).astype(np.int32)
+        self.split_by = np.maximum(np.concatenate([tree.feature for tree in trees]), 0).astype(np.int8)
+        self.thresholds = _rounded_down(np.concatenate([tree.threshold for tree in trees]))
+        self.values = np.concatenate([tree.value[:, 0, 0] for tree in trees]).astype(np.float32)
+
+    def predict(self, trail: Trail, origins: Index, horizons: Index) -> Values:
+        """z at *horizons* after *origins*; NaN without trees and beyond the last horizon that was learned."""
+        origin, horizon = np.broadcast_arrays(origins, horizons)
+        out = np.full(origin.shape, np.nan)
+        usable = (horizon <= self.horizons[-1]) & (origin >= max(*LAGS, trail.season))
+        if len(self.begins) and usable.any():
+            out[usable] = trail.z[origin[usable]] + self._walk(_table(trail, origin[usable], horizon[usable]))
+        return out
+
+    def _walk(self, table: NDArray[np.float32]) -> Values:
+        """Mean of the trees for each row of *table*."""
+        out = np.empty(len(table))
+        for begin in range(0, len(table), ROWS_AT_ONCE):
+            part = table[begin : begin + ROWS_AT_ONCE]
+            node = np.broadcast_to(self.begins, (len(part), len(self.begins)))
+            while True:
+                right = self.rights[node]
+                if np.array_equal(right, node):
+                    break
+                low = np.take_along_axis(part, self.split_by[node].astype(np.intp), axis=1) <= self.thresholds[node]
+                node = np.where(low & (right != node), node + 1, right)
+            out[begin : begin + len(part)] = self.values[node].mean(axis=1)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"horizons": list(self.horizons), **{name: getattr(self, name) for name in ARRAYS}}
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> "Forest":
+        forest = cls(tuple(state["horizons"]))
+        for name in ARRAYS:
+            setattr(forest, name, np.array(state[name]))
+        return forest
+
+
+def _rounded_down(thresholds: Values) -> NDArray[np.float32]:
+    """To float32, never above the float64: a value of the table in between would go the other way."""
+    near = thresholds.astype(np.float32)
+    return np.where(near > thresholds, np.nextafter(near, np.float32(-np.inf)), near)
+
+
+def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
+    """What the trees look at: (rows, columns)."""
+    now = trail.z[origin]
+    angle = 2 * np.pi * ((origin + horizon) % trail.season) / trail.season
+    return np.column_stack([
+        columns(trail, origin, horizon, DAYS)[:, 1:],
+        (trail.means[:, origin] - now).T,
+        (trail.medians[:, origin] - now).T,
+        np.sin(angle),
+        np.cos(angle),
+        horizon,
+    ]).astype(np.float32)  # fmt: skip

@@ -1,0 +1,1 @@
+from tests.gateway.conftest import *  # noqa: F403 (fixtures)

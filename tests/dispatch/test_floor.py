@@ -1,0 +1,419 @@
+"""The reactive floor: a full endpoint grows, with workers, broker, database and strategies alive or dead."""
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.db import OperationalError
+from django.utils import timezone
+
+from controlplane.dispatch import floor as module
+from controlplane.events.models import Event
+from controlplane.fleet import restarts, services
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
+from controlplane.planning.execution import executor
+from controlplane.planning.execution import floor as rows
+from controlplane.planning.models import ScalingMove
+from scheduling.scaling import Floor, Reactive
+from tests.gateway.backend import Backend
+from tests.gateway.conftest import until
+from workers.tasks import fleet as tasks
+from workers.vllm.launcher import Launched, LaunchError
+
+WITHIN_S = 10.0
+
+
+class FakeLauncher:
+    """Starts scripted backends in the test's own event loop, as Celery's worker would start servers."""
+
+    def __init__(self, loop) -> None:
+        self.loop, self.backends, self.delay_s, self.calls = loop, {}, 0.0, []
+
+    async def start(self, spec):
+        self.calls.append(("start", spec.name, threading.current_thread().name))
+        time.sleep(self.delay_s)  # noqa: ASYNC251 (a slow launcher blocks the thread that it runs in)
+        backend = self.backends[spec.name] = Backend(spec.name)
+        asyncio.run_coroutine_threadsafe(backend.start(), self.loop).result(10)
+        return Launched(backend.url, None)
+
+    async def stop(self, name, *, grace_s=10.0):
+        self.calls.append(("stop", name, threading.current_thread().name))
+        if name in self.backends:
+            asyncio.run_coroutine_threadsafe(self.backends.pop(name).stop(), self.loop).result(10)
+
+    async def alive(self, name):
+        return True
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Turns and waits of a test's length."""
+    monkeypatch.setattr(module, "TURN_S", 0.05)
+    monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
+    monkeypatch.setattr(module, "EASE_S", 0.3)
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(module, "GRACE_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_S", 0.1)
+    monkeypatch.setattr(restarts, "FIRST", timedelta(seconds=0.5))
+    monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 2)
+    monkeypatch.setattr(module, "PAUSE_S", 0.1)
+    monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
+    monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
+    monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
+    monkeypatch.setattr(module, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
+    monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
+
+
+@pytest.fixture
+def house_options():
+    return {"max_num_seqs": 4}
+
+
+@pytest.fixture
+async def launcher(monkeypatch):
+    fake = FakeLauncher(asyncio.get_running_loop())
+    monkeypatch.setattr(tasks, "launcher_for", lambda instance: fake)
+    yield fake
+    for backend in fake.backends.values():
+        await backend.stop()
+
+
+@pytest.fixture
+async def managed(quick, launcher, house, monkeypatch):
+    """The house, with instances that Pilothouse itself has started."""
+
+    def make() -> None:
+        instance = Instance.objects.select_related("deployment").get()
+        deployment = instance.deployment
+        values = {"prefill_a_s": 0.01, "prefill_b_s_per_token": 0.0, "decode_a_s": 0.01}
+        rest = {"decode_b_s_per_sequence": 0.0, "decode_c_s_per_token": 0.0, "source": "a test"}
+        PerformanceProfile.objects.create(
+            model=deployment.model, gpu_type=deployment.gpu_type, tensor_parallel=1, **values, **rest
+        )
+        Instance.objects.update(launcher="emulated")
+
+    await database_sync_to_async(make)()
+    house.gateway.refresh_now()
+    await until(lambda: all(replica.spec.launched for replica in house.gateway.topology.replicas.values()))
+    yield house
+    # A thread that still starts a server must not reach into the next test.
+    monkeypatch.setattr(settings, "FLOOR", False)
+    await asyncio.to_thread(lambda: [one.join(10) for one in threading.enumerate() if one.name == "floor"])
+
+
+async def fill(house, count: int) -> list[asyncio.Task]:
+    """Send requests that stay until the backend's hold is released."""
+    house.backends[0].script.hold = house.backends[0].script.hold or asyncio.Event()
+    sent = [asyncio.create_task(house.chat()) for _ in range(count)]
+    await until(lambda: sum(replica_tickets(house)) + house.gateway.dispatcher.waiting_count >= count)
+    return sent
+
+
+def replica_tickets(house) -> list[int]:
+    return [len(replica.tickets) for replica in house.gateway.topology.replicas.values()]
+
+
+async def release(house, sent) -> None:
+    house.backends[0].script.hold.set()
+    for response in await asyncio.gather(*sent):
+        assert response.status == 200
+
+
+async def of(rows_of, *values):
+    return await database_sync_to_async(lambda: list(rows_of.values_list(*values)))()
+
+
+class TestAlone:
+    """No worker, no broker, no strategy: nothing listens at the test's Redis address."""
+
+    async def test_a_surge_brings_an_instance_that_serves_what_waits(self, managed, launcher):
+        sent = await fill(managed, 5)  # four run, one waits: the only instance is full
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        await until(lambda: sum(task.done() for task in sent) == 1, WITHIN_S)  # it was served there
+        done = [task for task in sent if task.done()]
+        assert {task.result().status for task in done} == {200}
+        ((name, thread, source),) = [(call[1], call[2], "floor") for call in launcher.calls if call[0] == "start"]
+        assert (name, thread, source) == ("m-east-1", "floor", "floor")
+        ((delta, reason, source),) = await of(ScalingMove.objects, "delta", "reason", "source")
+        assert (delta, source) == (1, "floor")
+        assert reason.startswith("Floor: use is ")
+        assert await of(Event.objects.filter(kind="scaling.added"), "actor") == [("reactive floor",)]
+        assert await of(InstanceCommand.objects, "verb", "state") == [("start", "done")]
+        await release(managed, sent)
+
+    async def test_then_an_idle_one_goes_down_to_the_minimum_and_is_stopped(self, managed, launcher):
+        sent = await fill(managed, 5)
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        await release(managed, sent)
+        await until(
+            lambda: any(call[0] == "stop" and call[1] in call_names(launcher) for call in launcher.calls[2:]), 20
+        )
+        deltas = await of(ScalingMove.objects.order_by("pk"), "delta")
+        assert deltas == [(1,), (-1,)]
+        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
+        assert (await managed.chat()).status == 200
+
+    async def test_one_on_the_way_is_waited_for(self, managed, launcher):
+        launcher.delay_s = 1.0
+        sent = await fill(managed, 5)
+        await until(lambda: launcher.calls, WITHIN_S)
+        await asyncio.sleep(0.6)
+        assert len(await of(ScalingMove.objects, "pk")) == 1
+        await release(managed, sent)
+
+    async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
+        launcher.delay_s = 2.0
+        sent = await fill(managed, 5)
+        await until(lambda: any(call[0] == "start" for call in launcher.calls), WITHIN_S)
+        began = time.monotonic()
+        await release(managed, sent)
+        for _ in range(5):
+            assert (await managed.chat()).status == 200
+        assert "m-east-1" not in launcher.backends, f"the launcher is not slow: {time.monotonic() - began:.1f} s"
+
+    async def test_what_a_worker_takes_it_leaves_to_the_worker(self, managed, launcher, monkeypatch):
+        """A worker claims the command before the floor's patience is over."""
+        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)
+        sent = await fill(managed, 5)
+
+        def pending():
+            return InstanceCommand.objects.filter(state="pending").values_list("pk", flat=True).first()
+
+        async with asyncio.timeout(WITHIN_S):
+            while (key := await database_sync_to_async(pending)()) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert launcher.calls == []
+        assert await asyncio.to_thread(rows.in_a_thread(tasks.claim), key) is not None
+        monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.0)
+        await asyncio.sleep(0.5)
+        assert launcher.calls == []
+        await release(managed, sent)
+
+    async def test_not_past_the_maximum(self, managed, launcher):
+        await database_sync_to_async(Deployment.objects.update)(max_instances=1)
+        await until(lambda: managed.gateway.topology.endpoints[0].spec.max_instances == 1)
+        sent = await fill(managed, 5)
+        await asyncio.sleep(0.6)
+        assert await of(ScalingMove.objects, "pk") == []
+        await release(managed, sent)
+
+    async def test_it_can_be_turned_off(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(settings, "FLOOR", False)
+        sent = await fill(managed, 5)
+        await asyncio.sleep(0.6)
+        assert await of(ScalingMove.objects, "pk") == []
+        await release(managed, sent)
+
+    async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher, monkeypatch):
+        """Who asks is held until it is there."""
+        await database_sync_to_async(Deployment.objects.update)(min_instances=0)
+        await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
+        await until(lambda: not managed.gateway.topology.replicas)
+        assert not launcher.backends
+        async with asyncio.timeout(WITHIN_S):
+            assert (await managed.chat()).status == 200
+        assert "m-0" in launcher.backends  # the stopped one is the nearest way
+
+    async def test_what_cannot_be_started_is_not_held_for_ever(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "REFUSED_HOLD_S", 0.5)
+        monkeypatch.setattr(launcher, "start", refuse)
+        looping = {"state": "failed", "url": "", "failures": 12}
+        await database_sync_to_async(Deployment.objects.update)(max_instances=1)
+        await database_sync_to_async(Instance.objects.update)(**looping, state_changed_at=timezone.now())
+        await until(lambda: not managed.gateway.topology.fleet.accepting.any())
+        async with asyncio.timeout(WITHIN_S):
+            response = await managed.chat()
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "model_unavailable"
+
+
+async def refuse(spec):
+    raise AssertionError("it is in a crash loop")
+
+
+class TestTheMinimum:
+    """A minimum is kept without a strategy and beneath one."""
+
+    @pytest.fixture(params=["alone", "beneath a strategy"], autouse=True)
+    def strategy(self, request, monkeypatch):
+        if request.param == "beneath a strategy":
+
+            async def exchange(self, message) -> None:
+                self.strategists = frozenset({"m"})
+
+            monkeypatch.setattr(module.Floor, "_exchange", exchange)
+
+    async def test_a_failed_instance_is_started_again(self, managed, launcher):
+        managed.backends[0].script.metrics = False  # silent, as when its server was killed
+        await until(lambda: "m-0" in launcher.backends, WITHIN_S)
+        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
+        assert (await managed.chat()).status == 200
+        (move,) = await of(ScalingMove.objects, "delta", "instance", "reason")
+        assert move == (1, "m-0", "Floor: 1 fewer than the 1 it must have.")
+        assert await database_sync_to_async(Instance.objects.count)() == 1
+
+    async def test_one_that_was_never_there_is_made(self, managed, launcher):
+        await database_sync_to_async(Deployment.objects.update)(min_instances=2)
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
+        await asyncio.sleep(0.5)
+        assert len(await of(ScalingMove.objects, "pk")) == 1
+
+    async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=6.0, min_instances=0))
+        await database_sync_to_async(Deployment.objects.update)(min_instances=4)
+        await until(lambda: len(launcher.backends) == 3, 6.0 + WITHIN_S)
+        first, *_, last = [at for (at,) in await of(ScalingMove.objects.order_by("pk"), "at")]
+        assert (last - first).total_seconds() < 6.0
+
+    async def test_each_failure_waits_longer_and_a_crash_loop_is_said(self, managed, launcher, monkeypatch):
+        starts = []
+
+        async def fails(spec):
+            starts.append(time.monotonic())
+            raise LaunchError("the driver is too old")
+
+        monkeypatch.setattr(launcher, "start", fails)
+        monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
+        managed.backends[0].script.metrics = False
+        crash_loop = Event.objects.filter(kind="instance.crash_loop")
+        async with asyncio.timeout(2 * WITHIN_S):
+            while not await of(crash_loop, "pk"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert len(starts) == 2  # it failed, and twice again
+        assert starts[1] - starts[0] > 0.9  # 0.5 s, doubled
+        reason = (await managed.instance(0)).state_reason
+        assert reason == "Crash loop: failed 3 times in a row, the next start waits 2 s. the driver is too old"
+        # It is not counted on any more: another one is tried, and not without end.
+        await until(lambda: len(starts) >= 6, 2 * WITHIN_S)
+        assert await database_sync_to_async(Instance.objects.count)() <= 1 + 4
+
+    async def test_stopping_the_last_one_under_load_refuses_nobody(self, managed, launcher):
+        answers = []
+
+        async def go_on() -> None:
+            while len(answers) < 200 and "m-0" not in launcher.backends:
+                answers.append((await managed.chat()).status)
+                await asyncio.sleep(0.01)
+            answers.append((await managed.chat()).status)
+
+        asking = [asyncio.create_task(go_on()) for _ in range(3)]
+        await until(lambda: len(answers) > 10)
+
+        def stop() -> None:
+            command = services.stop(Instance.objects.get(), "an operator", "a new driver")
+            tasks.run_command(command.pk)
+
+        await asyncio.to_thread(rows.in_a_thread(stop))
+        async with asyncio.timeout(2 * WITHIN_S):
+            await asyncio.gather(*asking)
+        assert set(answers) == {200}
+        assert "m-0" in launcher.backends
+
+    async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, monkeypatch):
+        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=1.0, min_instances=0))
+
+        def stop() -> None:
+            tasks.run_command(services.stop(Instance.objects.get(), "an operator", "a new driver").pk)
+
+        await asyncio.to_thread(rows.in_a_thread(stop))
+        await database_sync_to_async(Deployment.objects.update)(min_instances=0)
+        await asyncio.sleep(1.5)
+        assert not launcher.backends
+
+
+def call_names(launcher) -> set[str]:
+    return {call[1] for call in launcher.calls}
+
+
+class TestWithoutTheDatabase:
+    async def test_it_serves_on_says_so_once_and_tries_again(self, managed, launcher, monkeypatch, caplog):
+        broken, real = [], rows.move
+
+        def move(*args):
+            if len(broken) < 3:
+                broken.append(1)
+                raise OperationalError("disk is full")
+            return real(*args)
+
+        monkeypatch.setattr(rows, "move", move)
+        sent = await fill(managed, 5)
+        await until(lambda: len(broken) == 3, WITHIN_S)
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        assert len([line for line in caplog.messages if "disk is full" in line]) == 1
+        await release(managed, sent)
+
+
+class TestBeneathAStrategy:
+    @pytest.fixture(autouse=True)
+    def alive(self, monkeypatch):
+        """The strategies of model "m" are alive, as Redis would say."""
+
+        async def exchange(self, message) -> None:
+            self.strategists = frozenset({"m"})
+
+        monkeypatch.setattr(module.Floor, "_exchange", exchange)
+
+    async def test_it_leaves_what_is_merely_busy_to_the_strategy(self, managed, launcher):
+        await until(lambda: managed.gateway.floor.strategists)
+        sent = await fill(managed, 3)  # 75 %: above the mark of a floor that is alone
+        await asyncio.sleep(0.6)
+        assert await of(ScalingMove.objects, "pk") == []
+        await release(managed, sent)
+
+    async def test_and_acts_when_it_is_full(self, managed, launcher):
+        await until(lambda: managed.gateway.floor.strategists)
+        sent = await fill(managed, 4)
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        ((reason,),) = await of(ScalingMove.objects, "reason")
+        assert reason.startswith("Floor: use is 100 %, above 90 %: 1 → 2 instances")
+        await release(managed, sent)
+
+    async def test_it_takes_none_away(self, managed, launcher):
+        await until(lambda: managed.gateway.floor.strategists)
+        sent = await fill(managed, 4)
+        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
+        await release(managed, sent)
+        await asyncio.sleep(1.0)
+        assert await of(ScalingMove.objects, "delta") == [(1,)]
+
+
+class TestWhatItSees:
+    async def test_the_view_of_an_endpoint(self, managed):
+        gateway = managed.gateway
+        sent = await fill(managed, 5)
+        endpoint = gateway.topology.endpoints[0]
+        members = gateway.topology.members(endpoint)
+        view = gateway.floor.view(endpoint, members, gateway.clock())
+        assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
+        assert view.use == pytest.approx(4 / 4 + 1 / 4)
+        assert (view.min_instances, view.max_instances) == (1, 4)
+        asked = sum(ticket.prompt_tokens + ticket.predicted_tokens for ticket in members[0].tickets)
+        assert view.tokens_per_s > asked / module.DEMAND_S  # what waits was asked for too
+        assert module.as_inputs(replace(view, use=float("inf")))["use"] is None
+        await release(managed, sent)
+
+    async def test_demand_fades_after_a_minute(self, house):
+        gateway = house.gateway
+        await house.chat()
+        memory = gateway.floor._of(0)
+        now_s = gateway.clock()
+        assert gateway.floor._demand(memory, now_s) > 0
+        assert gateway.floor._demand(memory, now_s + module.DEMAND_S + 2) == 0
+        assert not memory.demand
+
+    async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, house):
+        sent = await fill(house, 7)
+        await until(lambda: house.gateway.floor._of(0).changed_s > 0)
+        await asyncio.sleep(1.0)
+        assert await of(ScalingMove.objects, "pk") == []
+        ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")
+        assert "does not know how to start one" in reason
+        assert actor == "reactive floor"
+        await release(house, sent)

@@ -1,0 +1,151 @@
+"""What a length model says, however wrong, delays nobody beyond the bound of docs/ordering.md: the dispatcher itself.
+
+One instance that runs one request at a time, so that what a request waits is what was given out before it.
+"""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.inventory import EndpointSpec, Inventory, ModelSpec
+from controlplane.dispatch.topology import Topology
+from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.ticket import Ticket
+from scheduling.fleet.profile import USUAL, Profile
+from scheduling.simulation.cluster import description as simulated
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.workload.requests import make_requests
+from tests.dispatch.test_twin import Live
+
+MOST = 64  # max_tokens of every request
+PROFILE = Profile(0.05, 0.0, 1e-3, 0.0, 0.03, 0.0, 1e-5)
+SICK = {
+    "killed": lambda output, random: math.nan,
+    "endless": lambda output, random: math.inf,
+    "nothing": lambda output, random: 0,
+    "below nothing": lambda output, random: -(10**9),
+    "ten times too long": lambda output, random: 10 * output,
+    "ten times too short": lambda output, random: max(1, output // 10),
+    "turned round": lambda output, random: MOST + 1 - output,
+    "anything": lambda output, random: random.choice([math.nan, -1, 0.5, 3, 1e300, 10**12]),
+}
+
+
+def fleet(ordering: str, stretch: float) -> simulated.Cluster:
+    engine = EngineConfig(
+        max_num_seqs=1,
+        max_num_batched_tokens=512,
+        block_size_tokens=4,
+        kv_blocks=100,
+        policy="priority",
+        max_model_len=400,
+        profile=PROFILE,
+    )
+    return simulated.Cluster([simulated.InstanceSpec("m", "here", engine)], ordering=ordering, ordering_stretch=stretch)
+
+
+async def begins(ordering: str, stretch: float, requests, predictions) -> list[float]:
+    """When each request was given out."""
+    cluster = fleet(ordering, stretch)
+    live = Live(cluster, max_tokens=MOST)
+    live.run(cluster, requests, predictions)
+    assert not live.refused
+    given_s = {int(ticket.request_id): time_s for time_s, ticket, _, _ in live.dispatcher.decided}
+    assert len(given_s) == requests.arrival_s.size, "every request is served"
+    assert all(1 <= ticket.predicted_tokens <= MOST for ticket, _ in live.tickets.values())
+    return [given_s[number] for number in range(requests.arrival_s.size)]
+
+
+@pytest.mark.parametrize("sick", SICK)
+@pytest.mark.parametrize("stretch", [1.0, 5.0])
+async def test_no_prediction_delays_anybody_beyond_the_bound(sick, stretch):
+    random = np.random.default_rng([len(sick), int(stretch)])
+    count = 60
+    output = np.clip(random.geometric(1 / 15, count), 1, MOST)
+    requests = make_requests(np.cumsum(random.exponential(0.5, count)), random.integers(1, 55, count), output)
+    predictions = [SICK[sick](int(tokens), random) for tokens in output]
+    by_arrival = await begins("fcfs", stretch, requests, predictions)
+    assert by_arrival == sorted(by_arrival)
+    speculative = await begins("ssjf", stretch, requests, predictions)
+    prompt = requests.prompt_tokens
+    real_s = [PROFILE.service_time_s(int(prompt[at]), int(output[at])) for at in range(count)]
+    waited = 0
+    for number, arrival_s in enumerate(requests.arrival_s):
+        window_s = arrival_s + stretch * PROFILE.service_time_s(int(prompt[number]), MOST)
+        after = range(number + 1, count)
+        overtaking = [later for later in after if speculative[later] < speculative[number]]
+        assert all(requests.arrival_s[later] < window_s for later in overtaking)
+        work_s = sum(real_s[later] for later in after if requests.arrival_s[later] < window_s)
+        assert speculative[number] <= by_arrival[number] + work_s + 1e-6
+        waited += speculative[number] > arrival_s
+    assert waited > count // 2, "or order would hardly matter"
+
+
+async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
+    random = np.random.default_rng(5)
+    output = np.clip(random.geometric(1 / 15, 60), 1, MOST)
+    requests = make_requests(np.zeros(60), np.full(60, 8), output)
+    told = output.tolist()
+    begun = {name: np.array(await begins(name, 50.0, requests, told)) for name in ("fcfs", "ssjf")}
+    assert begun["ssjf"].mean() < 0.75 * begun["fcfs"].mean()
+    order = np.argsort(begun["ssjf"][1:], kind="stable")  # the first found the instance idle
+    assert (np.diff(output[1:][order]) >= 0).all()
+
+
+def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
+    topology = Topology()
+    topology.apply(
+        Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=(), ttft_slo_ms=None)
+    )
+    return Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf)
+
+
+def ticket(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Ticket:
+    return Ticket(
+        request_id="1",
+        grant=SimpleNamespace(tenant_id=1),
+        terms=SloTerms("c", "", 0, None, None, None, None),
+        call=SimpleNamespace(model="m", sequences=sequences, max_tokens=max_tokens),
+        query=None,
+        region="here",
+        arrived_at=0.0,
+        arrived_s=0.0,
+        prompt_tokens=prompt,
+        predicted_tokens=predicted,
+    )
+
+
+@given(
+    st.floats() | st.integers(-(10**20), 10**20),
+    st.none() | st.integers(1, 5000),
+    st.integers(1, 2000),
+    st.integers(1, 4),
+)
+def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequences):
+    possible = dispatcher()._possible(ticket(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
+    assert isinstance(possible, int)
+    room = 1000 - prompt if prompt < 1000 else 1000  # a guessed prompt that leaves no room says nothing of the answer
+    most = sequences * min(max_tokens or 1000, room)
+    assert 1 <= possible <= most
+    if 1 <= predicted <= most:
+        assert possible == int(predicted)
+
+
+async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypatch):
+    here = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10, ordering_stretch=3.0, profile=USUAL)
+    there = replace(here, region="there", ordering_policy="ssjf", profile=PROFILE)
+    held = dispatcher(here, there)
+    one, other = held.topology.endpoints
+    moving = ticket(40)
+    held._enqueue(moving, one)
+    assert held.waiting.key[moving.slot] == 0.0
+    monkeypatch.setattr("controlplane.dispatch.dispatcher.choose_region", lambda *_: other.index)
+    held._rehome(one)
+    assert moving.endpoint is other
+    assert held.waiting.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)

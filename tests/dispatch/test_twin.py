@@ -1,0 +1,259 @@
+"""One policy, two clocks: the live dispatcher under a simulated clock and the compiled simulator decide alike.
+
+The dispatcher is the gateway's own, over reference engines in place of servers; the simulator has the same fleet and trace.
+Every request must go to the same instance, in the same order, at the same moment.
+"""
+
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.topology import Topology
+from controlplane.fleet.states import InstanceState
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.ticket import Ticket
+from controlplane.gateway.upstream import upstream_priority
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.simulation.cluster import description as simulated
+from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+from tests.oracles.lookahead import noted_places
+
+NEVER = float("inf")
+REQUESTS = 150
+BLOCK_TOKENS = 4
+
+
+class RecordingDispatcher(Dispatcher):
+    """The gateway's dispatcher, telling what it decides."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.decided = []
+
+    def _explain(self, ticket, endpoint, replica, slot):
+        self.decided.append((self.clock(), ticket, endpoint.index, replica.slot))
+        return super()._explain(ticket, endpoint, replica, slot)
+
+    def _leading_hashes(self, ticket):
+        """Those of the trace, at the places that are noted."""
+        hashes = ticket.call.hashes
+        return [hashes[place - 1] for place in noted_places(len(hashes))], BLOCK_TOKENS
+
+
+class Live:
+    """The dispatcher, a clock that is set, and an engine for each instance."""
+
+    def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None):
+        self.max_tokens = max_tokens
+        self.hashes = {}
+        """Of the leading blocks of prompts, by number of the request."""
+        self.now_s = 0.0
+        self.topology = Topology()
+        self.topology.apply(
+            Inventory(
+                models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
+                endpoints=tuple(
+                    EndpointSpec(
+                        model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
+                        ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
+                    )
+                    for model, region in fleet.endpoints
+                ),
+                instances=tuple(
+                    InstanceSpec(
+                        number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
+                        spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
+                        profile=spec.engine.profile,
+                        requests_ahead_limit=fleet.ahead_limit((spec.model, spec.region)),
+                    )
+                    for number, spec in enumerate(fleet.instances)
+                ),
+                ttft_slo_ms=None,
+            )
+        )  # fmt: skip
+        self.round_trip_s = fleet.dispatch_round_trip_s
+        self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
+        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER)
+        self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
+        self.steps = [None] * len(self.engines)
+        self.events_s = [NEVER] * len(self.engines)
+        self.tickets = {}
+        self.given = 0
+        self.sent = deque()
+        """What is on its way: (moment, slot, request)."""
+        self.refused = []
+
+    def arrive(self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due):
+        ticket = Ticket(
+            request_id=str(number),
+            grant=SimpleNamespace(tenant_id=1),
+            terms=SloTerms("c", "", priority, None, None, None, due),
+            call=SimpleNamespace(
+                model=model, sequences=1, max_tokens=self.max_tokens, stream=True, hashes=self.hashes.get(number, ())
+            ),
+            query=None,
+            region=region,
+            arrived_at=self.now_s,
+            arrived_s=self.now_s,
+            prompt_tokens=prompt,
+            predicted_tokens=predicted,
+        )
+        self.tickets[str(number)] = (ticket, output)
+        try:
+            self.dispatcher.submit(ticket)
+        except ApiError as error:
+            self.refused.append((number, error.code))
+        self.give()
+
+    def give(self):
+        """Hand what was decided to the engines."""
+        for _, ticket, _, slot in self.dispatcher.decided[self.given :]:
+            output = self.tickets[ticket.request_id][1]
+            ordering = ORDERINGS[ticket.endpoint.spec.ordering_policy]
+            priority = upstream_priority(ordering, ticket.terms.priority, None, ticket.turn_s)
+            request = EngineRequest(
+                ticket.request_id, ticket.prompt_tokens, output, priority, self.now_s, tuple(ticket.call.hashes)
+            )
+            if self.round_trip_s:
+                self.sent.append((self.now_s + self.round_trip_s, slot, request))
+            else:
+                self.land(slot, request)
+        self.given = len(self.dispatcher.decided)
+
+    def land(self, slot: int, request: EngineRequest):
+        self.engines[slot].add(request)
+        if self.steps[slot] is None:
+            self.events_s[slot] = self.now_s
+
+    def work(self, slot: int):
+        step, self.steps[slot] = self.steps[slot], None
+        if step is not None:
+            for request_id in step.emitted:
+                ticket = self.tickets[request_id][0]
+                if ticket.output_tokens == 0:
+                    self.dispatcher.began(ticket)
+                ticket.output_tokens += 1
+            self.dispatcher.count_tokens()
+            for request_id in step.finished:
+                ticket = self.tickets[request_id][0]
+                self.dispatcher.finished(ticket, ticket.replica)
+                self.dispatcher.leave(ticket)
+                self.give()
+        self.steps[slot] = self.engines[slot].step(self.now_s)
+        self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
+
+    def run(self, fleet: simulated.Cluster, requests, predictions=None):
+        """Serve *requests*, with *predictions* in place of what they say of themselves."""
+        arrived = 0
+        while True:
+            arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
+            event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
+            sent_s = self.sent[0][0] if self.sent else NEVER
+            self.now_s = min(arrival_s, event_s, sent_s)
+            if self.now_s == NEVER:
+                return
+            if sent_s < min(arrival_s, event_s):
+                _, slot, request = self.sent.popleft()
+                self.land(slot, request)
+            elif arrival_s <= event_s:
+                self.arrive(
+                    arrived,
+                    fleet.models[requests.model[arrived]],
+                    fleet.regions[requests.region[arrived]],
+                    int(requests.prompt_tokens[arrived]),
+                    int(requests.predicted_tokens[arrived]) if predictions is None else predictions[arrived],
+                    int(requests.output_tokens[arrived]),
+                    int(requests.priority[arrived]),
+                    int(requests.deadline_s[arrived]) if requests.deadline_s[arrived] < NEVER else None,
+                )
+                arrived += 1
+            else:
+                self.work(slot)
+
+
+ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *FORESEEING]
+
+
+@pytest.mark.parametrize(
+    ("routing", "ordering", "load_per_s", "round_trip_s", "limit"),
+    [
+        *(
+            (routing, ordering, load, 0.0, None)
+            for routing in ROUTINGS
+            for ordering in ("fcfs", "priority")
+            for load in (1.0, 40.0)
+        ),
+        *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
+        *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
+        *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
+        *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
+    ],
+)
+async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
+    random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
+    specs = []
+    for model, speed in (("m", 1.0), ("n", 0.6)):
+        for region in ("east", "north", "west"):
+            for _ in range(int(random.integers(1, 4))):
+                engine = EngineConfig(
+                    max_num_seqs=int(random.integers(2, 7)),
+                    max_num_batched_tokens=int(random.integers(8, 64)),
+                    block_size_tokens=BLOCK_TOKENS,
+                    kv_blocks=int(random.integers(30, 60)),
+                    policy="fcfs" if ordering == "fcfs" else "priority",
+                    max_model_len=120,
+                    profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
+                    prefix_caching=routing == "least_delay",
+                )
+                specs.append(simulated.InstanceSpec(model, region, engine))
+    fleet = simulated.Cluster(
+        specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
+        dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit,
+    )  # fmt: skip
+    output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    prompt = random.integers(1, 55, REQUESTS)
+    # Four kinds of prompts that begin alike, each for some way.
+    shared = random.integers(0, prompt // BLOCK_TOKENS + 1)
+    blocks = [
+        [1000 * int(kind) + at for at in range(count)]
+        for kind, count in zip(random.integers(1, 5, REQUESTS), shared, strict=True)
+    ]
+    requests = make_requests(
+        np.cumsum(random.exponential(1 / load_per_s, REQUESTS)),
+        prompt,
+        output,
+        prefix_blocks=blocks if routing == "least_delay" else None,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
+        model=random.integers(0, 2, REQUESTS),
+        region=random.integers(0, 3, REQUESTS),
+        priority=random.integers(0, 3, REQUESTS),
+        deadline_s=np.where(random.random(REQUESTS) < 0.7, random.integers(1, 9, REQUESTS), NEVER),
+    )
+
+    live = Live(fleet)
+    if routing == "least_delay":
+        live.hashes = dict(enumerate(blocks))
+    live.run(fleet, requests)
+    result = Simulation(fleet, requests, decisions=True).run()
+
+    live_decisions = [(int(ticket.request_id), endpoint, slot) for _, ticket, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
+    assert [(number, "queue_full") for number in refused] == live.refused
+    assert len(live_decisions) + len(live.refused) == REQUESTS
+    ahead = [ticket.trace[-1]["requests_ahead"] for _, ticket, _, _ in live.dispatcher.decided]
+    assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
+    if load_per_s > 1:
+        assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"
