@@ -1,5 +1,7 @@
 """`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`."""
 
+from typing import Literal
+
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.fleet.demo import seed
@@ -16,7 +18,7 @@ class Command(BaseCommand):
             help="with emulated instances (to be started by `manage.py up`), or with none (default: %(default)s)",
         )
 
-    def handle(self, *, fleet: str, **options: object) -> None:
+    def handle(self, *, fleet: Literal["none", "emulated"], **options: object) -> None:
         from controlplane.planning import demo as planning  # stands above this app
 
         created = seed(fleet) + planning.seed()
