@@ -172,7 +172,7 @@ def level_lines(levels: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def as_json(traces: list[Any], figure_layout: go.Layout) -> dict[str, Any]:
-    figure = go.Figure(data=traces, layout=figure_layout).to_plotly_json()
+    figure: dict[str, Any] = go.Figure(data=traces, layout=figure_layout).to_plotly_json()
     figure["layout"].pop("template", None)
     return figure
 
@@ -304,7 +304,7 @@ def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
         grid = {"showgrid": False, "fixedrange": True, "automargin": True, "tickfont": {"size": 10}, "dtick": 1}
         x_axis = {"showgrid": False, "showline": False, "nticks": 4}
         figure = as_json([heat], layout(height=TALL_HEIGHT, xaxis=x_axis, yaxis=grid, hovermode="closest"))
-    rows = [
+    rows: list[list[Any]] = [
         [name, last(values), sum(known) / len(known), max(known)]
         for name, values in ((name, series[name]) for name in fullest)
         if (known := [value for value in values if value is not None])

@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -42,7 +43,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
     kinds = event_kinds()
     hours = number(query, "hours")
     hours = hours if hours in SINCE_H else None
-    filters = {
+    filters: dict[str, Any] = {
         "kind": choice(query, "kind", kinds),
         "severity": choice(query, "severity", Severity.values),
         "actor": query.get("actor", "").strip()[:120],

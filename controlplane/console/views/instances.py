@@ -10,6 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console import dashboards, selectors
 from controlplane.console.access import fleet_role, may
 from controlplane.console.filters import RANGES_MIN, choice, order_of, view_of
@@ -203,7 +204,7 @@ def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
         messages.error(request, f"{row.name} was left as it is: give a reason, which is kept with the event.")
     else:
         try:
-            messages.success(request, services.act(Action(action), row, request.user, reason))
+            messages.success(request, services.act(Action(action), row, user_of(request), reason))
         except ActionError as refusal:
             messages.error(request, f"{refusal}.")
     return redirect("console:instance", name=row.name)

@@ -103,7 +103,7 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """A tenant's people see what they asked and got; where in the fleet, and what else ran there, is the fleet's."""
     row = get_object_or_404(selectors.visible_requests(request.user), pk=pk)
     slo = SloClass.objects.filter(name=row.slo_class).first()
-    phases = [
+    phases: list[dict[str, Any]] = [
         {"name": name, "ms": ms, "series": series}
         for name, ms, series in _phases(row.queue_ms or 0.0, row.ttft_ms, row.e2e_ms)
         if ms is not None and ms >= 0

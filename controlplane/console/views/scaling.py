@@ -13,6 +13,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console import dashboards, planning_charts, scaling_tables, selectors
 from controlplane.console.access import fleet_role, may
 from controlplane.console.charts import Chart
@@ -178,7 +179,7 @@ def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
         messages.error(request, f"The plan for {plan.model} still waits: give a reason, which is kept with the event.")
     else:
         try:
-            decided = DECISIONS[decision](plan, request.user, reason)
+            decided = DECISIONS[decision](plan, user_of(request), reason)
         except ActionError as refusal:
             messages.error(request, f"{str(refusal).rstrip('.')}.")
         else:
@@ -206,7 +207,7 @@ def policy(request: HttpRequest, pk: int) -> HttpResponse:
     try:
         parameters = json.loads(given.get("parameters", "").strip() or "{}")
         row = services.set_policy(
-            model, given.get("strategy", ""), given.get("mode", ""), parameters, request.user, reason
+            model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
         )
     except ValueError as error:
         messages.error(request, f"{model} is scaled as before: the parameters are not JSON ({error}).")

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
@@ -76,7 +76,7 @@ def csv_cell(job: dict[str, Any], field: str) -> Any:
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def system(request: HttpRequest) -> HttpResponse:
+def system(request: HttpRequest) -> HttpResponseBase:
     if not may(request, Role.OPERATOR):  # what a viewer's attention list points to is told by events too
         return redirect(f"{reverse('console:events')}?q=monitor")
     state = hub.state()
