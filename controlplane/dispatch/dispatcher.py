@@ -60,10 +60,10 @@ class Dispatcher:
         candidates = topology.candidates(model, region)
         if candidates.size:
             self._fit_waiting()
-            index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
+            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD))
             if index >= 0:
                 return topology.endpoints[index]
-            endpoints = [topology.endpoints[index] for index in candidates.tolist()]
+            endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
             for endpoint in endpoints:
                 if self._coming(endpoint):
                     return endpoint
@@ -129,7 +129,8 @@ class Dispatcher:
 
     def _note(self, ticket: Ticket, endpoint: Endpoint) -> None:
         """Note how the prompt of *ticket*, which waits for *endpoint*, begins, where the router goes by that."""
-        hashes, block_tokens = [], 0
+        hashes: list[int] = []
+        block_tokens = 0
         if POLICY_CODES[endpoint.spec.routing_policy] == LEAST_DELAY:
             hashes, block_tokens = self._leading_hashes(ticket)
         self.affinity.noted[ticket.slot, : len(hashes)] = hashes
@@ -334,7 +335,7 @@ class Dispatcher:
         moved = set()
         for slot in in_order(self.waiting, endpoint.index).tolist():
             ticket = self._held[slot]
-            index = choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD)
+            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.waiting.size, THRESHOLD))
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or self._coming(other) for other in others):

@@ -194,9 +194,9 @@ class Gateway:
             await responder.error(error)
         except Exception:
             logger.exception("gateway: request %s failed", request_id)
-            error = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
-            self.records.count_error(error)
-            await responder.error(error)
+            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            self.records.count_error(failure)
+            await responder.error(failure)
         finally:
             self.active -= 1
 
