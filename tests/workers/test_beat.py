@@ -13,7 +13,8 @@ from workers.celery import app as application
 
 
 @pytest.fixture
-def scheduler(tmp_path):
+def scheduler(tmp_path, monkeypatch):
+    monkeypatch.setattr("redis.retry.sleep", lambda _: None)  # between tries to connect
     app = Celery("test", broker="redis://127.0.0.1:1/0")
     app.conf.task_publish_retry = False
     app.conf.beat_schedule = {"often": {"task": "t", "schedule": 1.0}}
