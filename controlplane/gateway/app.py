@@ -32,7 +32,7 @@ from controlplane.gateway.length_service import LengthService
 from controlplane.gateway.limits import Limits
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.parts import Parts
-from controlplane.gateway.summary import Publisher
+from controlplane.gateway.summary import Publisher, Sources
 from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
 from controlplane.gateway.upstream import (
     PING,
@@ -66,7 +66,9 @@ STOPPING = unavailable("This server is stopping; try again.", code="stopping", r
 
 
 class Gateway:
-    def __init__(self) -> None:
+    """*rows* are what the reactive floor changes rows by."""
+
+    def __init__(self, rows: floor.Rows) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
         self.clock = loop_clock
         self.jobs = jobs = Jobs()
@@ -86,12 +88,33 @@ class Gateway:
         self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
         self.heartbeats = Heartbeats(self.topology, self.upstream, self.lease, self.refresh_now)
         self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
-        self.publisher = Publisher(self)
-        self.floor = Floor(self)
         self.pace = Pace()
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
-        self.monitor = monitor.Monitor(jobs, self.parts, lambda: self.lease.held)
+        self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
+        self.publisher = Publisher(
+            Sources(
+                self.topology,
+                self.dispatcher,
+                self.records.windows,
+                loop_clock,
+                owner=self.lease.owner,
+                lengths=self.lengths.snapshot,
+                system=self.monitor.report,
+            ),
+            job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
+            owns=self.owns,
+            refresh=self.refresh_now,
+        )
+        self.floor = Floor(
+            self.topology,
+            rows,
+            outlook=self.dispatcher.outlook,
+            owns=self.owns,
+            read_inventory=self.read_inventory,
+            clock=loop_clock,
+            job=jobs.add("floor", floor.TURN_S),
+        )
         self.active = 0  # requests between arrival and answer
         self.stopping = False
         self.ready = False
@@ -162,6 +185,10 @@ class Gateway:
 
     async def _sweep(self) -> None:
         self.dispatcher.sweep()
+
+    def owns(self) -> bool:
+        """Whether this process has the regions."""
+        return self.lease.held
 
     def refresh_now(self) -> None:
         """Read the inventory again without waiting for the next turn."""

@@ -28,6 +28,7 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.ticket import Ticket
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
@@ -51,7 +52,7 @@ async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -
     await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         timeout = aiohttp.ClientTimeout(total=600)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # below the server's 5 s
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
