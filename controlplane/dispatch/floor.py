@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import orjson
 import redis.asyncio as aioredis
@@ -27,6 +27,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from controlplane.dispatch.lookahead import Outlook
+from controlplane.dispatch.port import Submit
 from controlplane.dispatch.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs
 from controlplane.fleet.states import COMING, InstanceState
@@ -35,9 +36,6 @@ from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
 from scheduling.scaling.endpoint import GRACE_S, percent
-
-if TYPE_CHECKING:
-    from controlplane.gateway.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 TURN_S = 1.0
@@ -151,13 +149,13 @@ class Floor:
             await asyncio.gather(self._publishing, return_exceptions=True)
         await self._redis.aclose()
 
-    def arrived(self, ticket: "Ticket") -> None:
+    def arrived(self, asked: Submit) -> None:
         """Count a request's tokens as demand of the endpoint that its caller would have first, whoever serves it."""
-        candidates = self.topology.candidates(ticket.call.model, ticket.region)
+        candidates = self.topology.candidates(asked.model, asked.region)
         if not candidates.size:
             return
         demand = self._of(int(candidates[0])).demand
-        second, tokens = int(self.clock()), ticket.prompt_tokens + ticket.predicted_tokens
+        second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)
         if demand and demand[-1][0] == second:
             demand[-1] = (second, demand[-1][1] + tokens)
         else:
@@ -356,7 +354,7 @@ class Floor:
             for group in members.values()
             for replica in group
             if replica.spec.state == InstanceState.DRAINING
-            and not replica.tickets
+            and not replica.requests
             and wall_s - replica.spec.state_changed_at > WORKERS_FIRST_S + patience_s
         ]
 

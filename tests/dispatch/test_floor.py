@@ -117,7 +117,7 @@ async def fill(house, count: int) -> list[asyncio.Task]:
 
 
 def replica_tickets(house) -> list[int]:
-    return [len(replica.tickets) for replica in house.gateway.topology.replicas.values()]
+    return [len(replica.requests) for replica in house.gateway.topology.replicas.values()]
 
 
 async def release(house, sent) -> None:
@@ -395,7 +395,7 @@ class TestWhatItSees:
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)
-        asked = sum(ticket.prompt_tokens + ticket.predicted_tokens for ticket in members[0].tickets)
+        asked = sum(each.asked.prompt_tokens + each.predicted_tokens for each in members[0].requests)
         assert view.tokens_per_s > asked / DEMAND_S  # what waits was asked for too
         assert as_inputs(replace(view, use=float("inf")))["use"] is None
         await release(managed, sent)

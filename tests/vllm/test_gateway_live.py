@@ -152,7 +152,7 @@ async def test_a_disconnect_frees_the_request_upstream(house, client):
 async def test_draining_finishes_what_runs(house, client):
     stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=16, **exactly(800))
     await anext(stream)
-    (busy,) = [replica for replica in house.gateway.topology.replicas.values() if replica.tickets]
+    (busy,) = [replica for replica in house.gateway.topology.replicas.values() if replica.requests]
 
     def drain():
         services.drain(Instance.objects.get(name=busy.name), "a test", "maintenance")

@@ -240,7 +240,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
 
     # While a long answer is under way on the second, it is let go. The first may have another one.
     answers = []
-    while not fleet()[SECOND].tickets:
+    while not fleet()[SECOND].requests:
         stream = await client.completions.create(
             model=MODEL,
             prompt=[9, 9],
