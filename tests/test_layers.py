@@ -81,8 +81,11 @@ RULES = [
         (
             "controlplane.dispatch.dispatcher",
             "controlplane.dispatch.lookahead",
+            "controlplane.dispatch.placement",
             "controlplane.dispatch.request",
+            "controlplane.dispatch.token_accounts",
             "controlplane.dispatch.topology",
+            "controlplane.dispatch.waiting_queue",
             "scheduling.fleet",
         ),
         but=("controlplane.gateway.app", "controlplane.gateway.summary"),

@@ -100,14 +100,15 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*outlook* says what the look-ahead maps of an endpoint foresee; *owns* whether this process has the regions;
-    *read_inventory* lets the topology agree with the rows."""
+    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps foresee, *owns* whether
+    this process has the regions; *read_inventory* lets the topology agree with the rows."""
 
     def __init__(
         self,
         topology: Topology,
         rows: Rows,
         *,
+        waiting: Callable[[Endpoint], int],
         outlook: Callable[[Endpoint], Outlook],
         owns: Callable[[], bool],
         read_inventory: Callable[[], Awaitable[None]],
@@ -118,7 +119,8 @@ class Floor:
         self.rows = rows
         self.clock = clock
         self.job = job
-        self._outlook, self._owns, self._read_inventory = outlook, owns, read_inventory
+        self._waiting, self._outlook = waiting, outlook
+        self._owns, self._read_inventory = owns, read_inventory
         self.strategists: frozenset[str] = frozenset()  # models whose strategy is alive
         self._memory: dict[int, _Memory] = {}
         self._jobs: set[asyncio.Future[None]] = set()
@@ -210,7 +212,7 @@ class Floor:
         ready_at = max(
             (one.spec.state_changed_at for one in members if one.spec.state == InstanceState.READY), default=-math.inf
         )
-        outlook = self._outlook(endpoint)
+        waiting, outlook = self._waiting(endpoint), self._outlook(endpoint)
         kv_capacity = int(fleet.kv_capacity_tokens[accepting].sum())
         return EndpointView(
             model=endpoint.model,
@@ -222,8 +224,8 @@ class Floor:
             spot_other=0,
             min_instances=endpoint.spec.min_instances,
             max_instances=endpoint.spec.max_instances,
-            use=float(pressure(fleet, topology.arrays, endpoint.index, len(endpoint.waiting))),
-            waiting=len(endpoint.waiting),
+            use=float(pressure(fleet, topology.arrays, endpoint.index, waiting)),
+            waiting=waiting,
             kv_use=int(fleet.kv_tokens[accepting].sum()) / kv_capacity if kv_capacity else 0.0,
             tokens_per_s=self._demand(memory, now_s),
             since_change_s=now_s - memory.changed_s,

@@ -34,7 +34,6 @@ class Endpoint:
     index: int
     spec: EndpointSpec
     finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
-    waiting: set["Request"] = field(default_factory=set)
     largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
     can_start: bool = False  # the floor would start an instance for what waits here
 

@@ -126,6 +126,7 @@ class Gateway:
         self.floor = Floor(
             self.topology,
             rows,
+            waiting=self.dispatcher.waiting_at,
             outlook=self.dispatcher.outlook,
             owns=self.owns,
             read_inventory=self.read_inventory,

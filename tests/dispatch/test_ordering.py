@@ -146,9 +146,9 @@ async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypat
     held = dispatcher(here, there)
     one, other = held.topology.endpoints
     moving = Request(asked(40), 40, one)
-    held._enqueue(moving, one)
-    assert held.waiting.key[moving.slot] == 0.0
-    monkeypatch.setattr("controlplane.dispatch.dispatcher.choose_region", lambda *_: other.index)
-    held._rehome(one)
+    held.queue.add(moving, one)
+    assert held.queue.arrays.key[moving.slot] == 0.0
+    monkeypatch.setattr("controlplane.dispatch.rehoming.choose_region", lambda *_: other.index)
+    held.rehoming.rehome(one)
     assert moving.endpoint is other
-    assert held.waiting.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)
+    assert held.queue.arrays.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)

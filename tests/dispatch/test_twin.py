@@ -37,10 +37,12 @@ class RecordingDispatcher(Dispatcher):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.decided = []
+        self._explain = self.placement._explain
+        self.placement._explain = self.note
 
-    def _explain(self, request, endpoint, replica, slot):
+    def note(self, request, endpoint, replica, slot):
         self.decided.append((self.clock(), request, endpoint.index, replica.slot))
-        return super()._explain(request, endpoint, replica, slot)
+        return self._explain(request, endpoint, replica, slot)
 
 
 class Live:

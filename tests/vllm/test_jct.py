@@ -101,19 +101,19 @@ class Held:
     """Nothing is given out before `let_go`; then *given* lists the requests in their order."""
 
     def __init__(self, house: House) -> None:
-        self.dispatcher = house.gateway.dispatcher
+        self.placement = house.gateway.dispatcher.placement
         self.given: list[str] = []
-        self._pump, self._explain = self.dispatcher.pump, self.dispatcher._explain
-        self.dispatcher.pump = lambda endpoint: None
-        self.dispatcher._explain = self.explain
+        self._pump, self._explain = self.placement.pump, self.placement._explain
+        self.placement.pump = lambda endpoint: None
+        self.placement._explain = self.explain
 
     def explain(self, request: Request, *arguments: Any, **options: Any) -> dict[str, object]:
         self.given.append(request.asked.request_id)
         return self._explain(request, *arguments, **options)
 
     def let_go(self) -> None:
-        self.dispatcher.pump = self._pump
-        self.dispatcher.pump_all()
+        self.placement.pump = self._pump
+        self.placement.pump_all()
 
 
 async def served(house: House, jobs: dict[str, int]) -> list[str]:
