@@ -25,6 +25,7 @@ from servestatic import ServeStaticASGI
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.app import Gateway
 from controlplane.operations import Application, Operations, Receive, Scope, Send
+from controlplane.planning.execution import floor as floor_rows
 
 websockets = cast(Application, AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
 pages = cast(Application, django_application)
@@ -72,4 +73,4 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             return
 
 
-application = create_application(Gateway())
+application = create_application(Gateway(floor_rows))

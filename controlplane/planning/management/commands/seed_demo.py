@@ -1,10 +1,11 @@
-"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`."""
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, and the policies that scale it."""
 
 from typing import Literal
 
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.fleet.demo import seed
+from controlplane.planning import demo as planning
 
 
 class Command(BaseCommand):
@@ -19,8 +20,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, fleet: Literal["none", "emulated"], **options: object) -> None:
-        from controlplane.planning import demo as planning  # stands above this app
-
         created = seed(fleet) + planning.seed()
         if created:
             self.stdout.write("Created " + ", ".join(f"{count} {kind}" for kind, count in created.items()) + ".")
