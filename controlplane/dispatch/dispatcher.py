@@ -20,7 +20,7 @@ from controlplane.gateway.errors import ApiError, too_many, unavailable
 from controlplane.gateway.prefixes import leading_hashes
 from controlplane.gateway.ticket import Ticket, TicketState
 from scheduling.dispatch import dispatch
-from scheduling.queueing.ordering import ORDERINGS, turn_key
+from scheduling.queueing.ordering import ORDERINGS, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity, learn
@@ -424,4 +424,4 @@ def _turn_key(
     """The turn of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
     service_s = spec.profile.service_time_s(prompt_tokens, output_tokens)
-    return turn_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
+    return queue_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
