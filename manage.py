@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Django's command line for Pilothouse; `manage.py up` runs the whole house."""
+"""Django's command line for Pilothouse; `manage.py up` runs the whole stack."""
 
 import os
 import sys

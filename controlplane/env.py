@@ -139,7 +139,9 @@ ENV: dict[str, Variable] = {
         "float", 5.0, "Milliseconds that a request waits for its predicted length at most."
     ),
     "PILOTHOUSE_LENGTH_INLINE_US": Variable(
-        "float", 1000.0, "A length model that answers its hardest prompt within this runs in the gateway, else apart."
+        "float",
+        1000.0,
+        "A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess.",
     ),
     "PILOTHOUSE_LENGTH_CACHE_ENTRIES": Variable(
         "int", 10_000, "Prompts a model whose lengths are remembered; 0 is none."

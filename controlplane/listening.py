@@ -1,9 +1,9 @@
 """The event loop of the web process: `uvicorn --loop controlplane.listening:create_loop`.
 
-libuv accepts one connection of a listening socket in each turn of the loop. With a thousand streams a turn takes ten
+libuv accepts one connection of a listening socket in each iteration of the loop. With a thousand streams one takes ten
 milliseconds and more, so of a thousand clients that connect at once the last waited more than ten seconds before its first
-byte was read, and so did whoever asked for `/healthz` behind them. Here the same socket is listened to several times over,
-and each turn accepts as many.
+byte was read, and so did those who asked for `/healthz` behind them. Here the same socket is listened to several times over,
+and each iteration accepts as many.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import uvloop
 
-ACCEPTED_PER_TURN = 64
+ACCEPTED_PER_ITERATION = 64
 
 
 class Servers:
@@ -38,12 +38,12 @@ class Servers:
 
 class Loop(uvloop.Loop):
     async def create_server(self, protocol_factory: Any, *arguments: Any, **options: Any) -> Any:
-        """Like uvloop's; accepts up to `ACCEPTED_PER_TURN` connections of each of its sockets in a turn."""
+        """Like uvloop's; accepts up to `ACCEPTED_PER_ITERATION` connections of each of its sockets in one iteration."""
         first = await super().create_server(protocol_factory, *arguments, **options)
         servers = [cast(asyncio.Server, first)]  # uvloop's own class has the same methods
         also = {name: options[name] for name in ("ssl", "backlog") if name in options}
         for listener in list(servers[0].sockets):
-            for _ in range(ACCEPTED_PER_TURN - 1):
+            for _ in range(ACCEPTED_PER_ITERATION - 1):
                 again = socket.socket(fileno=os.dup(listener.fileno()))
                 more = await super().create_server(protocol_factory, sock=again, **also)
                 servers.append(cast(asyncio.Server, more))

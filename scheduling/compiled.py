@@ -34,7 +34,7 @@ IMPORT = re.compile(
 
 def source_files(file: Path, root: Path) -> set[Path]:
     """*file* and every file under the folder *root* that it imports, directly or not; *root* is where imports begin."""
-    found, unread = {file}, [file]
+    files, unread = {file}, [file]
     while unread:
         for module, names, plain in IMPORT.findall(unread.pop().read_bytes()):
             wanted = [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())
@@ -42,10 +42,10 @@ def source_files(file: Path, root: Path) -> set[Path]:
             for name in wanted:
                 path = root.joinpath(*name.split("."))
                 for source in (path.with_suffix(".py"), path / "__init__.py"):
-                    if source not in found and source.is_file():
-                        found.add(source)
+                    if source not in files and source.is_file():
+                        files.add(source)
                         unread.append(source)
-    return found
+    return files
 
 
 def source_digest(file: Path, root: Path) -> str:
@@ -59,8 +59,8 @@ def source_digest(file: Path, root: Path) -> str:
 def cache_folder(file: Path, root: Path) -> Path | None:
     """The folder for the compiled kernels of *file*, created; None when no place is writable (every start compiles).
 
-    Tried in turn: NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder. Folders that nobody has
-    used for a week are removed on the way.
+    Tried in order: NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder. Folders that nobody has
+    used for a week are removed too.
     """
     package = root / file.relative_to(root).parts[0]
     bases = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse"]
@@ -111,11 +111,11 @@ def compiled(function: Function) -> Function:
         config.CACHE_DIR = previous
 
 
-def compiled_part(function: Function) -> Function:
-    """As `compiled`, for a part of a hot loop: only compiled code calls it, and it becomes a piece of its caller.
+def compiled_inline(function: Function) -> Function:
+    """Compile *function* for compiled callers only, inlined into each of them: for the parts of a hot loop.
 
     It counts no references: it must not make arrays, and its caller's arguments must outlive it, as those of a `compiled`
-    function do. (Counting cost fifteen times the work itself.) It has no way in from Python and no cache of its own.
+    function do. (Counting cost fifteen times the work itself.) Python cannot call it, and it has no cache of its own.
     """
     options = {
         "no_cpython_wrapper": True,
@@ -127,13 +127,13 @@ def compiled_part(function: Function) -> Function:
     return cast(Function, cast(Any, numba.njit)(**options)(function))
 
 
-def compiled_aside(function: Function) -> Function:
-    """As `compiled_part`, off the hot path: it stays a function of its own, so that callers do not swell with it."""
+def compiled_internal(function: Function) -> Function:
+    """Compile *function* as `compiled_inline` does, but not inlined: off the hot path, so that callers stay small."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
     return cast(Function, cast(Any, numba.njit)(**options)(function))
 
 
-@compiled_part
+@compiled_inline
 def index(number: int) -> int:
     """*number*, which is from 0 up to 2**32: so the compiler leaves out what Python does for negative indices.
 

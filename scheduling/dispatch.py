@@ -1,4 +1,4 @@
-"""The dispatch decision: whose turn it is at an endpoint, and which instance gets the work. One compiled call."""
+"""The dispatch decision: the first request in an endpoint's queue, and the instance that gets it. One compiled call."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from scheduling.fleet.arrays import (
 )
 from scheduling.fleet.profile import service_time_s, step_time_s
 from scheduling.lookahead import maps as lookahead
-from scheduling.queueing.ordering import engine_priority, turn_key
+from scheduling.queueing.ordering import engine_priority, queue_key
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
     allocate_waiting,
@@ -46,7 +46,7 @@ from scheduling.routing.routers import (
 def dispatch(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, policy: int
 ) -> tuple[int, int]:
-    """Dispatch the request whose turn it is at *endpoint*, if an instance has room for it.
+    """Dispatch the first request in the queue of *endpoint*, if an instance has room for it.
 
     1. Look at the head of the heap; only at it: one that needs more room than there is holds up those behind it, or it
        would wait for ever behind small ones.
@@ -109,7 +109,7 @@ def warm_up() -> None:
     rekey_many(waiting, np.zeros(1, np.int32), np.zeros(1))
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
-    engine_priority(0, 0, turn_key(0, 0.0, 1.0, 0, 1.0, 1.0))
+    engine_priority(0, 0, queue_key(0, 0.0, 1.0, 0, 1.0, 1.0))
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     requests_ahead.warm_up(fleet, endpoints)
     lookahead.warm_up()

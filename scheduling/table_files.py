@@ -79,8 +79,8 @@ def csv_rows(path: Path, *columns: str, fill: bool = False) -> Iterator[Row]:
             header = [name.strip() for name in next(reader, [])]
             for column in columns:
                 if column not in header:
-                    found = ", ".join(header) or "nothing"
-                    raise TraceError(path, 1, column, f"is missing; the first line holds {found}")
+                    named = ", ".join(header) or "nothing"
+                    raise TraceError(path, 1, column, f"is missing; the first line holds {named}")
             for values in reader:
                 if not values:
                     continue

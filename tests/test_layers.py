@@ -163,12 +163,12 @@ def is_models(name: str) -> bool:
 
 def violations(modules: dict[str, tuple[str, bool]]) -> list[str]:
     """Every wrong import, as `module:line imports name`."""
-    found = []
+    wrong = []
     for name, (source, is_package) in modules.items():
         for rule in RULES:
             if not is_under_any(name, rule.importers) or is_under_any(name, rule.but):
                 continue
-            found += [
+            wrong += [
                 f"{name}:{line} imports {target}"
                 for target, line in imported(name, source, is_package, everywhere=True)
                 if is_under_any(target, rule.forbidden)
@@ -176,12 +176,12 @@ def violations(modules: dict[str, tuple[str, bool]]) -> list[str]:
                 and not any(name == importer and is_under(target, allowed) for importer, allowed in EXCEPTIONS)
             ]
         if is_models(name):
-            found += [
+            wrong += [
                 f"{name}:{line} imports {target}"
                 for target, line in imported(name, source, is_package, everywhere=True)
                 if target.startswith("controlplane.") and any(part in SHOWN_BY for part in target.split(".")[2:])
             ]
-    return found
+    return wrong
 
 
 def circle(modules: dict[str, tuple[str, bool]]) -> list[str]:
@@ -299,7 +299,7 @@ def test_a_circle_is_found():
 
 def test_relative_imports_are_made_absolute():
     source = "from . import a\nfrom .b import c\nfrom ..d import e\n"
-    found = [name for name, _ in imported("one.two.three", source, False, True)]
-    assert sorted(found) == ["one.d.e", "one.two.a", "one.two.b.c"]
-    found = [name for name, _ in imported("one.two", source, True, True)]
-    assert sorted(found) == ["one.d.e", "one.two.a", "one.two.b.c"]
+    absolute = [name for name, _ in imported("one.two.three", source, False, True)]
+    assert sorted(absolute) == ["one.d.e", "one.two.a", "one.two.b.c"]
+    absolute = [name for name, _ in imported("one.two", source, True, True)]
+    assert sorted(absolute) == ["one.d.e", "one.two.a", "one.two.b.c"]

@@ -21,15 +21,15 @@ def modules(root: Path) -> list[Path]:
 
 def faults(root: Path) -> list[str]:
     """What is wrong with the shape of the modules under *root*."""
-    found = []
+    wrong = []
     for path in modules(root):
         name = path.relative_to(root)
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > MOST_LINES:
-            found.append(f"{name} has {lines} lines; split it, {MOST_LINES} are the most")
+            wrong.append(f"{name} has {lines} lines; split it, {MOST_LINES} are the most")
         if NAMES_THAT_SAY_NOTHING & {path.stem, *name.parts[:-1]}:
-            found.append(f"{name} has a name that says nothing of what is in it")
-    return found
+            wrong.append(f"{name} has a name that says nothing of what is in it")
+    return wrong
 
 
 def test_modules_are_short_and_named_after_what_they_hold():

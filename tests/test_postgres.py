@@ -26,10 +26,10 @@ SUITES = [
 
 def program(name: str) -> str:
     """A program of PostgreSQL: Debian keeps `initdb` and `pg_ctl` off the PATH."""
-    found = shutil.which(name) or next((str(path) for path in Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
-    if found is None:
+    path = shutil.which(name) or next((str(path) for path in Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
+    if path is None:
         pytest.fail(f"no {name}: install postgresql (`make test-all` does as root)")
-    return found
+    return path
 
 
 @pytest.fixture

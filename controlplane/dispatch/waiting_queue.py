@@ -7,7 +7,7 @@ import math
 
 from controlplane.dispatch.request import Request
 from controlplane.dispatch.topology import Endpoint, Topology
-from scheduling.queueing.ordering import ORDERINGS, turn_key
+from scheduling.queueing.ordering import ORDERINGS, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
@@ -122,4 +122,4 @@ def _turn_key(
     """The turn of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
     service_s = spec.profile.service_time_s(prompt_tokens, output_tokens)
-    return turn_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
+    return queue_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)

@@ -30,7 +30,7 @@ from forecasting.lengths import LengthModel, LengthPrior, LengthQuery, OutputQue
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, DriftAlarm, PerPair, log_ratio
 from forecasting.lengths.service.online import Online, Righted
-from forecasting.lengths.service.predictor import Answer, Apart, InLine, Why, checked, fast_enough
+from forecasting.lengths.service.predictor import Answer, InLine, SubprocessPredictor, Why, checked, fast_enough
 from forecasting.lengths.service.subprocess_server import load
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class LengthService:
         self.cache: LengthCache | None = None
         if self.on and settings.LENGTH_CACHE_ENTRIES > 0:
             self.cache = LengthCache(settings.LENGTH_CACHE_ENTRIES, settings.LENGTH_CACHE_S, settings.LENGTH_SIMILARITY)
-        self.predictor: InLine | Apart | None = None
+        self.predictor: InLine | SubprocessPredictor | None = None
         self.active = BUNDLED
         self.shadow: InUse | None = None
         self.answered: Counter[str] = Counter()
@@ -184,17 +184,19 @@ class LengthService:
             self._online.clear()
             self._alarms.clear()
         self.active = version
-        logger.info("lengths: %s answers %s", version.name, "apart" if isinstance(predictor, Apart) else "in line")
+        logger.info(
+            "lengths: %s answers %s", version.name, "apart" if isinstance(predictor, SubprocessPredictor) else "in line"
+        )
         if before is not None:
             self.restarts += before.restarts
             await before.stop()
 
-    async def _predictor(self, version: InUse, apart: bool) -> InLine | Apart:
+    async def _predictor(self, version: InUse, apart: bool) -> InLine | SubprocessPredictor:
         if not apart and (found := await self._in_line(version)):
             return found
         if apart:
             self._in_line_again_s = time.monotonic() + IN_LINE_AGAIN_S
-        predictor = Apart(self.budget_s, arguments=(version.kind, version.file))
+        predictor = SubprocessPredictor(self.budget_s, arguments=(version.kind, version.file))
         predictor.start()
         return predictor
 
@@ -433,6 +435,6 @@ class LengthService:
             ],
             "version": self.active.name if self.on else "",
             "shadow": self.shadow.name if self.shadow else "",
-            "apart": isinstance(self.predictor, Apart),
+            "apart": isinstance(self.predictor, SubprocessPredictor),
             "restarts": self.restarts + (self.predictor.restarts if self.predictor else 0),
         }

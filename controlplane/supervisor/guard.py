@@ -1,6 +1,6 @@
 """A small process that outlives a supervisor killed outright (`kill -9`, out of memory) and ends what it left behind.
 
-The supervisor tells it, through a pipe, which process groups it started. When the pipe closes and groups are still on
+The supervisor sends it, through a pipe, the process groups that it started. When the pipe closes and groups are still on
 the list, the supervisor was killed: the guard asks them to end, waits, then kills. On a clean stop the list is empty.
 It runs as a script of its own (`python -I guard.py`), so it needs the standard library only.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK = "PH_HOUSE"  # children inherit this variable, so that what they start in sessions of its own is found too
+MARK = "PH_STACK"  # children inherit this variable, so that what they start in sessions of its own is found too
 GRACE_S = 4.0
 
 

@@ -25,14 +25,14 @@ class PartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process of the house.
+    """One process of the stack.
 
     *probe* returns what to show once the part is ready and None until then; without one a part is ready when started.
     A probe that raises says "not ready", and why. The part is started again whenever it dies, with a pause that grows
     up to *longest_back_off_s* and a patience that doubles up to `LONGEST_PATIENCE_S` (a machine that is too busy to start
     it in time gets no better by starting it over), and *on_restart* is repeated until it succeeds. A part with
-    *told_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the stop, and
-    waited for in its turn. The output of a *quiet* part is shown only when it fails, by its last line.
+    *stop_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the stop, and
+    waited for in its place. The output of a *quiet* part is shown only when it fails, by its last line.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Part:
     ready_within_s: float = 60.0
     stop_within_s: float = 1.0
     longest_back_off_s: float = LONGEST_BACK_OFF_S
-    told_early: bool = False
+    stop_early: bool = False
     quiet: bool = False
     on_restart: Callable[[], Awaitable[None]] | None = None
 
@@ -108,7 +108,7 @@ class Keeper:
             task.cancel()
         killed: list[str] = []
         for part, child in self._children.values():
-            if part.told_early:
+            if part.stop_early:
                 child.ask()
         named = {name for stage in stages for name in stage}
         for stage in [[name for name in self._children if name not in named], *stages]:

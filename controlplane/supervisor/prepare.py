@@ -75,7 +75,7 @@ def emulated() -> str:
 
 
 def vllm() -> str:
-    """Ask for the vLLM servers that ran here when the house ended, for they ended with it; empty if there are none."""
+    """Ask for the vLLM servers that ran here when the stack ended, for they ended with it; empty if there are none."""
     from controlplane.fleet import hosts
     from controlplane.fleet.models import Instance, Launcher
     from controlplane.fleet.states import ALIVE
@@ -101,12 +101,12 @@ def _start_again(ended: list["Instance"]) -> str:
         try:
             with transaction.atomic():
                 if instance.state in ALIVE:
-                    reason = "its server ended with the house's last run"
+                    reason = "its server ended with the stack's last run"
                     drained = instance.state == InstanceState.DRAINING
                     move(instance, InstanceState.STOPPED, actor=ACTOR, reason=reason)
                     if drained:
                         continue  # it was on its way out
-                start(instance, ACTOR, "the house starts")
+                start(instance, ACTOR, "the stack starts")
             asked += 1
         except ActionError as error:
             refused.append(str(error))

@@ -1,4 +1,4 @@
-"""The Redis of the house: the one of `REDIS_URL`, else one that the house starts for itself."""
+"""The Redis of the stack: the one of `REDIS_URL`, else one that the stack starts for itself."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ class NoRedisError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OwnRedis:
-    """A Redis for this house alone: on loopback, with a password of its own, nothing kept on disk."""
+    """A Redis for this stack alone: on loopback, with a password of its own, nothing kept on disk."""
 
     binary: str
     version: str
@@ -47,7 +47,7 @@ class OwnRedis:
             "port": str(self.port),
             "requirepass": self.password,
             "dir": f'"{folder}"',
-            # Nothing in it must outlive the house: queued Celery messages repeat what is in rows, the rest is live state.
+            # Nothing in it must outlive the stack: queued Celery messages repeat what is in rows, the rest is live state.
             "save": '""',
             "appendonly": "no",
             "maxmemory": MAX_MEMORY,

@@ -1,4 +1,4 @@
-"""What a person reads while the house runs: a line for each part that starts, and the children's output by name."""
+"""What a person reads while the stack runs: a line for each part that starts, and the children's output by name."""
 
 import os
 import sys
@@ -46,6 +46,6 @@ class Screen:
     def _write(self, text: str) -> None:
         try:
             print(text, file=self.stream, flush=True)
-        except (BrokenPipeError, ValueError):  # the reader of our output went away: that is no reason to end the house
+        except (BrokenPipeError, ValueError):  # the reader of our output went away: that is no reason to end the stack
             self.stream = open(os.devnull, "w")  # noqa: SIM115 (lives as long as the screen)
             self.coloured = False

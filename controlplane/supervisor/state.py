@@ -1,4 +1,4 @@
-"""The state folder: the secret key, the lock that keeps a second supervisor out, the address of the house's Redis.
+"""The state folder: the secret key, the lock that keeps a second supervisor out, the address of the stack's Redis.
 
 Needs no Django: `manage.py up` makes the key here before settings are loaded, which refuse to load without one.
 """

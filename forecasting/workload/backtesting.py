@@ -1,7 +1,7 @@
 """How well forecasters would have done on data that is known by now.
 
 Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
-and is told what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
+and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
 
 APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1). Windows that are gaps are not judged, nor are
 those in which nothing was asked for, where it is not defined.
@@ -32,7 +32,7 @@ def backtest(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each of *forecasters*, fitted on the first *fit_windows* of *series* and judged on the *test_windows* after
-    them (all that there are, if left out), *horizon* windows ahead. *progress* is told (forecaster, done, all).
+    them (all that there are, if left out), *horizon* windows ahead. *progress* is called with (forecaster, done, all).
 
     Keys of a row; errors and shares are fractions of 1:
     - `series`, `forecaster`, `windows` (judged), `zero_windows` (not judged, since nothing was asked for), `note`, `found`
@@ -61,15 +61,15 @@ def backtest(
         forecaster.fit(series.part(0, fit_windows))
         fit_s = time.perf_counter() - started_s
         once = forecaster.predict(end - fit_windows).mean
-        told, update_s, predict_s = _roll(forecaster, series.part(0, end), fit_windows, horizon, progress)
+        forecasts, update_s, predict_s = _roll(forecaster, series.part(0, end), fit_windows, horizon, progress)
         rows.append({
             "series": series.name,
             "forecaster": name,
             "windows": int(judged.sum()),
             "zero_windows": int(np.count_nonzero(actual == 0)),
-            "note": told[-1].note,
-            "found": _found(forecaster),
-            **_errors(told, actual, horizon),
+            "note": forecasts[-1].note,
+            "parameters": _parameters(forecaster),
+            **_errors(forecasts, actual, horizon),
             "one_origin_mean_ape": float(np.mean(_ape(once, actual)[judged])),
             "one_origin_max_ape": float(np.max(_ape(once, actual)[judged])),
             "fit_s": round(fit_s, 4),
@@ -87,12 +87,12 @@ def _roll(
     progress: Callable[[str, int, int], None] | None,
 ) -> tuple[list[Forecast], float, float]:
     """The forecast made before each window of the test part; mean seconds of an update and of a prediction."""
-    told: list[Forecast] = []
+    forecasts: list[Forecast] = []
     updating_s = predicting_s = 0.0
     count = len(series) - fit_windows
     for index in range(count):
         started_s = time.perf_counter()
-        told.append(forecaster.predict(horizon))
+        forecasts.append(forecaster.predict(horizon))
         predicted_s = time.perf_counter()
         if index + 1 < count:  # the last window is judged, and nothing follows it
             forecaster.update(series.tokens_per_s[fit_windows + index : fit_windows + index + 1])
@@ -100,14 +100,14 @@ def _roll(
         updating_s += time.perf_counter() - predicted_s
         if progress:
             progress(forecaster.name, index + 1, count)
-    return told, updating_s / max(1, count - 1), predicting_s / count
+    return forecasts, updating_s / max(1, count - 1), predicting_s / count
 
 
-def _errors(told: list[Forecast], actual: Values, horizon: int) -> dict[str, Any]:
+def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str, Any]:
     """All that is measured, from the forecast made before each window and the *actual* windows."""
     fields = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
     said = {name: np.full((horizon, len(actual)), np.nan) for name in fields}  # by horizon and target window
-    for origin, forecast in enumerate(told):
+    for origin, forecast in enumerate(forecasts):
         reach = min(horizon, len(actual) - origin)
         targets = origin + np.arange(reach)
         for name in fields:
@@ -149,6 +149,6 @@ def _ape(said: Values, actual: Values) -> Values:
         return np.asarray(np.abs(said - actual) / actual)
 
 
-def _found(forecaster: Forecaster) -> str:
-    found = getattr(forecaster, "found", None)
-    return str(found()) if found else ""
+def _parameters(forecaster: Forecaster) -> str:
+    describe = getattr(forecaster, "describe", None)
+    return str(describe()) if describe else ""

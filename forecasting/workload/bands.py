@@ -83,18 +83,18 @@ class Bands:
             self._forget(rows, horizons)
             return
         error = np.log(actual + self.offset) - self.asked[rows, horizons]
-        told = ~np.isnan(error)
+        known = ~np.isnan(error)
         column = self.written % MEMORY
-        self.scores[:, column] = np.where(told, error / self.asked_scale[rows, horizons], np.nan)
+        self.scores[:, column] = np.where(known, error / self.asked_scale[rows, horizons], np.nan)
         self.written += 1
         size = np.maximum(np.abs(error), SCALE_FLOOR)
-        self.scale[told] = SCALE_DECAY * self.scale[told] + (1 - SCALE_DECAY) * size[told]
+        self.scale[known] = SCALE_DECAY * self.scale[known] + (1 - SCALE_DECAY) * size[known]
         ends = self.asked_ends[rows, horizons]
         missed = np.empty((self.reach, 4))
         missed[:, 0::2] = actual < ends[:, 0::2]
         missed[:, 1::2] = actual > ends[:, 1::2]
         moved = np.clip(self.tails + STEP * (TARGETS - missed), 0.0, 0.5)
-        self.tails = np.where(told[:, None], moved, self.tails)
+        self.tails = np.where(known[:, None], moved, self.tails)
         self._forget(rows, horizons)
 
     def _forget(self, rows: NDArray[np.int64], horizons: NDArray[np.int64]) -> None:

@@ -19,7 +19,7 @@ class StateError(ValueError):
 
 
 def write_state(path: Path, state: dict[str, Any], compressed: bool = True) -> None:
-    """Write *state* to *path*; whoever reads it meanwhile finds the old file or the new one, never half of one."""
+    """Write *state* to *path*; a reader meanwhile has the old file or the new one, never half of one."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     header = json.dumps({"format": FORMAT, "state": _taken_out(state, arrays)})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")

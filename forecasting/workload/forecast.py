@@ -35,7 +35,7 @@ class Forecast:
 
 
 class Forecaster(Protocol):
-    """One series, one forecaster: fit it on what is known, tell it what followed, ask it at any time."""
+    """One series, one forecaster: fit it on what is known, give it what followed, ask it at any time."""
 
     name: ClassVar[str]
 

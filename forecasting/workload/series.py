@@ -142,7 +142,7 @@ def group_minutes(
     end_s: float | None = None,
     measured_s: Collection[float] | None = None,
 ) -> dict[tuple[str, ...], dict[str, Series]]:
-    """Prompt and output series apart for every group of ledger minutes, from rows as dicts.
+    """Separate prompt and output series for every group of ledger minutes, from rows as dicts.
 
     A row has `minute` (a datetime, or seconds since 1970), `prompt_tokens`, `output_tokens` and the columns of *by*; leave
     a column out of *by* to add its values up. All series share one range. A minute counts as measured if any row of any

@@ -1,8 +1,8 @@
 """The fleet as a structure of arrays: what the live gateway and the simulator both hold, and every kernel reads.
 
 Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` have one element, or one row, an instance
-slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by whoever
-allocates the arrays.
+slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by the
+caller that allocates the arrays.
 """
 
 from typing import Final, NamedTuple

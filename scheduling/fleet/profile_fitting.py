@@ -1,4 +1,4 @@
-"""Fitting a profile to measured points, and telling how far off it is on settings that it has not seen.
+"""Fitting a profile to measured points, and its error on settings that it has not seen.
 
 The form is that of `scheduling.fleet.profile`: prefill `max(t0, a + b·p + c·p²)`, decode `a + b·batch + c·context`. The fit
 minimises the mean *relative* error (steps range over three orders of magnitude, and capacity follows the ratio) with
@@ -59,7 +59,7 @@ class DecodePoints:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What a profile is for; *variant* is what else tells series apart, such as engine and precision."""
+    """What a profile is for; *variant* is what else distinguishes series, such as engine and precision."""
 
     model: str
     gpu_type: str

@@ -52,7 +52,7 @@ class LookAhead(NamedTuple):
     due: NDArray[np.int64]
     """Clock at which it is looked at next: the same, or earlier while that is beyond the horizon."""
     produced: NDArray[np.int64]
-    """Tokens that `token` was told of."""
+    """Tokens counted by `token`."""
     following: NDArray[np.int32]
     """The next and the previous request that is due at the same iteration."""
     previous: NDArray[np.int32]
@@ -219,7 +219,7 @@ def advance(ahead: LookAhead, instance: int, iterations: int) -> None:
 def token(ahead: LookAhead, slot: int, tokens: int) -> None:
     """The request in *slot* got *tokens* more. Its instance's clock follows the request that is furthest ahead.
 
-    The first token, with which a prefill ends, is not told: it is the one that `add` stands for.
+    The first token, with which a prefill ends, is not counted: it is the one that `add` stands for.
     """
     instance = ahead.instance[slot]
     if instance == NONE:

@@ -115,7 +115,7 @@ def profile_capability(
         if windows == 0:
             return Capability(0.0, 0.0, 0.0, UNKNOWN, 0, f"{few}, and there is no performance profile")
     seconds = window_s * serving[kept]
-    found = Capability(
+    measured = Capability(
         float((prompt[kept] / seconds).max()),
         float((output[kept] / seconds).max()),
         float(((prompt[kept] + output[kept]) / seconds).max()),
@@ -123,15 +123,16 @@ def profile_capability(
         windows,
         "" if windows >= LEAST_WINDOWS else f"{few}, and there is no performance profile",
     )
-    if limit_seen or expected is None or expected.total_tokens_per_s <= found.total_tokens_per_s:
-        return found
+    if limit_seen or expected is None or expected.total_tokens_per_s <= measured.total_tokens_per_s:
+        return measured
     return Capability(
-        max(found.prompt_tokens_per_s, expected.prompt_tokens_per_s),
-        max(found.output_tokens_per_s, expected.output_tokens_per_s),
+        max(measured.prompt_tokens_per_s, expected.prompt_tokens_per_s),
+        max(measured.output_tokens_per_s, expected.output_tokens_per_s),
         expected.total_tokens_per_s,
         PROFILED,
         windows,
-        f"no window of {windows} shows a limit: at most {found.total_tokens_per_s:,.0f} tokens/s were asked of an instance",
+        f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tokens/s were asked of an"
+        " instance",
     )
 
 

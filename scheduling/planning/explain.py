@@ -26,11 +26,11 @@ def binding_rows(plan: Plan) -> list[str]:
     def binds(able: float, loss: float, need: float) -> bool:
         return able >= need * (1 - TOLERANCE) > able - loss
 
-    found = []
+    rows = []
     for i, model in enumerate(problem.models):
         need, able = float(problem.need_total_tokens_per_s[i]), float(served[i].sum())
         if binds(able, float(smallest[i].min()), need):
-            found.append(
+            rows.append(
                 f"{model}, all regions: demand peaks at {_rate(need)} together, and {_rate(able)} can be served"
             )
     for i, j in np.ndindex(counts.shape):
@@ -38,44 +38,45 @@ def binding_rows(plan: Plan) -> list[str]:
         able = float(served[i, j])
         if binds(able, float(smallest[i, j]), float(problem.need_tokens_per_s[i, j])):
             share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
-            found.append(
-                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served at home, and {_rate(able)} can be"
+            rows.append(
+                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served in its own region,"
+                f" and {_rate(able)} can be"
             )
         if 0 < counts[i, j] == problem.min_instances[i, j]:
-            found.append(f"{name}: at its minimum of {_count(counts[i, j])}")
+            rows.append(f"{name}: at its minimum of {_count(counts[i, j])}")
         if 0 < counts[i, j] == problem.max_instances[i, j]:
-            found.append(f"{name}: at its maximum of {_count(counts[i, j])}")
+            rows.append(f"{name}: at its maximum of {_count(counts[i, j])}")
     least = np.where(theta > 0, problem.gpus, np.iinfo(np.int64).max).min(axis=0)
     for j, k in np.argwhere((problem.capacity - used < least) & (used > 0)).tolist():
-        found.append(
+        rows.append(
             f"{problem.gpu_types[k]} in {problem.regions[j]}: {used[j, k]} of {problem.capacity[j, k]} are used,"
             " no further instance fits"
         )
-    return found
+    return rows
 
 
 def short_rows(plan: Plan) -> list[str]:
     """Rows that could not hold, and by how much."""
     problem, missing = plan.problem, plan.problem.shortage(plan.targets)
     served = problem.served_tokens_per_s(plan.targets)
-    found = []
+    rows = []
     for (i,) in np.argwhere(missing.total_tokens_per_s > 0).tolist():
-        found.append(
+        rows.append(
             f"{problem.models[i]}, all regions: {_rate(served[i].sum())} of {_rate(problem.need_total_tokens_per_s[i])}"
             f" can be served, {_rate(missing.total_tokens_per_s[i])} cannot{_cause(plan, i, None)}"
         )
-    for i, j in np.argwhere(missing.home_tokens_per_s > 0).tolist():
-        need, short = problem.need_tokens_per_s[i, j], missing.home_tokens_per_s[i, j]
-        found.append(
+    for i, j in np.argwhere(missing.own_region_tokens_per_s > 0).tolist():
+        need, short = problem.need_tokens_per_s[i, j], missing.own_region_tokens_per_s[i, j]
+        rows.append(
             f"{problem.models[i]} in {problem.regions[j]}: {_rate(served[i, j])} of the {_rate(need)} that must be served"
-            f" at home can be, {_rate(short)} cannot{_cause(plan, i, j)}"
+            f" in its own region can be, {_rate(short)} cannot{_cause(plan, i, j)}"
         )
     for i, j in np.argwhere(missing.instances > 0).tolist():
-        found.append(
+        rows.append(
             f"{problem.models[i]} in {problem.regions[j]}: {plan.targets[i, j].sum()} of at least"
             f" {_count(problem.min_instances[i, j])}{_cause(plan, i, j)}"
         )
-    return found
+    return rows
 
 
 def _cause(plan: Plan, i: int, j: int | None) -> str:
@@ -106,12 +107,12 @@ def reasons(plan: Plan) -> dict[tuple[int, int, int], str]:
     """Why, by place (i, j, k) whose number of instances changes."""
     problem, delta = plan.problem, plan.delta
     served, present = problem.served_tokens_per_s(plan.targets), problem.served_tokens_per_s(problem.instances)
-    found = {}
+    texts = {}
     for i, j, k in np.argwhere(delta != 0).tolist():
         change = int(delta[i, j, k])
         why = _why_more(plan, i, j, k, present) if change > 0 else _why_fewer(plan, i, j, k, served)
-        found[i, j, k] = f"{change:+d} {problem.models[i]} on {problem.gpu_types[k]} in {problem.regions[j]}: {why}"
-    return found
+        texts[i, j, k] = f"{change:+d} {problem.models[i]} on {problem.gpu_types[k]} in {problem.regions[j]}: {why}"
+    return texts
 
 
 def _sources(plan: Plan, i: int, j: int, k: int) -> str:
@@ -144,12 +145,14 @@ def _sources(plan: Plan, i: int, j: int, k: int) -> str:
 def _why_more(plan: Plan, i: int, j: int, k: int, present: NDArray[np.float64]) -> str:
     """*present* (l, r): what present instances serve."""
     problem = plan.problem
-    need, home = float(problem.need_tokens_per_s[i, j]), float(present[i, j])
+    need, own_region = float(problem.need_tokens_per_s[i, j]), float(present[i, j])
     total = problem.need_total_tokens_per_s[i]
     others_fall = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] < 0).tolist()]
     sources = _sources(plan, i, j, k)
-    if home < need * (1 - TOLERANCE):
-        return f"{_rate(need)} must be served at home, and present instances serve {_rate(home)}{sources}"
+    if own_region < need * (1 - TOLERANCE):
+        return (
+            f"{_rate(need)} must be served in its own region, and present instances serve {_rate(own_region)}{sources}"
+        )
     if problem.instances[i, j].sum() < problem.min_instances[i, j]:
         return f"below the minimum of {_count(problem.min_instances[i, j])}{sources}"
     if present[i].sum() < total * (1 - TOLERANCE):
@@ -174,6 +177,6 @@ def _why_fewer(plan: Plan, i: int, j: int, k: int, served: NDArray[np.float64]) 
         return f"replaced by {', '.join(grown)}, which costs less for as much; saves ${saved:,.2f}"
     need = problem.need_tokens_per_s[i, j]
     return (
-        f"{_rate(need)} must be served at home, and {_rate(served[i, j])} still can be,"
+        f"{_rate(need)} must be served in its own region, and {_rate(served[i, j])} still can be,"
         f" {_rate(served[i].sum())} in all regions; saves ${saved:,.2f}"
     )

@@ -51,7 +51,7 @@ class Plan:
     @property
     def unmet_tokens_per_s(self) -> NDArray[np.float64]:
         """(l, r): by how much a region falls short of what it must be able to serve by itself."""
-        return np.asarray(self._short.home_tokens_per_s)
+        return np.asarray(self._short.own_region_tokens_per_s)
 
     @property
     def unmet_total_tokens_per_s(self) -> NDArray[np.float64]:

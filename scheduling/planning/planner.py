@@ -16,7 +16,7 @@ from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
 from scheduling.planning.solvers.cuts import violated_cuts
 from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
-from scheduling.planning.solvers.exact_subprocess import solve_aside
+from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.relaxation import Relaxation
 from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search
@@ -95,16 +95,16 @@ def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft
             return Draft(targets, -np.inf, "HiGHS relaxation, rounded")
         bound, cuts = relaxed.objective_usd, list[Cut]()
         for _ in range(ROUNDS):
-            found = violated_cuts(problem, relaxed.shares)
-            if not found:
+            new_cuts = violated_cuts(problem, relaxed.shares)
+            if not new_cuts:
                 break
-            relaxation.add(found)
+            relaxation.add(new_cuts)
             tighter = relaxation.solve()
             if tighter is None:
                 break
             relaxed, bound = tighter, max(bound, tighter.objective_usd)
-            cuts += found
-            if len(found) < FEW_CUTS * (problem.need_tokens_per_s.size + len(problem.models)):
+            cuts += new_cuts
+            if len(new_cuts) < FEW_CUTS * (problem.need_tokens_per_s.size + len(problem.models)):
                 break
         targets = search(problem, [*starts, *((relaxed.shares, threshold) for threshold in thresholds)])
         return Draft(targets, bound, "HiGHS relaxation, rounded", tuple(cuts))
@@ -161,7 +161,7 @@ def _exactly(
     problem: Problem, draft: Draft, gap: float, time_limit_s: float, shortage: bool = False
 ) -> tuple[Solved | None, str]:
     """By HiGHS, else by CBC, else None; and what went wrong."""
-    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_aside
+    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess
     cuts = () if shortage else draft.cuts
     ends_s = time.monotonic() + time_limit_s
     notes: list[str] = []

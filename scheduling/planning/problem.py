@@ -14,19 +14,19 @@ from numpy.typing import ArrayLike, NDArray
 
 TOLERANCE = 1e-6
 """Share of a row's need that may be missing through rounding of floats while the row still counts as held."""
-HOME_SHARE = 0.25
-"""What a token that a region cannot serve at home weighs beside one that no region can serve."""
-BEYOND_HALF = 4.0
+OWN_REGION_SHARE = 0.25
+"""What a token that a region cannot serve itself weighs beside one that no region can serve."""
+SECOND_HALF_WEIGHT = 4.0
 """How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
 
 
 def _array(name: str, value: ArrayLike, shape: tuple[int, ...], whole: bool = False) -> NDArray[Any]:
     """*value* spread over *shape*, read-only; ValueError names what is wrong with it."""
-    found = np.asarray(value)
+    array = np.asarray(value)
     try:
-        spread = np.broadcast_to(found, shape)
+        spread = np.broadcast_to(array, shape)
     except ValueError:
-        raise ValueError(f"{name} has the shape {found.shape}, not {shape}") from None
+        raise ValueError(f"{name} has the shape {array.shape}, not {shape}") from None
     if not np.all(np.isfinite(spread)):
         raise ValueError(f"{name} must hold finite numbers")
     if np.any(spread < 0):
@@ -181,7 +181,7 @@ class Problem:
     def need_tokens_per_s(self) -> NDArray[np.float64]:
         """(l, r): what a region must be able to serve by itself: epsilon of its peak."""
         need = np.asarray(self.epsilon * self.peak_tokens_per_s)
-        return need if self.waived is None else np.maximum(need - self.waived.home_tokens_per_s, 0.0)
+        return need if self.waived is None else np.maximum(need - self.waived.own_region_tokens_per_s, 0.0)
 
     @cached_property
     def need_total_tokens_per_s(self) -> NDArray[np.float64]:
@@ -226,10 +226,10 @@ class Problem:
         theta = self.capability_tokens_per_s
         rates = np.where(theta > 0, self.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
         cheapest = rates.min(axis=1)
-        found = np.where(np.isfinite(cheapest), cheapest, 0.0)
+        weight_usd = np.where(np.isfinite(cheapest), cheapest, 0.0)
         # Free GPUs must not make shortage free.
         least = 1.0 / np.maximum(theta.max(axis=1), 1e-12)
-        return np.asarray(np.where((theta.max(axis=1) > 0) & (found <= 0), least, found))
+        return np.asarray(np.where((theta.max(axis=1) > 0) & (weight_usd <= 0), least, weight_usd))
 
     @cached_property
     def instance_weight_usd(self) -> NDArray[np.float64]:
@@ -260,11 +260,11 @@ class Problem:
         """What *shortage* weighs: at least what GPUs for it would cost. Fewer is better before any cost is looked at."""
 
         def weighed(missing: NDArray[np.float64], need: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.asarray(missing + (BEYOND_HALF - 1.0) * np.maximum(missing - need / 2.0, 0.0))
+            return np.asarray(missing + (SECOND_HALF_WEIGHT - 1.0) * np.maximum(missing - need / 2.0, 0.0))
 
-        home = weighed(shortage.home_tokens_per_s, self.need_tokens_per_s).sum(axis=1)
+        own_region = weighed(shortage.own_region_tokens_per_s, self.need_tokens_per_s).sum(axis=1)
         total = weighed(shortage.total_tokens_per_s, self.need_total_tokens_per_s)
-        tokens = (self.shortage_weight_usd * (HOME_SHARE * home + total)).sum()
+        tokens = (self.shortage_weight_usd * (OWN_REGION_SHARE * own_region + total)).sum()
         return float(tokens + (self.instance_weight_usd * shortage.instances.sum(axis=1)).sum())
 
     def used_units(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -274,18 +274,18 @@ class Problem:
     def shortage(self, targets: NDArray[np.int64]) -> "Shortage":
         """What *targets* fall short of."""
         served = self.served_tokens_per_s(targets)
-        home = np.maximum(self.need_tokens_per_s - served, 0.0)
+        own_region = np.maximum(self.need_tokens_per_s - served, 0.0)
         total = np.maximum(self.need_total_tokens_per_s - served.sum(axis=1), 0.0)
-        home[home <= TOLERANCE * self.need_tokens_per_s] = 0.0
+        own_region[own_region <= TOLERANCE * self.need_tokens_per_s] = 0.0
         total[total <= TOLERANCE * self.need_total_tokens_per_s] = 0.0
-        return Shortage(home, total, np.maximum(self.least_instances - targets.sum(axis=2), 0))
+        return Shortage(own_region, total, np.maximum(self.least_instances - targets.sum(axis=2), 0))
 
 
 @dataclass(frozen=True, eq=False)
 class Shortage:
     """By how much the rows that may give fall short; 0 where they hold."""
 
-    home_tokens_per_s: NDArray[np.float64]
+    own_region_tokens_per_s: NDArray[np.float64]
     """(l, r): below epsilon of a region's peak."""
     total_tokens_per_s: NDArray[np.float64]
     """(l,): below the demand of all regions."""
@@ -294,25 +294,25 @@ class Shortage:
 
     @property
     def any(self) -> bool:
-        return bool(self.home_tokens_per_s.any() or self.total_tokens_per_s.any() or self.instances.any())
+        return bool(self.own_region_tokens_per_s.any() or self.total_tokens_per_s.any() or self.instances.any())
 
 
 def broken_rows(problem: Problem, targets: NDArray[np.int64]) -> list[str]:
-    """Rows that no plan may break and *targets* (l, r, g) do, in words; written apart from every planner, to check them."""
-    found = []
+    """Rows that no plan may break and *targets* (l, r, g) do, in words; independent of every planner, to check them."""
+    rows = []
     names = problem.models, problem.regions, problem.gpu_types
     if targets.shape != problem.shape or not np.issubdtype(targets.dtype, np.integer):
         return [f"targets are {targets.dtype} of shape {targets.shape}, not whole numbers of shape {problem.shape}"]
     for i, j, k in np.argwhere(targets < 0):
-        found.append(f"{names[0][i]} in {names[1][j]} has {targets[i, j, k]} instances on {names[2][k]}")
+        rows.append(f"{names[0][i]} in {names[1][j]} has {targets[i, j, k]} instances on {names[2][k]}")
     for i, j, k in np.argwhere((targets > 0) & ~problem.usable):
-        found.append(f"{names[0][i]} in {names[1][j]} is put on {names[2][k]}, which cannot serve it")
+        rows.append(f"{names[0][i]} in {names[1][j]} is put on {names[2][k]}, which cannot serve it")
     counts = targets.sum(axis=2)
     for i, j in np.argwhere(counts > problem.max_instances):
-        found.append(
+        rows.append(
             f"{names[0][i]} in {names[1][j]}: {counts[i, j]} of at most {problem.max_instances[i, j]} instances"
         )
     used = problem.used_units(targets)
     for j, k in np.argwhere(used > problem.capacity):
-        found.append(f"{names[1][j]}: {used[j, k]} of {problem.capacity[j, k]} {names[2][k]}")
-    return found
+        rows.append(f"{names[1][j]}: {used[j, k]} of {problem.capacity[j, k]} {names[2][k]}")
+    return rows

@@ -1,4 +1,4 @@
-"""Whose turn it is at an endpoint: the key under which a request waits. The lowest goes first; ties by arrival.
+"""Queue keys: the order in which requests leave an endpoint's queue. The lowest key goes first; ties by arrival.
 
 A key stays as it is while its request waits, so no heap is ever put in order again. Three of the orderings age all the
 same: their keys are moments, a new request's moment lies later the longer one waits, and so nobody is overtaken for ever.
@@ -49,7 +49,7 @@ CLASS_STEP: Final = 10**13
 
 
 @compiled
-def turn_key(
+def queue_key(
     ordering: int, arrival_s: float, deadline_s: float, priority: int, service_s: float, stretch: float
 ) -> float:
     """The key of a request by the ordering with code *ordering*.
@@ -84,11 +84,11 @@ def turn_key(
 
 @compiled
 def engine_priority(ordering: int, priority: int, key: float) -> int:
-    """What an instance is told as a request's priority (vLLM: lower is earlier), *key* being that of `turn_key`.
+    """The priority that an instance is given with a request (vLLM: lower is earlier), *key* being that of `queue_key`.
 
     By `fcfs` and `priority` it is that of the request's class: the engine itself goes by arrival among equals. Otherwise
-    it is the turn in milliseconds, with the class above it where the ordering looks at classes, so that an instance short
-    of memory keeps to the same order, and takes it back first from those whose turn is last.
+    it is the key in milliseconds, with the class above it where the ordering looks at classes, so that an instance short
+    of memory keeps to the same order, and takes it back first from those with the last keys.
     """
     if ordering <= PRIORITY:
         return priority

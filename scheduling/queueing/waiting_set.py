@@ -1,4 +1,4 @@
-"""The waiting set: every held request, and for each endpoint an indexed heap that says whose turn it is.
+"""The waiting set: every held request, and for each endpoint an indexed heap of queue keys.
 
 `WaitingArrays` has one element a *slot*. `enqueue` takes a slot, `free_slot` gives it back; between the two the request
 may be popped, pushed again, moved to another endpoint, re-keyed or evicted at will, each in O(log n). Requests leave a
@@ -76,7 +76,7 @@ def allocate_waiting(endpoints: int, capacity: int) -> WaitingArrays:
 
 
 def grow_waiting(waiting: WaitingArrays, capacity: int, endpoints: int | None = None) -> WaitingArrays:
-    """A copy with *capacity* slots (and *endpoints* heaps); every request keeps its slot and its turn."""
+    """A copy with *capacity* slots (and *endpoints* heaps); every request keeps its slot and its place in the queue."""
     old_endpoints, old_capacity = waiting.heap.shape
     endpoints = old_endpoints if endpoints is None else endpoints
     if capacity < old_capacity or endpoints < old_endpoints:
@@ -145,7 +145,7 @@ def _sift_down(waiting: WaitingArrays, endpoint: int, at: int) -> None:
 
 
 @compiled
-def _check_turn(waiting: WaitingArrays, endpoint: int, key: float) -> None:
+def _check_key(waiting: WaitingArrays, endpoint: int, key: float) -> None:
     if endpoint < 0 or endpoint >= waiting.size.size:
         raise ValueError("no such endpoint; grow the waiting set first")
     if np.isnan(key):
@@ -154,11 +154,11 @@ def _check_turn(waiting: WaitingArrays, endpoint: int, key: float) -> None:
 
 @compiled
 def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
-    """Let *slot* wait for *endpoint* with *key*. Its sequence stays, so a request that comes back keeps its turn.
+    """Let *slot* wait for *endpoint* with *key*. Its sequence stays, so a request that comes back keeps its place.
 
     ValueError if it waits already, if there is no such endpoint, or if the key is not a number.
     """
-    _check_turn(waiting, endpoint, key)
+    _check_key(waiting, endpoint, key)
     if waiting.position[slot] >= 0:
         raise ValueError("the request waits already")
     waiting.endpoint[slot] = endpoint
@@ -172,7 +172,7 @@ def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
 
 @compiled
 def peek(waiting: WaitingArrays, endpoint: int) -> int:
-    """The slot whose turn it is at *endpoint*; -1 if none waits."""
+    """The first slot in the queue of *endpoint*; -1 if none waits."""
     if waiting.size[endpoint] == 0:
         return -1
     return int(waiting.heap[endpoint, 0])
@@ -199,7 +199,7 @@ def remove(waiting: WaitingArrays, slot: int) -> bool:
 
 @compiled
 def pop(waiting: WaitingArrays, endpoint: int) -> int:
-    """Take out the slot whose turn it is at *endpoint*; -1 if none waits. The slot stays taken."""
+    """Take out the first slot in the queue of *endpoint*; -1 if none waits. The slot stays taken."""
     slot = peek(waiting, endpoint)
     if slot >= 0:
         remove(waiting, slot)
@@ -208,7 +208,7 @@ def pop(waiting: WaitingArrays, endpoint: int) -> int:
 
 @compiled
 def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
-    """Give *slot* another key, and so another turn; False if it does not wait. ValueError for a key not a number."""
+    """Give *slot* another key; False if it does not wait. ValueError for a key not a number."""
     if np.isnan(key):
         raise ValueError("the key is not a number")
     at = waiting.position[slot]
@@ -254,7 +254,7 @@ def enqueue(
     if free == 0:
         return -1
     slot = waiting.free_slots[free - 1]
-    _check_turn(waiting, endpoint, key)
+    _check_key(waiting, endpoint, key)
     waiting.sequence[slot] = waiting.counters[NEXT_SEQUENCE]
     push(waiting, endpoint, slot, key)
     waiting.counters[FREE_COUNT] = free - 1

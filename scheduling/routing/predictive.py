@@ -17,7 +17,7 @@ passed by however much of the prompt it has. Where an instance with room has no 
 
 A map is walked only where it matters. The KV tokens of an instance cannot rise faster than one a request and iteration:
 where not even that passes 80 %, there is no penalty to find out. And the penalty that is due already is a lower bound:
-whoever is beaten at its least is not walked either.
+an instance that is beaten at its least is not walked either.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_part
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import (
     EndpointArrays,
     FleetArrays,
@@ -51,7 +51,7 @@ from scheduling.routing.prefix_affinity import (
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
 
-ForeseeingRouter = Callable[[FleetArrays, EndpointArrays, LookAhead, Affinity, int, int, int, int], int]
+PredictiveRouter = Callable[[FleetArrays, EndpointArrays, LookAhead, Affinity, int, int, int, int], int]
 
 MEMORY_SHARE: Final = 0.8
 """T_mem: KV use that is not yet a risk."""
@@ -79,13 +79,13 @@ CACHED: Final = 7  # tokens of the prompt that are thought to be cached
 COLUMNS: Final = 8
 
 
-@compiled_part
+@compiled_inline
 def has_profile(fleet: FleetArrays, instance: int) -> bool:
     """Whether the profile of *instance* is known: the fixed part of a decode step is never 0."""
     return bool(fleet.profile[instance, 4] > 0.0)
 
 
-@compiled_part
+@compiled_inline
 def _delay(
     fleet: FleetArrays,
     ahead: LookAhead,
@@ -131,7 +131,7 @@ def _delay(
     return float(first_s), float(decode_s), float(others_s), float(TO_HOLD * step_s / batch)
 
 
-@compiled_part
+@compiled_inline
 def _parts(
     fleet: FleetArrays,
     ahead: LookAhead,
@@ -151,13 +151,13 @@ def _parts(
     return float(prefill), float(fleet.remaining_tokens[instance] - queued + output_tokens), 0.0, BETA
 
 
-@compiled_part
+@compiled_inline
 def _over(fleet: FleetArrays, instance: int, tokens: int) -> float:
     """By how much *tokens* are more than MEMORY_SHARE of what *instance* holds."""
     return float(max(0.0, tokens - MEMORY_SHARE * memory_tokens(fleet, instance)))
 
 
-@compiled_part
+@compiled_inline
 def _excess(fleet: FleetArrays, ahead: LookAhead, instance: int, prompt_tokens: int, output_tokens: int) -> float:
     """Tokens by which the KV cache of *instance* will pass MEMORY_SHARE with one more request."""
     most = tokens_now(ahead, instance) + prompt_tokens + (ITERATIONS - 1) * (ahead.active[instance] + 1)
@@ -196,7 +196,7 @@ def _least(
             best, lowest = instance, bound
     if best < 0:
         return -1
-    # Whoever may still be better than the one with the lowest bound really is.
+    # Those that may still be better than the one with the lowest bound really is.
     least = weighed[best, 1] + weighed[best, 2] * _excess(fleet, ahead, best, prompt_tokens, output_tokens)
     for at in range(first, last):
         instance = int(endpoints.members[at])
@@ -210,7 +210,7 @@ def _least(
     return best
 
 
-@compiled_part
+@compiled_inline
 def _in_seconds(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> bool:
@@ -251,12 +251,12 @@ def least_delay(
     """The instance with room on which the request delays itself and others the least."""
     in_seconds = _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     touched = match(fleet, affinity, endpoint, slot) if slot >= 0 else 0
-    found = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens)
+    instance = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens)
     unmatch(affinity, touched)
-    return found
+    return instance
 
 
-FORESEEING: Final[dict[str, ForeseeingRouter]] = {"preserve": preserve, "least_delay": least_delay}
+PREDICTIVE: Final[dict[str, PredictiveRouter]] = {"preserve": preserve, "least_delay": least_delay}
 """Routers that look ahead by the name that deployments and scenarios use."""
 
 
@@ -375,6 +375,6 @@ def warm_up() -> None:
         prefilled(fleet, instance, 2)
         release(fleet, instance, 3, 0)
         route_ahead(fleet, endpoints, ahead, affinity, policy, 0, -1, 1, 1)
-    for router in FORESEEING.values():
+    for router in PREDICTIVE.values():
         router(fleet, endpoints, ahead, affinity, 0, -1, 1, 1)
     forget(fleet, 0)

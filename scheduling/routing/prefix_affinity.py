@@ -139,17 +139,17 @@ def _find(affinity: Affinity, key: int) -> int:
 def _make(affinity: Affinity, key: int) -> int:
     """A place for *key*, which none knows."""
     mask = affinity.key.size - 1
-    found = key & mask
+    place = key & mask
     for step in range(WINDOW):
         at = (key + step) & mask
         if affinity.key[at] == 0:
-            found = at
+            place = at
             break
-        if affinity.used[at] < affinity.used[found]:
-            found = at
-    affinity.key[found] = key
-    affinity.holder[found, :] = NONE
-    return int(found)
+        if affinity.used[at] < affinity.used[place]:
+            place = at
+    affinity.key[place] = key
+    affinity.holder[place, :] = NONE
+    return int(place)
 
 
 @compiled
@@ -164,11 +164,11 @@ def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> i
         if at == NONE:
             break
         going_on = False
-        for way in range(HOLDERS):
-            instance = affinity.holder[at, way]
+        for entry in range(HOLDERS):
+            instance = affinity.holder[at, entry]
             if instance == NONE or affinity.matched[instance] != number:
                 continue
-            age = fleet.placed_tokens[instance] - affinity.since[at, way]
+            age = fleet.placed_tokens[instance] - affinity.since[at, entry]
             if 0 <= age < memory_tokens(fleet, instance):
                 if number == 0:
                     affinity.touched[touched] = instance
@@ -207,18 +207,18 @@ def learn(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int, inst
             at = _make(affinity, key)
         affinity.used[at] = affinity.counters[USES]
         chosen, oldest = 0, -1
-        for way in range(HOLDERS):
-            other = affinity.holder[at, way]
+        for entry in range(HOLDERS):
+            other = affinity.holder[at, entry]
             if other == instance:
-                chosen = way
+                chosen = entry
                 break
             age = FORGOTTEN_TOKENS
             if other != NONE:
-                age = min(fleet.placed_tokens[other] - affinity.since[at, way], FORGOTTEN_TOKENS)
+                age = min(fleet.placed_tokens[other] - affinity.since[at, entry], FORGOTTEN_TOKENS)
                 if age < 0:
                     age = FORGOTTEN_TOKENS
             if age > oldest:
-                chosen, oldest = way, age
+                chosen, oldest = entry, age
         affinity.holder[at, chosen] = instance
         affinity.since[at, chosen] = fleet.placed_tokens[instance]
 

@@ -53,9 +53,9 @@ def choose_region(
     best, least = -1, np.inf
     for at in range(candidates.size):
         endpoint = candidates[at]
-        found = pressure(fleet, endpoints, endpoint, waiting[endpoint])
-        if found < threshold:
+        use = pressure(fleet, endpoints, endpoint, waiting[endpoint])
+        if use < threshold:
             return int(endpoint)
-        if found < least:
-            best, least = endpoint, found
+        if use < least:
+            best, least = endpoint, use
     return int(best)

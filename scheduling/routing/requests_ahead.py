@@ -84,13 +84,13 @@ def requests_ahead(fleet: FleetArrays, instance: int) -> int:
 @compiled
 def open_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> bool:
     """Let `routing.has_room` count on the allowances at *endpoint*, until `close_ahead`; whether there are any."""
-    found = False
+    any_allowed = False
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
         allowed = allowance(fleet, instance)
         fleet.ahead_open[instance] = allowed
-        found = found or allowed > 0
-    return found
+        any_allowed = any_allowed or allowed > 0
+    return any_allowed
 
 
 @compiled

@@ -20,7 +20,7 @@ ROUND_ROBIN: Final = 0
 LEAST_REQUEST: Final = 1
 MINIMUM_USE: Final = 2
 JOIN_SHORTEST_QUEUE: Final = 3
-PRESERVE: Final = 4  # from here on they look ahead: `foreseeing`
+PRESERVE: Final = 4  # from here on they look ahead: `predictive`
 LEAST_DELAY: Final = 5
 
 
@@ -135,7 +135,7 @@ POLICY_CODES: Final[dict[str, int]] = {
     "preserve": PRESERVE,
     "least_delay": LEAST_DELAY,
 }
-"""All policies as numbers, for compiled callers: `route` takes those below PRESERVE, `foreseeing.route_ahead` the others."""
+"""All policies as numbers, for compiled callers: `route` takes those below PRESERVE, `predictive.route_ahead` the others."""
 
 
 @compiled
@@ -199,7 +199,7 @@ def advance_many(
 
 @compiled
 def prefilled(fleet: FleetArrays, instance: int, prompt_tokens: int) -> None:
-    """A request's first token has come out, or it leaves before: its prompt, as `place` was told, is no longer queued."""
+    """A request's first token has come out, or it leaves before: its prompt, as given to `place`, is no longer queued."""
     fleet.queued_prompt_tokens[instance] -= prompt_tokens
 
 

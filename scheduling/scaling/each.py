@@ -16,7 +16,7 @@ class ByEndpoint(ABC):
     """A strategy that looks at one endpoint at a time.
 
     Marks and cooldown are SageServe's reactive heuristic (section 4), which every strategy falls back on while no valid
-    advice is there: a planner that is down costs foresight, not scaling.
+    advice is there: a planner that is down costs look-ahead, not scaling.
     """
 
     plans_for: ClassVar[PlansFor] = PlansFor()

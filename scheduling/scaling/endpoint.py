@@ -69,7 +69,7 @@ class Advice:
     tokens_per_s_per_instance: float = 0.0
     """What an instance can serve; 0 for unknown."""
     soon_instances: int | None = None
-    """What the next `SOON_S` alone ask for, where the planner tells it apart from the rest of its time."""
+    """What the next `SOON_S` alone ask for, where the planner separates it from the rest of its time."""
     next_plan_s: float | None = None
     """When the next plan is due, where this one is valid for longer, in case the next is late."""
 
@@ -175,7 +175,7 @@ def valid(advice: Advice | None, now_s: float) -> bool:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if isfinite(share) else "beyond measure"
+    return f"{100 * share:.0f} %" if isfinite(share) else "infinite"
 
 
 def use_words(view: EndpointView) -> str:

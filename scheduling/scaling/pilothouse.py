@@ -100,6 +100,6 @@ class Pilothouse(ByEndpoint):
         busy = view.use * view.ready if view.ready and view.use < inf else float(view.instances)
         since_s = max(0.0, now_s - self.memory.get(when, now_s))
         keep = exp(-since_s / self.smooth_s)
-        found = keep * self.memory.get(key, busy) + (1 - keep) * busy
-        self.memory[key], self.memory[when] = found, now_s
-        return found
+        smoothed = keep * self.memory.get(key, busy) + (1 - keep) * busy
+        self.memory[key], self.memory[when] = smoothed, now_s
+        return smoothed

@@ -10,7 +10,7 @@ from scheduling.scaling.reactive import Reactive
 
 @dataclass(kw_only=True)
 class Unified(ByEndpoint):
-    """Reactive over one pool of all models and classes: one out above 70 %, one in below 30 %, 15 s apart.
+    """Reactive over one pool of all models and classes: one out above 70 %, one in below 30 %, at most every 15 s.
 
     Called at ticks it sees less than the paper's, which decides at every arrival; `per_arrival` is the trigger that does.
     """

@@ -294,8 +294,8 @@ def load_scenario(path: Path) -> Scenario:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
-        line, what = (int(found[1]), str(error).replace(found[0], "")) if found else (0, str(error))
+        position = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
+        line, what = (int(position[1]), str(error).replace(position[0], "")) if position else (0, str(error))
         raise ScenarioError(path, line, "", f"is not TOML: {what}") from error
     try:
         scenario = Scenario.model_validate(values)

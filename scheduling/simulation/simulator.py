@@ -76,7 +76,7 @@ class Simulation:
         self.requests = requests
         world = build_world(cluster, requests, decisions=decisions, wait_flag_s=wait_flag_s)
         self.lives = Lives(cluster, world, seed)
-        self._books: Any = world.books[0]
+        self._run_state: Any = world.run_state[0]
         self._decisions = decisions
         self._sample_s = sample_s
         self._samples: list[dict[str, NDArray[Any]]] = []
@@ -92,7 +92,7 @@ class Simulation:
 
     @property
     def now_s(self) -> float:
-        return float(self._books.now_s)
+        return float(self._run_state.now_s)
 
     @property
     def fleet(self) -> FleetArrays:
@@ -114,12 +114,12 @@ class Simulation:
     @property
     def ended(self) -> int:
         """Requests that are done, failed or refused."""
-        return int(self._books.ended)
+        return int(self._run_state.ended)
 
     @property
     def flag_endpoint(self) -> int:
         """The endpoint that the last WAITING_FLAG was about."""
-        return int(self._books.called_endpoint)
+        return int(self._run_state.called_endpoint)
 
     def waiting_requests(self, endpoint: int) -> NDArray[np.int64]:
         """Requests that wait at *endpoint*, in the order in which they would leave."""
@@ -138,9 +138,9 @@ class Simulation:
             if reason == loop.FULL:
                 self._grow()
             elif reason == loop.DRAINED:
-                self.lives.settle(int(self._books.called_instance))
+                self.lives.settle(int(self._run_state.called_instance))
             elif reason == loop.SCALE:
-                self._reach_out(int(self._books.called_endpoint))
+                self._reach_out(int(self._run_state.called_endpoint))
             elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
                 self._control()
                 self._sample(sample_s)
@@ -152,7 +152,7 @@ class Simulation:
     def _reach_out(self, endpoint: int) -> None:
         """The reactive trigger wants one more instance than *endpoint* has of its own, and another model's is lent out."""
         self.lives.reach_out(endpoint)
-        self._books.scale_outs += 1
+        self._run_state.scale_outs += 1
         self.world.policies[endpoint].scaled_s = self.now_s
 
     def run(
@@ -198,8 +198,8 @@ class Simulation:
         if waiting.counters[FREE_COUNT] == 0:
             capacity = 2 * held.size
             waiting, held = grow_waiting(waiting, capacity), np.concatenate([held, np.zeros_like(held)])
-        decisions, books = world.decisions, self._books
-        if decisions.size and decisions.size - books.decisions <= waiting.key.size:
+        decisions, run_state = world.decisions, self._run_state
+        if decisions.size and decisions.size - run_state.decisions <= waiting.key.size:
             decisions = np.concatenate([decisions, np.zeros(decisions.size + waiting.key.size, decisions.dtype)])
         self._replace(waiting=waiting, held=held, decisions=decisions, affinity=self._grown_affinity(held.size))
         self.lives.make_room()
@@ -242,7 +242,7 @@ class Simulation:
         begun = 0
         while begun < count and self.lives.scale_out(endpoint):
             begun += 1
-        self._books.scale_outs += begun
+        self._run_state.scale_outs += begun
         self._control(endpoint)
         return begun
 
@@ -252,7 +252,7 @@ class Simulation:
         begun = 0
         while begun < count and self.lives.scale_in(endpoint):
             begun += 1
-        self._books.scale_ins += begun
+        self._run_state.scale_ins += begun
         return begun
 
     def start(self, instance: int) -> None:
@@ -299,9 +299,9 @@ class Simulation:
                 again += 1
             else:
                 self.world.outcomes[request]["state"] = Outcome.FAILED
-                self._books.failed += 1
-                self._books.ended += 1
-        self._books.requeued += again
+                self._run_state.failed += 1
+                self._run_state.ended += 1
+        self._run_state.requeued += again
         return again
 
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
@@ -315,7 +315,7 @@ class Simulation:
         self.lives.swap(instance, endpoint)
 
     def rekey(self, request: int, key: float) -> bool:
-        """Give *request* another turn in its queue (lowest first); False if it does not wait."""
+        """Give *request* another key in its queue (lowest first); False if it does not wait."""
         slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
@@ -353,7 +353,7 @@ class Simulation:
 
     def result(self) -> Result:
         """What came out so far."""
-        world, books = self.world, self._books
+        world, run_state = self.world, self._run_state
         counted = (
             "events",
             "arrived",
@@ -370,7 +370,7 @@ class Simulation:
             requests=self.requests,
             outcomes=world.outcomes,
             state_s=self.lives.state_s(self.now_s),
-            counters={name: int(books[name]) for name in counted}
+            counters={name: int(run_state[name]) for name in counted}
             | {
                 "iterations": int(world.engines.counters[ITERATIONS]),
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
@@ -380,7 +380,7 @@ class Simulation:
                 "swaps": self.lives.swaps,
             },
             series=self._series(),
-            decisions=world.decisions[: books.decisions].copy() if self._decisions else None,
+            decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,
             changes=self.lives.changes(),
             end_s=self.now_s,
         )

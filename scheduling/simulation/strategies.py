@@ -19,10 +19,10 @@ from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
 DEMAND_WINDOW_S: Final = 60.0
-"""Over which the demand that a view tells of is seen."""
+"""Over which the demand that a view shows is measured."""
 DEMAND_STEP_S: Final = 5.0
 STATES: Final = len(State)
-ON_THE_WAY: Final = [State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]
+COMING_STATES: Final = [State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Demand:
         self.step_s = step_s
         count = requests.arrival_s.size
         steps = int(requests.arrival_s[-1] // step_s) + 1 if count else 1
-        home = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
+        endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
         for at, model in enumerate(cluster.models):
             for to, region in enumerate(cluster.regions):
-                home[at, to] = next(iter(cluster.candidates(model, region)), 0)
+                endpoint_of[at, to] = next(iter(cluster.candidates(model, region)), 0)
         tokens = np.zeros(len(cluster.endpoints) * steps)
         for begin in range(0, count, CHUNK):
             part = slice(begin, begin + CHUNK)
-            place = home[requests.model[part], requests.region[part]] * steps
+            place = endpoint_of[requests.model[part], requests.region[part]] * steps
             place += (requests.arrival_s[part] // step_s).astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
             tokens += np.bincount(place, asked, tokens.size)
@@ -154,7 +154,7 @@ class Control:
         keys, count = simulation.cluster.endpoints, self._use.size
         states = simulation.states
         by_state = np.bincount(fleet.endpoint * STATES + states, minlength=count * STATES).reshape(count, STATES)
-        coming = by_state[:, ON_THE_WAY].sum(axis=1)
+        coming = by_state[:, COMING_STATES].sum(axis=1)
         ready = by_state[:, State.READY]
         if self._ready is not None:
             self._ready_s[ready > self._ready] = now_s

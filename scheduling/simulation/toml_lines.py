@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'")
 
 
 def _lines(text: str) -> dict[Key, int]:
-    """Line of each key. tomllib does not tell them; this finds headers and assignments, which is all that errors need."""
+    """Line of each key. tomllib does not give them; this finds headers and assignments, which is all that errors need."""
     lines: dict[Key, int] = {}
     tables: dict[Key, int] = {}
     table: Key = ()

@@ -166,9 +166,9 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 async def apart(requests: int) -> dict[str, float]:
     """The student in a process of its own: what asking it so would cost."""
     from forecasting.lengths import LengthQuery
-    from forecasting.lengths.service.predictor import Apart
+    from forecasting.lengths.service.predictor import SubprocessPredictor
 
-    predictor = Apart(1.0)
+    predictor = SubprocessPredictor(1.0)
     predictor.start()
     await asyncio.wait_for(predictor.up.wait(), 120)
     drawn, times_ms = prompts(random.Random(3)), []

@@ -19,7 +19,7 @@ from scheduling.dispatch import dispatch, warm_up
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot
-from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.predictive import PREDICTIVE
 from scheduling.routing.prefix_affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
 from tests.oracles import dispatch as reference
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     batches, calls = options.batches, options.calls
 
-    def foreseeing_us(fleet: FleetArrays, endpoints: EndpointArrays, least_use: float) -> dict[str, float]:
+    def predictive_us(fleet: FleetArrays, endpoints: EndpointArrays, least_use: float) -> dict[str, float]:
         ahead, affinity = busy_maps(fleet, least_use=least_use), known_prefix(fleet)
         return {
             name: median_us(
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 batches,
                 calls,
             )
-            for name, router in FORESEEING.items()
+            for name, router in PREDICTIVE.items()
         }
 
     def decisions_us(instances: int) -> dict[str, float]:
@@ -130,12 +130,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         return {
             name: median_us(lambda r=router: r(fleet, endpoints, 0, PROMPT_TOKENS, OUTPUT_TOKENS), batches, calls)
             for name, router in POLICIES.items()
-        } | foreseeing_us(fleet, endpoints, 0.6)
+        } | predictive_us(fleet, endpoints, 0.6)
 
     by_policy_us = decisions_us(240)
     fleet, endpoints = busy_fleet(240)
     fleet.running[:] = 0
-    worst_us = foreseeing_us(fleet, endpoints, 0.78)
+    worst_us = predictive_us(fleet, endpoints, 0.78)
     fleet, endpoints = busy_fleet(240)
     plain = plain_twin(fleet)
     plain_us = {
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     sight = reference_ahead.Sight(plain_maps(busy_maps(fleet)))
     for slot, instance in enumerate(plain.instances):
         instance.profile = tuple(fleet.profile[slot].tolist())
-    for name, ahead_twin in reference_ahead.FORESEEING.items():
+    for name, ahead_twin in reference_ahead.PREDICTIVE.items():
         plain_us[name] = median_us(lambda t=ahead_twin: t(plain, sight, 0, PROMPT_TOKENS, OUTPUT_TOKENS), 1, 1)
     worst = max(by_policy_us, key=by_policy_us.__getitem__)
     waiting = allocate_waiting(1, 1024)

@@ -17,7 +17,7 @@ from controlplane.fleet.states import InstanceState
 from controlplane.gateway.upstream import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
-from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.predictive import PREDICTIVE
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
@@ -185,7 +185,7 @@ class Live:
                 self.work(slot)
 
 
-ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *FORESEEING]
+ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from controlplane.lengths.services import InUse
 from forecasting.lengths import OutputQuery
 from forecasting.lengths.models.state import save_model
 from forecasting.lengths.service import predictor
-from forecasting.lengths.service.predictor import Apart, InLine
+from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
 from tests.gateway.conftest import until
 from tests.lengths.bad_models import Scripted, constant, slow
 
@@ -164,7 +164,7 @@ async def test_a_service_that_fails_altogether_breaks_nothing(house, service, mo
 
 
 async def test_a_killed_process_is_survived_and_replaced(house, service):
-    predictor = Apart(5.0, f"{BAD}:constant", ("50",))
+    predictor = SubprocessPredictor(5.0, f"{BAD}:constant", ("50",))
     predictor.start()
     await use(service, predictor)
     await until(predictor.up.is_set, 120)
@@ -181,7 +181,7 @@ async def test_a_killed_process_is_survived_and_replaced(house, service):
 
 
 async def test_a_hanging_process_costs_each_request_the_budget_at_most(house, service):
-    predictor = Apart(0.02, f"{BAD}:at_word", ())
+    predictor = SubprocessPredictor(0.02, f"{BAD}:at_word", ())
     predictor.start()
     await use(service, predictor)
     service.budget_s = 0.02
@@ -215,11 +215,11 @@ async def test_a_model_that_is_too_slow_in_line_is_moved_apart_and_comes_back(ho
     before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)
     for number in range(10):
         await lengths.predict(*asked(f"question {number}"))
-    await until(lambda: isinstance(lengths.predictor, Apart), 60)
+    await until(lambda: isinstance(lengths.predictor, SubprocessPredictor), 60)
     await say(house, "served meanwhile")
     lengths._in_line_again_s = 0.0
     await until(lambda: time.monotonic() < lengths._in_line_again_s < math.inf, 60)  # measured again, as slow as before
-    assert isinstance(lengths.predictor, Apart)
+    assert isinstance(lengths.predictor, SubprocessPredictor)
     fast = True
     lengths._in_line_again_s = 0.0
     await until(lambda: isinstance(lengths.predictor, InLine), 60)

@@ -16,7 +16,7 @@ from controlplane.gateway.measures import Count, Latency, Windows
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.ticket import MOVES, Course, IllegalTicketMove, TicketState
 from controlplane.gateway.upstream import Usage, Withheld, split_events, upstream_priority
-from scheduling.queueing.ordering import ORDERINGS, turn_key
+from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
 class TestLimits:
@@ -117,7 +117,7 @@ def test_upstream_priority_stays_in_its_band():
 def test_upstream_priority_is_the_turn_where_turns_are_more_than_classes(ordering, requests):
     code = ORDERINGS[ordering]
     keys = [
-        turn_key(code, came / 8, came / 8 + length / 8, priority, length / 16, 2.0)
+        queue_key(code, came / 8, came / 8 + length / 8, priority, length / 16, 2.0)
         for priority, came, length in requests
     ]
     told = [upstream_priority(code, row[0], None, key) for row, key in zip(requests, keys, strict=True)]

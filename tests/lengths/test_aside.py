@@ -12,8 +12,8 @@ from forecasting.lengths.service import predictor as module
 from forecasting.lengths.service.predictor import (
     MOST_TOKENS,
     Answer,
-    Apart,
     InLine,
+    SubprocessPredictor,
     Why,
     checked,
     fast_enough,
@@ -41,7 +41,7 @@ async def apart():
     started = []
 
     async def make(name, *arguments, budget_s=5.0):
-        predictor = Apart(budget_s, f"{BAD}:{name}", arguments)
+        predictor = SubprocessPredictor(budget_s, f"{BAD}:{name}", arguments)
         predictor.start()
         started.append(predictor)
         await asyncio.wait_for(predictor.up.wait(), 120)
@@ -178,7 +178,7 @@ async def test_apart_a_query_that_raises_costs_its_own_answer_alone(apart):
 
 
 async def test_apart_what_cannot_be_made_is_down_and_tried_again():
-    predictor = Apart(1.0, f"{BAD}:no_such_model")
+    predictor = SubprocessPredictor(1.0, f"{BAD}:no_such_model")
     predictor.start()
     while predictor.restarts < 2:
         assert await predictor.ask(query()) is Why.DOWN
@@ -187,7 +187,7 @@ async def test_apart_what_cannot_be_made_is_down_and_tried_again():
 
 
 async def test_apart_has_the_bundled_student_and_leaves_no_process():
-    predictor = Apart(5.0)
+    predictor = SubprocessPredictor(5.0)
     predictor.start()
     told = await answers(predictor, "Why is the sky blue?")
     expected = bundled().predict_one(query("Why is the sky blue?"))

@@ -1,1 +1,1 @@
-"""Slow, plain twins of compiled code: what each kernel must decide, said in the shortest way."""
+"""Slow, plain twins of compiled code: what each kernel must decide, in the shortest form."""

@@ -1,4 +1,4 @@
-"""Plain Python twins of the kernels: what each of them must decide, said in the shortest way.
+"""Plain Python twins of the kernels: what each of them must decide, in the shortest form.
 
 Tests compare every kernel with its twin on random fleets, and the routing bench shows what compiling is worth. Twins
 are written from the definition, over lists, and share no code with the kernels.
@@ -155,9 +155,9 @@ class PlainQueue:
 
     def remove(self, slot: int) -> bool:
         kept = [entry for entry in self.entries if entry[2] != slot]
-        found = len(kept) < len(self.entries)
+        removed = len(kept) < len(self.entries)
         self.entries = kept
-        return found
+        return removed
 
     def rekey(self, slot: int, key: float) -> bool:
         sequence = next((entry[1] for entry in self.entries if entry[2] == slot), None)
@@ -171,10 +171,10 @@ class PlainQueue:
         return [entry[2] for entry in self.entries]
 
 
-def plain_turn(
+def plain_queue_key(
     ordering: str, arrival_s: float, deadline_s: float, priority: int, service_s: float, stretch: float
 ) -> float:
-    """Twin of `scheduling.queueing.ordering.turn_key`, by the ordering's name."""
+    """Twin of `scheduling.queueing.ordering.queue_key`, by the ordering's name."""
     due_s = arrival_s + 86_400.0 if deadline_s == float("inf") else deadline_s
     return {
         "fcfs": arrival_s,
@@ -187,9 +187,9 @@ def plain_turn(
     }[ordering]
 
 
-def plain_engine_priority(ordering: str, priority: int, turn: float) -> int:
+def plain_engine_priority(ordering: str, priority: int, key: float) -> int:
     """Twin of `scheduling.queueing.ordering.engine_priority`."""
     if ordering in ("fcfs", "priority"):
         return priority
     classes = priority if ordering == "ssjf" else 0
-    return classes * 10**13 + int((turn - classes * 1e9) * 1000.0)
+    return classes * 10**13 + int((key - classes * 1e9) * 1000.0)

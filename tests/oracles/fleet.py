@@ -1,7 +1,7 @@
 """A fleet of reference engines behind a dispatcher, in plain Python: what the compiled loop is checked against.
 
-It says the same rules in the shortest way, one iteration and one token at a time, over the plain twins of the kernels:
-every routing, ordering and batching mode, regions and ways between them, the reactive trigger, and instances that come,
+It says the same rules in the shortest form, one iteration and one token at a time, over the plain twins of the kernels:
+every routing, ordering and batching mode, regions and links between them, the reactive trigger, and instances that come,
 go, fail, sleep and change their model.
 """
 
@@ -17,9 +17,9 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineRequest
 from scheduling.simulation.workload.requests import Requests
-from tests.oracles.dispatch import POLICIES, PlainFleet, PlainQueue, plain_engine_priority, plain_turn
+from tests.oracles.dispatch import POLICIES, PlainFleet, PlainQueue, plain_engine_priority, plain_queue_key
 from tests.oracles.lifecycle import NEVER, Held, ReferenceLives, Server
-from tests.oracles.lookahead import FORESEEING, Sight
+from tests.oracles.lookahead import PREDICTIVE, Sight
 
 WORKS = (State.READY, State.DRAINING)
 
@@ -52,7 +52,7 @@ class ReferenceFleet:
         self._queues = [PlainQueue() for _ in cluster.endpoints]
         self._waiting: dict[int, Held] = {}
         self._latency_s = cluster.latencies()
-        self._ways: list[tuple[float, int, int, Held]] = []  # moment, way, order, request
+        self._links: list[tuple[float, int, int, Held]] = []  # moment, link, order, request
         self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # moment, endpoint, order, what and where
         self._opened_s = [NEVER] * len(cluster.endpoints)
         self._timeout_s = [NEVER] * len(cluster.endpoints)
@@ -72,10 +72,10 @@ class ReferenceFleet:
             arrival_s = float(arrivals[arrived]) if arrived < arrivals.size else NEVER
             working = min(servers, key=lambda server: server.event_s)
             living = min(servers, key=lambda server: server.until_s)
-            way_s = self._ways[0][0] if self._ways else NEVER
+            link_s = self._links[0][0] if self._links else NEVER
             timeout_s = min(self._timeout_s)
             sent_s = self._sent[0][0] if self._sent else NEVER
-            self._now_s = min(command_s, arrival_s, working.event_s, living.until_s, way_s, timeout_s, sent_s)
+            self._now_s = min(command_s, arrival_s, working.event_s, living.until_s, link_s, timeout_s, sent_s)
             if self._now_s == NEVER:
                 raise RuntimeError(f"{arrivals.size - self._ended} requests wait for ever")
             if command_s == self._now_s:
@@ -91,8 +91,8 @@ class ReferenceFleet:
                 self.lives.pass_on(living, self._now_s)
                 if living.state == State.READY:
                     self._pump(living.plain.endpoint)
-            elif way_s == self._now_s:
-                held = heappop(self._ways)[3]
+            elif link_s == self._now_s:
+                held = heappop(self._links)[3]
                 self._queue(held)
                 self._pump(held.endpoint)
                 self._scale(held.endpoint)
@@ -116,8 +116,8 @@ class ReferenceFleet:
         latency_s = float(self._latency_s[region, target])
         self.outcomes[number]["endpoint"] = held.endpoint
         if latency_s:
-            way = region * len(self.cluster.regions) + target
-            heappush(self._ways, (float(self.requests.arrival_s[number]) + latency_s, way, number, held))
+            link = region * len(self.cluster.regions) + target
+            heappush(self._links, (float(self.requests.arrival_s[number]) + latency_s, link, number, held))
         else:
             self._queue(held)
             self._pump(held.endpoint)
@@ -128,8 +128,8 @@ class ReferenceFleet:
         model, region = int(self.requests.model[number]), int(self.requests.region[number])
         candidates = self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region])
         under_pressure = [(self._pressure(endpoint), at, endpoint) for at, endpoint in enumerate(candidates)]
-        for found, _, endpoint in under_pressure:
-            if found < self.cluster.threshold:
+        for use, _, endpoint in under_pressure:
+            if use < self.cluster.threshold:
                 return endpoint
         least, _, endpoint = min(under_pressure)
         if least < NEVER:
@@ -162,7 +162,7 @@ class ReferenceFleet:
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
         ordering = self.cluster.of(self.cluster.ordering, key)
         known = int(requests.output_tokens[number]) if ordering == "sjf" else output
-        turn = plain_turn(
+        key = plain_queue_key(
             ordering,
             arrival_s,
             arrival_s + float(requests.deadline_s[number]),
@@ -170,9 +170,9 @@ class ReferenceFleet:
             self.cluster.yardstick(key).service_time_s(prompt, known),
             self.cluster.of(self.cluster.ordering_stretch, key),
         )
-        held.priority = plain_engine_priority(ordering, priority, turn)
+        held.priority = plain_engine_priority(ordering, priority, key)
         self._waiting[number] = held
-        self._queues[held.endpoint].push(number, turn, self._sequence)
+        self._queues[held.endpoint].push(number, key, self._sequence)
         self._sequence += 1
 
     def _pump(self, endpoint: int) -> None:
@@ -183,16 +183,16 @@ class ReferenceFleet:
             self._give(endpoint, server)
 
     def _route(self, endpoint: int) -> Server | None:
-        """The server for the request whose turn it is; None if nobody waits or nobody has room."""
+        """The server for the first request; None if nobody waits or nobody has room."""
         name = self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])
         number = self._queues[endpoint].peek()
         if number < 0:
             return None
         held = self._waiting[number]
         size = held.expected_prompt, held.expected_output
-        if name in FORESEEING:
+        if name in PREDICTIVE:
             self._sight.hashes = self._hashes(number)
-            router = partial(FORESEEING[name], self._fleet, self._sight, endpoint, *size)
+            router = partial(PREDICTIVE[name], self._fleet, self._sight, endpoint, *size)
         else:
             router = partial(POLICIES[name], self._fleet, endpoint, *size)
         instance = self._fleet.dispatch(router, endpoint)
@@ -240,7 +240,7 @@ class ReferenceFleet:
                     break
 
     def _give(self, endpoint: int, server: Server) -> None:
-        """The request whose turn it is goes to *server*."""
+        """The first request goes to *server*."""
         requests, number = self.requests, self._queues[endpoint].pop()
         held = self._waiting.pop(number)
         self._fleet.place(server.number, held.expected_prompt, held.expected_output)

@@ -2,7 +2,7 @@
 
 An instance is in one state at a time; some states last for ever, others pass into the next after a delay. One that
 drains takes no new work and becomes what was decided when it holds nothing more. The rules are those of
-docs/simulation.md, said in the shortest way.
+docs/simulation.md, in the shortest form.
 """
 
 import math
@@ -32,7 +32,7 @@ class Held:
     expected_prompt: int = 0
     expected_output: int = 0
     priority: int = 0
-    """What its engine is told."""
+    """What its engine is given."""
     counted_tokens: int = 0
     produced_tokens: int = 0
     preempted: bool = False
@@ -200,7 +200,7 @@ class ReferenceLives:
         self.drain(server, now_s, (State.LOADING, weights_s), (State.READY, NEVER), endpoint=endpoint)
 
     def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
-        """*server* is lost; the requests that it had, those that ran in order of admission, then the others in turn."""
+        """*server* is lost; the requests that it had, those that ran in order of admission, then the others by key."""
         there = (*server.admitted, *server.engine.waiting_in_order())
         lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None

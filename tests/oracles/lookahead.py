@@ -1,4 +1,4 @@
-"""Plain twins of the routers that look ahead (`foreseeing`), of the maps (`lookahead`) and of the index (`affinity`).
+"""Plain twins of the routers that look ahead (`predictive`), of the maps (`maps`) and of the index (`prefix_affinity`).
 
 Written from the definitions, over dictionaries: a map is a list of requests, a peak is looked for in every iteration, the
 index has room for everything.
@@ -68,18 +68,18 @@ class PlainIndex:
     def learn(self, fleet: PlainFleet, endpoint: int, hashes: Sequence[int], instance: int) -> None:
         placed = [each.placed_tokens for each in fleet.instances]
         for place in noted_places(len(hashes)):
-            ways = self.holders.setdefault((endpoint, hashes[place - 1]), [None] * HOLDERS)
-            found = next((way for way in ways if way and way[0] == instance), None)
-            if found:
-                found[1] = placed[instance]
+            holders = self.holders.setdefault((endpoint, hashes[place - 1]), [None] * HOLDERS)
+            entry = next((holder for holder in holders if holder and holder[0] == instance), None)
+            if entry:
+                entry[1] = placed[instance]
                 continue
 
-            def age(at: int, ways: list[list[int] | None] = ways) -> int:
-                way = ways[at]
-                passed = -1 if way is None else placed[way[0]] - way[1]
+            def age(at: int, holders: list[list[int] | None] = holders) -> int:
+                holder = holders[at]
+                passed = -1 if holder is None else placed[holder[0]] - holder[1]
                 return passed if 0 <= passed < FORGOTTEN_TOKENS else FORGOTTEN_TOKENS
 
-            ways[max(range(HOLDERS), key=age)] = [instance, placed[instance]]
+            holders[max(range(HOLDERS), key=age)] = [instance, placed[instance]]
 
     def cached_tokens(
         self,
@@ -91,18 +91,18 @@ class PlainIndex:
         prompt_tokens: int,
     ) -> int:
         """Of *prompt_tokens*, those that *instance* is thought to have."""
-        this, found = fleet.instances[instance], 0
+        this, blocks = fleet.instances[instance], 0
         for place in noted_places(len(hashes)):
-            ways = self.holders.get((endpoint, hashes[place - 1]), [])
+            holders = self.holders.get((endpoint, hashes[place - 1]), [])
             alive = {
-                way[0]
-                for way in ways
-                if way and 0 <= fleet.instances[way[0]].placed_tokens - way[1] < memory(fleet, way[0])
+                holder[0]
+                for holder in holders
+                if holder and 0 <= fleet.instances[holder[0]].placed_tokens - holder[1] < memory(fleet, holder[0])
             }
             if instance not in alive:
                 break
-            found = place
-        return max(min(found * block_tokens, prompt_tokens - 1), 0) if this.endpoint == endpoint else 0
+            blocks = place
+        return max(min(blocks * block_tokens, prompt_tokens - 1), 0) if this.endpoint == endpoint else 0
 
 
 def memory(fleet: PlainFleet, instance: int) -> int:
@@ -179,8 +179,8 @@ def least_delay(fleet: PlainFleet, sight: Sight, endpoint: int, prompt_tokens: i
     return min(slots, key=score, default=-1)
 
 
-FORESEEING: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
+PREDICTIVE: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
     "preserve": preserve,
     "least_delay": least_delay,
 }
-"""Twins of `scheduling.routing.predictive.FORESEEING`."""
+"""Twins of `scheduling.routing.predictive.PREDICTIVE`."""

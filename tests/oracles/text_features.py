@@ -26,8 +26,8 @@ def hashed(data: bytes) -> int:
 def read_bytes(
     data: bytes,
 ) -> tuple[list[int], list[int], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(hashes, opening, counts, demands, found) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
-    counts, demands, found = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
+    """(hashes, opening, counts, demands, categories) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
+    counts, demands, categories = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
     counts[kernels.LINES] = data.count(b"\n")
     known = {int(code): (int(kind), float(value)) for code, kind, value in zip(HASHES, KINDS, VALUES, strict=True)}
     hashes: list[int] = []
@@ -54,7 +54,7 @@ def read_bytes(
                     value = said
                 elif kind >= len(UNITS):
                     place = kind - len(UNITS)
-                    found[place] = max(found[place], 1.0 if token < kernels.OPENING else 0.5)
+                    categories[place] = max(categories[place], 1.0 if token < kernels.OPENING else 0.5)
                 elif token - number_at <= kernels.NEAR:
                     demands[kind] = max(demands[kind], number)
         elif word.isdigit():
@@ -85,4 +85,4 @@ def read_bytes(
         codes.append(code)
     last = data.rstrip(bytes(range(33)))[-1:]
     counts[kernels.ENDS_ASKING], counts[kernels.ENDS_COLON] = last == b"?", last == b":"
-    return hashes[: kernels.MOST_HASHES], opening, counts, demands, found
+    return hashes[: kernels.MOST_HASHES], opening, counts, demands, categories

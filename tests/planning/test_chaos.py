@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.supervisor.running import RunningHouse
+from tests.supervisor.running import RunningStack
 from tests.supervisor.test_up import Address
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
@@ -53,7 +53,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 
 @pytest.fixture(scope="module")
-def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHouse]:
+def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """Emulated fleet without traffic, planned by the minute with a solver that always fails."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(textwrap.dedent(BROKEN_SOLVER))
@@ -63,7 +63,7 @@ def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "PYTHONPATH": str(folder),
         "PILOTHOUSE_FLOOR_PATIENCE_S": "2",
     }
-    house = RunningHouse(f"--port {address.port} --no-traffic", **environment)
+    house = RunningStack(f"--port {address.port} --no-traffic", **environment)
     try:
         house.wait_until_up()
         yield house
@@ -79,7 +79,7 @@ def shell(address: Address, code: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def secret(house: RunningHouse, address: Address) -> str:
+def secret(house: RunningStack, address: Address) -> str:
     return shell(
         address,
         """
@@ -116,7 +116,7 @@ def parents() -> dict[int, int]:
     return found
 
 
-def processes_called(house: RunningHouse, word: str) -> list[int]:
+def processes_called(house: RunningStack, word: str) -> list[int]:
     """Processes of *house* with *word* in their command line; Redis writes over its environment, so descent decides."""
     parent, found = parents(), []
     for process in parent:
@@ -130,7 +130,7 @@ def processes_called(house: RunningHouse, word: str) -> list[int]:
 
 
 @contextmanager
-def hanging(house: RunningHouse, word: str) -> Iterator[None]:
+def hanging(house: RunningStack, word: str) -> Iterator[None]:
     """Every process of the house that is called *word* stands still meanwhile."""
     stopped = processes_called(house, word)
     assert stopped, f"nothing of the house is called {word}"
@@ -218,7 +218,7 @@ async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(house, address
             await asyncio.sleep(5.0)
 
 
-def test_what_stood_still_goes_on(house: RunningHouse, address: Address) -> None:
+def test_what_stood_still_goes_on(house: RunningStack, address: Address) -> None:
     """The workers are back: they find no command left over, and the house stops as it should."""
     left = shell(
         address,

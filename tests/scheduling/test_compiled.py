@@ -39,8 +39,8 @@ def kernels(root):
 
 
 def test_a_file_is_followed_into_all_that_it_imports(root, kernels):
-    found = {str(path.relative_to(root / "package")) for path in compiled.source_files(kernels, root)}
-    assert found == {
+    followed = {str(path.relative_to(root / "package")) for path in compiled.source_files(kernels, root)}
+    assert followed == {
         "__init__.py", "kernels.py", "parts.py", "words.py", "deep/__init__.py", "deep/middle.py", "deep/bottom.py",
     }  # fmt: skip
 

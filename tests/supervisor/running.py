@@ -1,4 +1,4 @@
-"""Drives a whole house by its own commands: `make run`, the printed sign-in link, pages, Ctrl-C.
+"""Drives a whole stack by its own commands: `make run`, the printed sign-in link, pages, Ctrl-C.
 
 Run as a program (`python -m tests.supervisor.running`), it tries what the README promises, on the default port and state
 folder: the Overview with moving loads within a minute, `/healthz`, and a Ctrl-C that leaves nothing behind.
@@ -24,12 +24,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 UP_WITHIN_S = 180.0
 STOP_WITHIN_S = 30.0
-TOKEN = "HOUSE_UNDER_TEST"
+TOKEN = "STACK_UNDER_TEST"
 CSRF = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
 SIGN_IN = re.compile(r"Sign in\s+(http://\S+)")
 
 
-class RunningHouse:
+class RunningStack:
     """`make run` with *options*, in *environment*; everything it prints is in `lines`."""
 
     def __init__(self, *options: str, **environment: str) -> None:
@@ -59,7 +59,7 @@ class RunningHouse:
         return "\n".join(self.lines)
 
     def wait_for(self, what: str, condition: Callable[[], Any], within_s: float = UP_WITHIN_S) -> Any:
-        """The first true value of *condition*. Raises AssertionError with the house's output when there is none in time."""
+        """The first true value of *condition*. Raises AssertionError with the stack's output when there is none in time."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -67,7 +67,7 @@ class RunningHouse:
                     return value
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 pass
-            assert self.process.poll() is None, f"the house ended while waiting for {what}:\n{self.text}"
+            assert self.process.poll() is None, f"the stack ended while waiting for {what}:\n{self.text}"
             assert time.monotonic() < deadline, f"no {what} within {within_s:.0f} s:\n{self.text}"
             time.sleep(0.2)
 
@@ -93,16 +93,16 @@ class RunningHouse:
         return dict(json.loads(self.get(f"{url}/console/api/snapshot?topics=overview,instances")))
 
     def processes(self) -> list[str]:
-        """Every process that this house's environment was handed down to."""
-        found = []
+        """Every process that this stack's environment was handed down to."""
+        listed = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{TOKEN}={self.token}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     command = (folder / "cmdline").read_text().replace("\0", " ")
-                    found.append(f"{folder.name} {command}")
+                    listed.append(f"{folder.name} {command}")
             except OSError:
                 continue
-        return found
+        return listed
 
     def interrupt(self) -> int:
         """Press Ctrl-C; returns the exit status of `make run`."""
@@ -123,12 +123,12 @@ class RunningHouse:
             self.wait_for_end()
 
 
-def moving(house: RunningHouse, url: str) -> Callable[[], bool]:
+def moving(stack: RunningStack, url: str) -> Callable[[], bool]:
     """True once the output tokens per second of each of three regions were seen above 0 at two different values."""
     seen: dict[str, set[float]] = {}
 
     def condition() -> bool:
-        instances = house.snapshot(url)["tables"]["instances"]
+        instances = stack.snapshot(url)["tables"]["instances"]
         sums: dict[str, float] = {}
         for region, rate in zip(instances["region"], instances["output_tokens_per_s"], strict=True):
             sums[region] = sums.get(region, 0.0) + (rate or 0.0)
@@ -142,27 +142,27 @@ def moving(house: RunningHouse, url: str) -> Callable[[], bool]:
 
 def main() -> None:
     began = time.monotonic()
-    house = RunningHouse()
+    stack = RunningStack()
     try:
-        link = house.wait_until_up()
+        link = stack.wait_until_up()
         url = link.partition("/sign-in/")[0]
-        house.sign_in(link)
-        overview = house.get(f"{url}/")
+        stack.sign_in(link)
+        overview = stack.get(f"{url}/")
         for region in ("us-east", "us-central", "us-west"):
             assert region in overview, f"the Overview does not show {region}"
-        house.wait_for("moving loads", moving(house, url))
+        stack.wait_for("moving loads", moving(stack, url))
         took_s = time.monotonic() - began
         print(f"The Overview showed three regions with moving loads after {took_s:.0f} s.")
-        house.get(f"{url}/healthz")
+        stack.get(f"{url}/healthz")
         asked = time.monotonic()
-        house.interrupt()
+        stack.interrupt()
         print(f"Ctrl-C ended it in {time.monotonic() - asked:.1f} s.")
-        left = house.processes()
+        left = stack.processes()
         assert not left, f"left behind: {left}"
         assert took_s < 60, "that is longer than a minute"
     finally:
-        house.kill()
-        print(house.text)
+        stack.kill()
+        print(stack.text)
 
 
 if __name__ == "__main__":

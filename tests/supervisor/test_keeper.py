@@ -80,7 +80,7 @@ async def test_a_part_that_dies_is_started_again(keeper: Keeper, said: Callable[
     restarts: list[str] = []
 
     async def on_restart() -> None:
-        restarts.append("told")
+        restarts.append("notified")
 
     # Each life adds a byte; the first two end at once.
     source = """
@@ -148,7 +148,7 @@ async def test_a_probe_that_raises_says_not_ready_and_why(
     await until(lambda: "celery is back" in said())
 
 
-async def test_parts_killed_in_turn_together_and_again_while_they_start(
+async def test_parts_killed_one_by_one_together_and_again_while_they_start(
     keeper: Keeper, said: Callable[[], str], tmp_path: Path
 ) -> None:
     """As kill -9 of Redis, then of Celery, whose probe needs Redis: nothing that can be started again ends the stack."""
@@ -202,13 +202,13 @@ async def test_stopping_goes_stage_by_stage(keeper: Keeper, tmp_path: Path) -> N
     assert log.read_text() == "unnamed traffic web redis "
 
 
-async def test_a_part_told_early_ends_while_others_are_waited_for(keeper: Keeper, tmp_path: Path) -> None:
+async def test_a_part_asked_early_ends_while_others_are_waited_for(keeper: Keeper, tmp_path: Path) -> None:
     log = tmp_path / "log"
     for name in ("web", "celery"):
         ready = exists(tmp_path / f"log.{name}")
-        part = Part(name, program(POLITE, name, str(log)), ready, stop_within_s=10, told_early=name == "celery")
+        part = Part(name, program(POLITE, name, str(log)), ready, stop_within_s=10, stop_early=name == "celery")
         await keeper.start(part)
-    # Ends only when somebody else has: the one told early, since the other is not asked before this one is gone.
+    # Ends only when somebody else has: the one asked early, since the other is not asked before this one is gone.
     patient = """
         import os, pathlib, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What is made true before the house starts; migrations, static files and the demo are tried in test_up.py."""
+"""What is made true before the stack starts; migrations, static files and the demo are tried in test_up.py."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_what_cannot_start_is_said_and_the_rest_goes_on(instance, messages) -> N
     assert set(started()) == {"emulated-2"}
 
 
-def test_vllm_servers_that_ended_with_the_house_are_started_again(instance, messages, monkeypatch) -> None:
+def test_vllm_servers_that_ended_with_the_stack_are_started_again(instance, messages, monkeypatch) -> None:
     class Launched:
         async def alive(self, name: str) -> bool:
             return name == "still-there"

@@ -1,4 +1,4 @@
-"""Which Redis the house uses, and how its own is shut off from everybody else."""
+"""Which Redis the stack uses, and how its own is shut off from everybody else."""
 
 import contextlib
 import os

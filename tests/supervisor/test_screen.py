@@ -39,7 +39,7 @@ def test_each_part_has_its_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     assert plain.getvalue() == "taken\n"
 
 
-def test_a_reader_that_went_away_does_not_end_the_house() -> None:
+def test_a_reader_that_went_away_does_not_end_the_stack() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

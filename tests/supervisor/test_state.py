@@ -45,7 +45,7 @@ def test_private_files_replace_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_second_supervisor_is_told_who_runs(tmp_path: Path) -> None:
+def test_a_second_supervisor_says_who_runs(tmp_path: Path) -> None:
     with hold(tmp_path, "http://127.0.0.1:8000"):
         with pytest.raises(FolderHeldError) as caught, hold(tmp_path, "http://127.0.0.1:9000"):
             pass

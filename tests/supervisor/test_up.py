@@ -1,4 +1,4 @@
-"""The whole house by `make run`, for real: minutes of starting and stopping real processes."""
+"""The whole stack by `make run`, for real: minutes of starting and stopping real processes."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.supervisor.running import ROOT, RunningHouse, moving
+from tests.supervisor.running import ROOT, RunningStack, moving
 
 pytestmark = pytest.mark.services
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class Address:
-    """Where one house runs, and how commands beside it find it."""
+    """Where one stack runs, and how commands beside it find it."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -60,21 +60,21 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 
 @pytest.fixture(scope="module")
-def house(address: Address) -> Iterator[RunningHouse]:
-    """One house for the tests below, in their order; the last one stops it."""
+def stack(address: Address) -> Iterator[RunningStack]:
+    """One stack for the tests below, in their order; the last one stops it."""
     environment = {**address.environment, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
-    house = RunningHouse(f"--port {address.port}", **environment)
-    yield house
-    house.kill()
+    stack = RunningStack(f"--port {address.port}", **environment)
+    yield stack
+    stack.kill()
 
 
-def process_id(house: RunningHouse, words: str) -> int:
-    (line,) = [line for line in house.processes() if words in line]
+def process_id(stack: RunningStack, words: str) -> int:
+    (line,) = [line for line in stack.processes() if words in line]
     return int(line.split()[0])
 
 
-def test_it_starts_and_every_part_has_its_line(house: RunningHouse, address: Address) -> None:
-    link = house.wait_until_up()
+def test_it_starts_and_every_part_has_its_line(stack: RunningStack, address: Address) -> None:
+    link = stack.wait_until_up()
     assert link.startswith(f"{address.url}/sign-in/")
     for part in (
         "redis",
@@ -89,27 +89,27 @@ def test_it_starts_and_every_part_has_its_line(house: RunningHouse, address: Add
         "instances",
         "traffic",
     ):
-        assert re.search(rf"^  {part} +\S.* s$", house.text, re.MULTILINE), part
-    assert re.search(r"instances +(\d+) of \1 ready", house.text)
-    assert_no_traceback(house)
+        assert re.search(rf"^  {part} +\S.* s$", stack.text, re.MULTILINE), part
+    assert re.search(r"instances +(\d+) of \1 ready", stack.text)
+    assert_no_traceback(stack)
 
 
-def test_the_link_signs_in_once_and_the_overview_moves(house: RunningHouse, address: Address) -> None:
-    link = house.wait_until_up()
-    house.sign_in(link)
-    overview = house.get(f"{address.url}/")
+def test_the_link_signs_in_once_and_the_overview_moves(stack: RunningStack, address: Address) -> None:
+    link = stack.wait_until_up()
+    stack.sign_in(link)
+    overview = stack.get(f"{address.url}/")
     assert all(region in overview for region in ("us-east", "us-central", "us-west"))
-    house.wait_for("moving loads", moving(house, address.url))
+    stack.wait_for("moving loads", moving(stack, address.url))
     assert "This link has ended" not in overview
 
 
-def test_a_second_one_says_who_runs(house: RunningHouse, address: Address) -> None:
+def test_a_second_one_says_who_runs(stack: RunningStack, address: Address) -> None:
     said = address.manage("up", "--port", str(free_port()))
     assert said.returncode == 1
     assert re.fullmatch(rf"Pilothouse already runs in \S+: process \d+, {address.url}, since .*\n", said.stdout)
 
 
-def test_a_replay_beside_it_balances_with_the_ledger(house: RunningHouse, address: Address, tmp_path: Path) -> None:
+def test_a_replay_beside_it_balances_with_the_ledger(stack: RunningStack, address: Address, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
     said = address.manage(
@@ -123,28 +123,28 @@ def test_a_replay_beside_it_balances_with_the_ledger(house: RunningHouse, addres
     assert report["prompt_tokens"] == sum(100 + 37 * number for number in range(40))
 
 
-def test_a_killed_web_process_comes_back(house: RunningHouse, address: Address) -> None:
-    os.kill(process_id(house, "uvicorn"), signal.SIGKILL)
-    house.wait_for("restart", lambda: re.search(r"web ended \(SIGKILL.*starting it again", house.text))
-    house.wait_for("web", lambda: "web is back after" in house.text)
-    assert "ok" in house.get(f"{address.url}/healthz").lower()
+def test_a_killed_web_process_comes_back(stack: RunningStack, address: Address) -> None:
+    os.kill(process_id(stack, "uvicorn"), signal.SIGKILL)
+    stack.wait_for("restart", lambda: re.search(r"web ended \(SIGKILL.*starting it again", stack.text))
+    stack.wait_for("web", lambda: "web is back after" in stack.text)
+    assert "ok" in stack.get(f"{address.url}/healthz").lower()
 
 
-def test_after_the_emulator_died_its_instances_are_started_anew(house: RunningHouse, address: Address) -> None:
-    os.kill(process_id(house, "workers.emulator"), signal.SIGKILL)
-    house.wait_for("restart", lambda: "emulator is back after" in house.text)
-    house.wait_for("revival", lambda: house.text.count("asked to start") == 2)
+def test_after_the_emulator_died_its_instances_are_started_anew(stack: RunningStack, address: Address) -> None:
+    os.kill(process_id(stack, "workers.emulator"), signal.SIGKILL)
+    stack.wait_for("restart", lambda: "emulator is back after" in stack.text)
+    stack.wait_for("revival", lambda: stack.text.count("asked to start") == 2)
 
     def all_ready() -> bool:
-        tiles = house.snapshot(address.url)["tables"]["tiles"]
+        tiles = stack.snapshot(address.url)["tables"]["tiles"]
         return bool(tiles["instances"][0]) and tiles["instances_ready"][0] == tiles["instances"][0]
 
-    house.wait_for("ready instances", all_ready)
+    stack.wait_for("ready instances", all_ready)
 
 
-def assert_no_traceback(house: RunningHouse) -> None:
-    at = house.text.find("Traceback")
-    assert at < 0, house.text[max(0, at - 2000) : at + 6000]
+def assert_no_traceback(stack: RunningStack) -> None:
+    at = stack.text.find("Traceback")
+    assert at < 0, stack.text[max(0, at - 2000) : at + 6000]
 
 
 def part(address: Address, name: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def part(address: Address, name: str) -> dict[str, Any]:
     return next(row for row in written["parts"] if row["name"] == name)
 
 
-def test_no_part_ends_it_whichever_dies_with_which(house: RunningHouse, address: Address) -> None:
+def test_no_part_ends_it_whichever_dies_with_which(stack: RunningStack, address: Address) -> None:
     """Redis with Celery, whose probe needs it; three at a time; the same one again."""
     names = ("redis", "web", "celery", "beat", "emulator", "traffic")
 
@@ -165,24 +165,24 @@ def test_no_part_ends_it_whichever_dies_with_which(house: RunningHouse, address:
         for row in before.values():
             os.kill(row["process_id"], signal.SIGKILL)
         for name, row in before.items():
-            house.wait_for(
+            stack.wait_for(
                 f"{name} to be started again",
                 lambda name=name, row=row: part(address, name)["restarts"] > row["restarts"],
             )
-        house.wait_for(f"all parts after the death of {victims}", running)
+        stack.wait_for(f"all parts after the death of {victims}", running)
     assert part(address, "celery")["restarts"] >= 3
 
     def well() -> bool:
-        body = json.loads(house.get(f"{address.url}/readyz"))
+        body = json.loads(stack.get(f"{address.url}/readyz"))
         return body["status"] == "ready" and all(job["state"] in ("ok", "never") for job in body["jobs"].values())
 
-    house.wait_for("jobs that are done again", well)
-    assert_no_traceback(house)
+    stack.wait_for("jobs that are done again", well)
+    assert_no_traceback(stack)
 
 
-def test_ctrl_c_ends_it_and_leaves_nothing(house: RunningHouse) -> None:
-    assert len(house.processes()) > 6
-    house.interrupt()
-    assert re.search(r"^Stopped in \d+\.\d s\.$", house.text, re.MULTILINE)
-    assert house.processes() == []
-    assert "may be lost" not in house.text
+def test_ctrl_c_ends_it_and_leaves_nothing(stack: RunningStack) -> None:
+    assert len(stack.processes()) > 6
+    stack.interrupt()
+    assert re.search(r"^Stopped in \d+\.\d s\.$", stack.text, re.MULTILINE)
+    assert stack.processes() == []
+    assert "may be lost" not in stack.text

@@ -1,4 +1,4 @@
-"""Emulated answers are as long as their prompts ask for: the same prompt always about the same, kinds far apart."""
+"""Emulated answers are as long as their prompts ask for: the same prompt always about the same, kinds far from others."""
 
 import statistics
 

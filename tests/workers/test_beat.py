@@ -20,9 +20,9 @@ def scheduler(tmp_path, monkeypatch):
     app.conf.task_publish_retry = False
     app.conf.broker_connection_timeout = 0.1
     app.conf.beat_schedule = {"often": {"task": "t", "schedule": 1.0}}
-    found = Scheduler(app, schedule_filename=str(tmp_path / "schedule"))
-    yield found
-    found.close()
+    made = Scheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    yield made
+    made.close()
 
 
 def test_a_broker_that_is_away_is_said_once_and_what_was_not_sent_is_counted(scheduler, caplog, monkeypatch):

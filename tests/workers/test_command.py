@@ -16,7 +16,7 @@ from workers.emulator.__main__ import main
 
 
 def start(*arguments: str) -> tuple["subprocess.Popen[str]", str]:
-    """The process and the address that it told."""
+    """The process and the address that it printed."""
     command = [sys.executable, "-m", "workers.emulator", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,11 +1,11 @@
-"""What a server's log tells. The files in `data/logs` were written by vLLM 0.32 on a CPU; each is named after its end."""
+"""What a server's log says. The files in `data/logs` were written by vLLM 0.32 on a CPU; each is named after its end."""
 
 from pathlib import Path
 
 import pytest
 
 from workers.vllm import engine_log
-from workers.vllm.engine_log import facts, last_lines, put_aside, root_error, shorten, startup
+from workers.vllm.engine_log import facts, last_lines, root_error, rotate_log, shorten, startup
 
 LOGS = Path(__file__).parent / "data/logs"
 
@@ -121,8 +121,8 @@ def test_a_log_without_errors_has_none() -> None:
 
 
 def test_facts_of_a_start() -> None:
-    found = facts("\n".join(GPU_START))
-    assert (found.weights_gib, found.kv_gib, found.graphs_gib, found.startup_s) == (14.99, 52.31, 0.61, 42.1)
+    logged = facts("\n".join(GPU_START))
+    assert (logged.weights_gib, logged.kv_gib, logged.graphs_gib, logged.startup_s) == (14.99, 52.31, 0.61, 42.1)
     assert facts(log("engine-killed")).kv_gib == 1.0
     assert facts("").kv_gib is None
 
@@ -137,7 +137,7 @@ def test_last_lines_are_what_a_terminal_shows(tmp_path: Path) -> None:
 def test_each_start_has_a_log_of_its_own_and_two_earlier_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     for number in range(4):
-        put_aside(path)
+        rotate_log(path)
         path.write_text(str(number))
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         "a.log": "3",

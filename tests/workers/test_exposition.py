@@ -16,18 +16,18 @@ LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 def series(page: str) -> dict[str, set[frozenset[str]]]:
     """Sample names and, for each, the sets of label names; without the process' and framework's own."""
-    found: dict[str, set[frozenset[str]]] = {}
+    labels: dict[str, set[frozenset[str]]] = {}
     for line in page.splitlines():
         if match := SAMPLE.match(line):
-            found.setdefault(match[1], set()).add(frozenset(name for name, _ in LABEL.findall(match[2] or "")))
-    return found
+            labels.setdefault(match[1], set()).add(frozenset(name for name, _ in LABEL.findall(match[2] or "")))
+    return labels
 
 
 def bounds(page: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name, bound in re.findall(r'^(vllm:\w+)_bucket\{.*?le="([^"]+)"', page, re.MULTILINE):
-        found.setdefault(name, []).append(bound)
-    return found
+        by_name.setdefault(name, []).append(bound)
+    return by_name
 
 
 def page(**changes: object) -> str:

@@ -21,11 +21,11 @@ USED = "4242, 71230\n4243, 512\n4242, 100\n4244, [N/A]\n"
 
 
 def test_gpus_with_index_name_and_memory() -> None:
-    found = parse_gpus(LISTED)
-    assert [gpu.index for gpu in found] == [0, 1, 2]
-    assert found[0].memory_bytes == 81559 * 2**20
-    assert found[2].name == "NVIDIA A100-SXM4-80GB"
-    assert found[1].uuid.startswith("GPU-2c1b")
+    gpus = parse_gpus(LISTED)
+    assert [gpu.index for gpu in gpus] == [0, 1, 2]
+    assert gpus[0].memory_bytes == 81559 * 2**20
+    assert gpus[2].name == "NVIDIA A100-SXM4-80GB"
+    assert gpus[1].uuid.startswith("GPU-2c1b")
     assert parse_gpus("No devices were found\n") == ()
 
 
@@ -73,10 +73,10 @@ def test_this_machine_is_asked(nvidia_smi: Path) -> None:
 
 def test_a_machine_without_gpus_computes_on_its_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = hardware.machine()
-    assert found.gpus == ()
-    assert found.cpu_cores >= 1
-    assert found.memory_bytes > 2**28
+    machine = hardware.machine()
+    assert machine.gpus == ()
+    assert machine.cpu_cores >= 1
+    assert machine.memory_bytes > 2**28
     assert hardware.gpu_memory_of({1: 0}) is None
 
 
@@ -87,9 +87,9 @@ def test_processes_of_a_session_and_their_memory() -> None:
     )
     assert leader.stdout is not None
     other = int(leader.stdout.readline())
-    found = hardware.processes_of(leader.pid)
-    assert set(found) == {leader.pid, other}
-    assert all(size > 2**20 for size in found.values())
+    processes = hardware.processes_of(leader.pid)
+    assert set(processes) == {leader.pid, other}
+    assert all(size > 2**20 for size in processes.values())
     assert hardware.command_line_of(leader.pid)[1:] == ["-c", child]
     leader.communicate("\n")
     assert hardware.processes_of(leader.pid) == {}

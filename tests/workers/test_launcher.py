@@ -68,11 +68,11 @@ async def up(url: str) -> None:
 async def child_of(launcher: ProcessLauncher, name: str) -> int:
     lines: list[str] = []
 
-    def told() -> bool:
+    def logged() -> bool:
         lines[:] = [x for x in launcher.log_file(name).read_text().splitlines() if x.startswith("child ")]
         return bool(lines)
 
-    await eventually(told, limit_s=20)
+    await eventually(logged, limit_s=20)
     return int(lines[-1].split()[1])
 
 

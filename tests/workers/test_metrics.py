@@ -78,7 +78,7 @@ def test_sleep_state() -> None:
     assert not parse(f"{awake} 1.0").sleeping
 
 
-def test_kv_capacity_from_blocks_when_tokens_are_not_told() -> None:
+def test_kv_capacity_from_blocks_when_tokens_are_not_given() -> None:
     m = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="100",user_specified_block_size="7"} 1.0')
     assert (m.kv_cache_size_tokens, m.block_size, m.num_gpu_blocks) == (1600, 16, 100)
     unknown = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0')

@@ -220,7 +220,7 @@ def test_files_are_counted_where_there_are_some(tmp_path: Path) -> None:
         ({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 2}, "give context_tokens"),
     ],
 )
-def test_what_cannot_be_told_is_said(folder: Any, tmp_path: Path, configuration: Any, said: str) -> None:
+def test_what_is_not_known_is_said(folder: Any, tmp_path: Path, configuration: Any, said: str) -> None:
     source = str(tmp_path) if configuration is None else folder(configuration)
     with pytest.raises(ShapeError, match=said):
         read(source)

@@ -95,12 +95,12 @@ async def started(launcher: ProcessLauncher, *extra_args: str) -> Parts:
     await launcher.start(LaunchSpec(name="a", model="m", source="/models/m", extra_args=extra_args))
     lines: list[list[str]] = []
 
-    def told() -> bool:
+    def logged() -> bool:
         text = launcher.log_file("a").read_text()
         lines[:] = [line.split() for line in text.splitlines()[-4:]]
         return text.endswith("\n") and {line[0] for line in lines} == {"api", "engine", "worker", "segment"}
 
-    await eventually(told)
+    await eventually(logged)
     said = {line[0]: line[1] for line in lines}
     segment = Path("/dev/shm") / said.pop("segment")
     assert segment.exists()

@@ -41,11 +41,11 @@ def script(python: Path) -> Path:
 
 
 def test_vllm_serve_of_the_environment(python: Path, tmp_path: Path) -> None:
-    found = script(python)
+    executable = script(python)
     (tmp_path / "lib/python3.11/site-packages/vllm-0.32.0.dist-info").mkdir(parents=True)
-    assert command(str(python)) == [str(found), "serve"]
+    assert command(str(python)) == [str(executable), "serve"]
     line = arguments(str(python), spec(), 81)
-    assert line[:3] == [str(found), "serve", "/models/m"]
+    assert line[:3] == [str(executable), "serve", "/models/m"]
     assert "--model" not in line
 
 

@@ -85,13 +85,13 @@ def test_first_stop_after_the_minimum_wins(offset: int, count: int, stops: list[
         written += word if number == 0 else " " + word
         if number + 1 <= min_tokens:
             continue
-        found = []
+        matches = []
         for place, stop in enumerate(stops):
             start = written.find(stop, max(0, before - len(stop) + 1))
             if start >= 0:
-                found.append((start + len(stop), place, start))
-        if found:
-            expected = number, min(found)[2]
+                matches.append((start + len(stop), place, start))
+        if matches:
+            expected = number, min(matches)[2]
             break
     cut = cut_at_stop(offset, count, tuple(stops), min_tokens, include=False)
     if expected is None:

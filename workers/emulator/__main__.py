@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and serve. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workers.emulator", description="Emulated vLLM servers.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one; the first line of output tells it")
+    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one; the first line of output names it")
     parser.add_argument("--config", type=Path, help='instances to begin with: {"instances": {"<name>": {...}}}')
     parser.add_argument("--single", metavar="MODEL", help="serve one instance of MODEL at the root, as vLLM does")
     parser.add_argument("--seed", type=int, default=0, help="seed of the answers' lengths")

@@ -89,7 +89,7 @@ class Answer(ABC):
         """One more token of *sequence*."""
 
     def ended(self, sequence: Sequence) -> None:
-        """*sequence* is complete; when it was the last one, whoever waits for the answer is woken."""
+        """*sequence* is complete; when it was the last one, the task that waits for the answer is woken."""
         self.unfinished -= 1
         if self.unfinished == 0:
             self.closed()
@@ -173,7 +173,7 @@ def _chat_choice(sequence: Sequence) -> dict[str, Any]:
 class StreamAnswer(Answer):
     """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
 
-    The head of the response is already sent, and whoever holds the response writes the empty chunk that ends it. What a
+    The head of the response is already sent, and the holder of the response writes the empty chunk that ends it. What a
     slow reader has not taken yet waits in the transport's buffer, as it does in vLLM's output queue: at most the rest
     of its answer.
     """
@@ -215,7 +215,7 @@ class StreamAnswer(Answer):
         self._write(_framed(self._opening() + self._event(sequence, piece, sequence.finish_reason if last else None)))
 
     def aborted(self, sequence: Sequence) -> None:
-        """End *sequence* with an event that says so. (Whoever disconnected needs none.)"""
+        """End *sequence* with an event that says so. (A caller that disconnected needs none.)"""
         self._write(_framed(self._opening() + self._event(sequence, "", "abort")))
 
     def closed(self) -> None:

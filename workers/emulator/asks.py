@@ -1,4 +1,4 @@
-"""How long an answer a prompt asks for, so that lengths of emulated answers can be foreseen from prompts, as real ones can.
+"""How long an answer a prompt asks for, so that lengths of emulated answers can be predicted from prompts, as real ones can.
 
 A prompt that says nothing of it, and every prompt given as token ids, is answered at the length of the instance's own
 specification. Otherwise the instruction decides: a number of words that it names, the length of the text that is to be

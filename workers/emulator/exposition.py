@@ -240,7 +240,7 @@ class Metrics:
             self._parts.append(_line(f"vllm:{name}{{{labels}}} ", value))
 
     def _creation(self, name: str, labels: list[str]) -> None:
-        """When each series began: Prometheus clients tell a restart by it."""
+        """When each series began: Prometheus clients detect a restart by it."""
         lines = "".join(f"vllm:{name}_created{{{label}}} {self._created}\n" for label in labels)
         self._parts.append(_typed(f"{name}_created", "gauge", "Start of the series.") + lines)
 

@@ -351,7 +351,7 @@ class EmulatedInstance:
                 now_s = await self._until(now_s + step.duration_s * self.fault.factor)
                 self._hand_out(step)
         except Exception:
-            # A defect of the engine looks from outside like a crashed server, and is told in the log.
+            # A defect of the engine looks from outside like a crashed server, and is logged.
             log.exception("emulated instance %s stopped", self.name)
             self._crash()
 
@@ -404,7 +404,7 @@ class EmulatedInstance:
         self._note_gauges()
 
     def _end(self, sequence: Sequence, now_s: float) -> None:
-        """Count a sequence that is complete (or aborted) and tell its answer."""
+        """Count a sequence that is complete (or aborted) and end its answer."""
         self._sequences.pop(sequence.engine_id, None)
         metrics, generation = self.metrics, sequence.answer.generation
         metrics.finished[sequence.finish_reason] += 1

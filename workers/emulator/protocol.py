@@ -47,9 +47,9 @@ class ApiError(Exception):
         )
 
 
-def wrong(message: str, param: str | None = None, value: object = None, *, told: bool = True) -> ApiError:
+def wrong(message: str, param: str | None = None, value: object = None, *, repeat: bool = True) -> ApiError:
     """vLLM's 400 for a value that it understood and cannot accept; it repeats parameter and value in the text."""
-    if param is not None and told:
+    if param is not None and repeat:
         message += f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
     return ApiError(400, "BadRequestError", message, param)
 
@@ -396,14 +396,14 @@ def _invalid(error: ValidationError) -> ApiError:
     entries, first = [], None
     for item in error.errors(include_url=False):
         # Names of union branches are pydantic's own words; what is left is the path in the caller's body.
-        location = ".".join(["body", *(str(part) for i, part in enumerate(item["loc"]) if _told(i, part))])
+        location = ".".join(["body", *(str(part) for i, part in enumerate(item["loc"]) if _in_location(i, part))])
         first = first or location
         context = {key: value for key, value in item.get("ctx", {}).items() if key != "error"}
         entries.append(entry(item["type"], location, item["msg"], item["input"], context))
     return malformed(entries, first)
 
 
-def _told(depth: int, part: int | str) -> bool:
+def _in_location(depth: int, part: int | str) -> bool:
     return depth == 0 or isinstance(part, int) or part in {"role", "content", "text", "include_usage"}
 
 

@@ -1,6 +1,6 @@
 """Reading the log of a vLLM server: how far its start has come, what went wrong first; and keeping it within bounds.
 
-Lines are those of vLLM 0.32. The log is append-only and belongs to one start: the launcher puts the last one aside.
+Lines are those of vLLM 0.32. The log is append-only and belongs to one start: the launcher rotates the last one.
 """
 
 import os
@@ -84,9 +84,9 @@ def startup(text: str) -> str:
     for line in re.split(r"[\r\n]+", text):
         for rank in range(len(PHASES) - 1, reached - 1, -1):
             pattern, phase = PHASES[rank]
-            if found := pattern.search(line):
+            if match := pattern.search(line):
                 reached = rank
-                said = f"{phase}, {found[1]} %" if pattern.groups else phase
+                said = f"{phase}, {match[1]} %" if pattern.groups else phase
                 break
     return said
 
@@ -98,31 +98,31 @@ def root_error(text: str) -> str:
     "see root cause above". Of a chain of exceptions the first is the cause.
     """
     lines = [STAMP.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
-    found: list[tuple[int, str]] = []
+    errors: list[tuple[int, str]] = []
     in_traceback = False
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
             in_traceback = True
         elif in_traceback and (exception := EXCEPTION.match(line)):
             in_traceback = False
-            found.append((number, _sentence(lines, number, exception)))
+            errors.append((number, _sentence(lines, number, exception)))
         elif bad := ARGUMENTS.match(line):
-            found.append((number, bad[1]))
-    causes = [error for _, error in found if not SECOND_HAND.search(error)]
+            errors.append((number, bad[1]))
+    causes = [error for _, error in errors if not SECOND_HAND.search(error)]
     if causes:
-        return _shortened(_first_of_the_end(found, lines))
+        return _shortened(_first_of_the_end(errors, lines))
     for line in lines:
         if plain := PLAIN.search(line):
             return _shortened(plain[1])
-    return _shortened(found[0][1]) if found else ""
+    return _shortened(errors[0][1]) if errors else ""
 
 
 def facts(text: str) -> Facts:
     """The figures in the log of a start."""
 
     def figure(pattern: str) -> float | None:
-        found = re.findall(pattern, text)
-        return float(found[-1].replace(",", "")) if found else None
+        matches = re.findall(pattern, text)
+        return float(matches[-1].replace(",", "")) if matches else None
 
     return Facts(
         weights_gib=figure(r"Model loading took ([\d.]+) GiB"),
@@ -132,7 +132,7 @@ def facts(text: str) -> Facts:
     )
 
 
-def put_aside(path: Path) -> None:
+def rotate_log(path: Path) -> None:
     """Make room for the log of a new start: NAME.log becomes NAME.log.1, that one NAME.log.2, the last goes."""
     for number in range(KEPT, 0, -1):
         earlier = _numbered(path, number - 1)
@@ -169,17 +169,17 @@ def _sentence(lines: Sequence[str], number: int, exception: re.Match[str]) -> st
     return f"{name}: {text}" if text else name
 
 
-def _first_of_the_end(found: Sequence[tuple[int, str]], lines: Sequence[str]) -> str:
+def _first_of_the_end(errors: Sequence[tuple[int, str]], lines: Sequence[str]) -> str:
     """The first cause in the last run of tracebacks: an error that a server survived is followed by ordinary lines."""
     end: list[str] = []
     last = None
-    for number, error in found:
+    for number, error in errors:
         if last is not None and _served_between(lines, last, number):
             end = []
-        if not SECOND_HAND.search(error) or (not end and number == found[-1][0]):
+        if not SECOND_HAND.search(error) or (not end and number == errors[-1][0]):
             end.append(error)
         last = number
-    return end[0] if end else found[-1][1]
+    return end[0] if end else errors[-1][1]
 
 
 def _served_between(lines: Sequence[str], first: int, last: int) -> bool:

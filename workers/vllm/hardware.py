@@ -48,16 +48,16 @@ def gpus() -> tuple[Gpu, ...]:
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """Lines of `nvidia-smi --query-gpu=index,name,memory.total,uuid --format=csv,noheader,nounits`."""
-    found = []
+    gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(("index", "name", "memory", "uuid")):
             continue
         try:
-            found.append(Gpu(int(fields[0]), fields[1], int(float(fields[2]) * MIB), fields[3]))
+            gpus.append(Gpu(int(fields[0]), fields[1], int(float(fields[2]) * MIB), fields[3]))
         except ValueError as error:  # "[N/A]" of a GPU that has fallen off the bus
             raise HardwareError(f"nvidia-smi says of GPU {fields[0]} ({fields[1]}): memory {fields[2]}") from error
-    return tuple(found)
+    return tuple(gpus)
 
 
 def parse_processes(text: str) -> dict[int, int]:
@@ -71,7 +71,7 @@ def parse_processes(text: str) -> dict[int, int]:
 
 
 def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
-    """Bytes of GPU memory that *processes* have; None where that cannot be told."""
+    """Bytes of GPU memory that *processes* have; None where that is not known."""
     try:
         text = _nvidia_smi(PROCESS_QUERY)
     except HardwareError:
@@ -83,15 +83,15 @@ def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
 
 def processes_of(leader: int, proc: Path = Path("/proc")) -> dict[int, int]:
     """Bytes of memory by process of the session that *leader* began: shared pages are counted in parts (PSS)."""
-    found = {}
+    memory_bytes = {}
     for folder in proc.glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             if int(fields[3]) == leader:
-                found[int(folder.name)] = _proportional_bytes(folder)
+                memory_bytes[int(folder.name)] = _proportional_bytes(folder)
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile
-    return found
+    return memory_bytes
 
 
 def command_line_of(process: int, proc: Path = Path("/proc")) -> list[str]:

@@ -22,7 +22,7 @@ import aiohttp
 import orjson
 
 from workers.vllm import processes
-from workers.vllm.engine_log import put_aside
+from workers.vllm.engine_log import rotate_log
 from workers.vllm.processes import Record
 from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
 
@@ -83,7 +83,7 @@ class Launcher(Protocol):
     """The three things that the control plane asks for. All of them may be repeated safely."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
-        """Start *spec* and return at once; `/health` tells, minutes later, that it has loaded. Raises LaunchError."""
+        """Start *spec* and return at once; `/health` answers, minutes later, once it has loaded. Raises LaunchError."""
 
     async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
         """Stop it, by force after *grace_s*. No error if there is nothing of that name."""
@@ -148,8 +148,8 @@ class ProcessLauncher:
     """vLLM servers as processes of this machine, started with *vllm_python*.
 
     Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and is the leader of its own session:
-    it outlives whoever started it, and its engine processes are stopped with it. Each has a port and GPUs that no other
-    one has. Linux only, as vLLM is.
+    it outlives the process that started it, and its engine processes are stopped with it. Each has a port and GPUs that no
+    other one has. Linux only, as vLLM is.
     """
 
     def __init__(self, vllm_python: str, run_dir: Path) -> None:
@@ -216,13 +216,13 @@ class ProcessLauncher:
 
     def _others(self, name: str) -> list[Record]:
         """What has been started here beside *name*, if any process of it is left: one that loads has no port yet."""
-        found = [self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name]
-        return [record for record in found if record is not None and processes.members(record)]
+        records = [self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name]
+        return [record for record in records if record is not None and processes.members(record)]
 
     def _spawn(self, spec: LaunchSpec, port: int, gpus: Sequence[str], mark: str) -> int:
         """Start the server in its own session and return its process id."""
         log_file = self.log_file(spec.name)
-        put_aside(log_file)
+        rotate_log(log_file)
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             # Not subprocess.Popen: nobody in this process will wait for it, and Popen objects insist on that.

@@ -69,7 +69,7 @@ class VllmMetrics:
     prefix_hits_total: float = 0.0  # tokens
     success_total: dict[str, float] = field(default_factory=dict)  # by finished_reason
     sleeping: bool = False
-    kv_cache_size_tokens: int = 0  # 0 when the server does not tell
+    kv_cache_size_tokens: int = 0  # 0 when the server does not say
     num_gpu_blocks: int = 0
     block_size: int = 0
     ttft_s: Histogram = Histogram()
@@ -205,7 +205,7 @@ def _integer(text: str) -> int:
 
 
 def _cache_tokens(lines: Sequence[str]) -> int:
-    """KV capacity in tokens; older servers tell only blocks and block size."""
+    """KV capacity in tokens; older servers give only blocks and block size."""
     return sum(
         _integer(_label(line, "kv_cache_size_tokens"))
         or _integer(_label(line, "num_gpu_blocks")) * _integer(_label(line, "block_size"))

@@ -25,7 +25,7 @@ ROPES_WITHIN_CONTEXT = {"default", "su", "longrope", "llama3", "mrope", "proport
 
 
 class ShapeError(Exception):
-    """The sizes cannot be told; the text says why in one sentence."""
+    """The sizes are not known; the text says why in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ def _cached_weight_files(repository: str) -> list[Path]:
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("model.safetensors.index.json", "model.safetensors"):
-        found = try_to_load_from_cache(repository, name)
-        if isinstance(found, str):
-            return _weight_files(Path(found).parent)
+        cached = try_to_load_from_cache(repository, name)
+        if isinstance(cached, str):
+            return _weight_files(Path(cached).parent)
     return []
 
 

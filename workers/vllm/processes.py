@@ -18,7 +18,7 @@ from pathlib import Path
 MARK = "VLLM_SERVER_MARK"
 """Variable in the environment of all processes of a server; its value is the record's."""
 KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
-"""Tells setproctitle, by which vLLM renames its processes, not to write its titles over `/proc/<pid>/environ`."""
+"""Makes setproctitle, by which vLLM renames its processes, leave alone `/proc/<pid>/environ`."""
 POLL_S = 0.05
 FOLLOW_S = 5.0
 """After the API server has ended by itself: its engine, its workers and their resource tracker do so too."""
@@ -31,7 +31,7 @@ SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system of its own, not a place
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The pid file. Start time and boot tell the process from another one that got its number later."""
+    """The pid file. Start time and boot distinguish the process from another one that got its number later."""
 
     process_id: int
     started_ticks: int
@@ -72,7 +72,7 @@ def members(record: Record) -> list[int]:
     # As long as one of them lives, the kernel gives the session's number to nobody else.
     ours = leader is None or leader.started_ticks == record.started_ticks
     mark = f"{MARK}={record.mark}".encode() if record.mark else b""
-    found = []
+    process_ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         process_id = int(folder.name)
         stat = _stat(process_id)
@@ -81,8 +81,8 @@ def members(record: Record) -> list[int]:
         if (ours and record.process_id in (stat.group, stat.session)) or (
             mark and mark in _read(process_id, "environ").split(b"\0")
         ):
-            found.append(process_id)
-    return found
+            process_ids.append(process_id)
+    return process_ids
 
 
 async def end(record: Record, grace_s: float) -> list[str]:
@@ -158,13 +158,13 @@ async def _until(true: Callable[[], bool], limit_s: float) -> bool:
 
 def _shared_memory(process_ids: Iterable[int]) -> set[str]:
     """Paths of the shared memory that *process_ids* have mapped."""
-    found = set()
+    paths = set()
     for process_id in process_ids:
         for line in _read(process_id, "maps").decode(errors="replace").splitlines():
             path = line.partition(SHARED_MEMORY)[2]
             if path and not path.endswith(" (deleted)"):
-                found.add(SHARED_MEMORY + path)
-    return found
+                paths.add(SHARED_MEMORY + path)
+    return paths
 
 
 def _remove(segments: set[str]) -> list[str]:

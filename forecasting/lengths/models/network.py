@@ -54,9 +54,9 @@ class Scaling:
         before = min(self.seen, other.seen) / (min(self.seen, other.seen) + other.seen)
         mean = before * self.mean + (1.0 - before) * other.mean
         within = before * self.variance + (1.0 - before) * other.variance
-        apart = before * (1.0 - before) * (self.mean - other.mean) ** 2
+        between = before * (1.0 - before) * (self.mean - other.mean) ** 2
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        return Scaling(mean, within + apart, low, high, self.seen + other.seen)
+        return Scaling(mean, within + between, low, high, self.seen + other.seen)
 
     def __call__(self, measures: NDArray[np.float32]) -> NDArray[np.float32]:
         """*measures*, one row or many, within their bounds and to one size."""
@@ -69,14 +69,14 @@ class Scaling:
         """*weights* that say under *other* what they say under this one; of what did not vary before they say nothing."""
         ratio = np.divide(self.scale, other.scale, out=np.zeros_like(self.scale), where=other.scale > 0)
         offset = self.scale * (other.mean - self.mean)
-        found = dict(weights)
+        moved = dict(weights)
         count = len(self.mean)
         for name, bias in (("first", "first_bias"), ("straight", "heads_bias")):
             table = weights[name].copy()
-            found[bias] = (weights[bias] + offset @ table[:count]).astype(np.float32)
+            moved[bias] = (weights[bias] + offset @ table[:count]).astype(np.float32)
             table[:count] *= ratio[:, None]
-            found[name] = table.astype(np.float32)
-        return found
+            moved[name] = table.astype(np.float32)
+        return moved
 
     def state(self) -> dict[str, object]:
         return {"mean": self.mean, "variance": self.variance, "low": self.low, "high": self.high, "seen": self.seen}

@@ -19,7 +19,7 @@ from forecasting.lengths.models.student import LEAST_PROMPTS, MOST_NGRAMS, Stude
 from forecasting.lengths.models.trees import Habits
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
 from forecasting.lengths.text.embeddings import Embeddings
-from forecasting.lengths.text.encoder import MINILM, Told
+from forecasting.lengths.text.encoder import MINILM, Progress
 from forecasting.lengths.text.features import Features, Prompt, Vocabulary, extract
 
 VERSION: Final = 1
@@ -40,10 +40,10 @@ class Ours:
         encoder: str = MINILM,
         folder: Path | None = None,
         seed: int = 1,
-        told: Told | None = None,
+        progress: Progress | None = None,
         trees: int = TREES,
     ) -> None:
-        self.embeddings = Embeddings(encoder, folder, told)
+        self.embeddings = Embeddings(encoder, folder, progress)
         self.trees = trees
         self.network = Student(seed, networks=1, trees=0)
         self.habits = Habits()
@@ -97,12 +97,12 @@ class Ours:
         places = {text: place for place, text in enumerate(texts)}
         embedded = self.embeddings.of(texts)
         components = (embedded[:, embedded.shape[1] // 2 :] - self.centre) @ self.axes
-        found = []
+        features = []
         for query in queries:
             prompt = extract(query)
             wide = np.concatenate([prompt.measures, components[places[query.text]]]).astype(np.float32)
-            found.append(self.network.vocabulary.features(Prompt(wide, prompt.hashes, prompt.opening)))
-        return found
+            features.append(self.network.vocabulary.features(Prompt(wide, prompt.hashes, prompt.opening)))
+        return features
 
     def _tree_rows(self, rows: Sequence[Features], queries: Sequence[LengthQuery]) -> NDArray[np.float32]:
         return np.concatenate([np.stack([row.measures for row in rows]), self.habits.rows(queries)], axis=1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.proxy import Array, Effort
 from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Told
+from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Progress
 
 PROMPT_TOKENS: Final = 10
 BUCKETS: Final = 10
@@ -33,9 +33,9 @@ class PreServe(RegressionL1):
     name = "preserve"
 
     def __init__(
-        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, told: Told | None = None
+        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, progress: Progress | None = None
     ) -> None:
-        super().__init__(encoder, effort, seed, told)
+        super().__init__(encoder, effort, seed, progress)
         self.prompt: Array = np.zeros((0, self.encoder.width), np.float32)
         self._prompt_tensor: Any = None
 
@@ -82,14 +82,14 @@ class PreServe(RegressionL1):
 
         ids = self.encoder.ids(texts, self.room())
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        found = np.zeros((len(ids), self.encoder.width), np.float32)
+        states = np.zeros((len(ids), self.encoder.width), np.float32)
         with torch.inference_mode():
             for start in range(0, len(order), BATCH):
                 chosen = order[start : start + BATCH]
-                found[chosen] = self.encoded([ids[index] for index in chosen]).numpy()
-                if self.told:
-                    self.told(what, min(start + BATCH, len(order)), len(order))
-        return found
+                states[chosen] = self.encoded([ids[index] for index in chosen]).numpy()
+                if self.progress:
+                    self.progress(what, min(start + BATCH, len(order)), len(order))
+        return states
 
     def more_state(self) -> dict[str, Any]:
         return {"prompt": self._prompt_tensor.detach().numpy()}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forecasting.lengths.models.spread import Spread
 from forecasting.lengths.models.state import load_model, save_model
 from forecasting.lengths.query import LengthQuery, Predictions, Sample
-from forecasting.lengths.text.encoder import MINILM, Encoder, Told
+from forecasting.lengths.text.encoder import MINILM, Encoder, Progress
 from forecasting.lengths.training.scoring import class_edges, classes
 
 Array = NDArray[np.float32]
@@ -28,7 +28,7 @@ VERSION: Final = 1
 HIDDEN: Final = 128
 HEAD_RATE: Final = 1e-3
 HEAD_BATCH: Final = 64
-SET_ASIDE: Final = 0.1
+HELD_OUT: Final = 0.1
 """Of the samples, for the spread of the quantiles."""
 UNSEEN_NAME: Final = 0.1
 """Chance that a name is hidden in training, so that unknown ones are answered sensibly."""
@@ -120,11 +120,11 @@ class Proxy:
     """States that one row of the head takes: two for pairs."""
 
     def __init__(
-        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, told: Told | None = None
+        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, progress: Progress | None = None
     ) -> None:
         self.effort = effort or Effort()
         self.seed = seed
-        self.told = told
+        self.progress = progress
         self.encoder = Encoder(encoder, self.effort.most_tokens)
         self.names = Names()
         self.head: Weights = {}
@@ -206,7 +206,7 @@ class Proxy:
 
     def inference_states(self, texts: Sequence[str], what: str) -> Array:
         """(n, width) states of *texts*, without gradients."""
-        return self.encoder.states(texts, self.told, what)
+        return self.encoder.states(texts, self.progress, what)
 
     def _states(self, queries: Sequence[LengthQuery], what: str = "predict") -> Array:
         """As `inference_states`, of queries; each text is read once."""
@@ -230,8 +230,8 @@ class Proxy:
             texts.setdefault(samples[index].query.text)
         chosen = [samples[index] for index in order if samples[index].query.text in texts]
         states = self._states([sample.query for sample in chosen], "read prompts")
-        aside = {text for place, text in enumerate(texts) if place < SET_ASIDE * len(texts)}
-        held = np.array([sample.query.text in aside for sample in chosen])
+        held_texts = {text for place, text in enumerate(texts) if place < HELD_OUT * len(texts)}
+        held = np.array([sample.query.text in held_texts for sample in chosen])
         self._fit_head(torch, states, chosen, ~held, generator)
         judged = held if held.any() else ~held
         truth = np.array([sample.output_tokens for sample in chosen], float)[judged]
@@ -274,8 +274,8 @@ class Proxy:
                 optimiser.step()
                 plan.step()
                 done += 1
-                if self.told:
-                    self.told(f"{self.name}: tune", done, steps)
+                if self.progress:
+                    self.progress(f"{self.name}: tune", done, steps)
         module.eval()
         self.encoder.set_weights(self.encoder.weights())  # as precise as the file that they are kept in
         self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}

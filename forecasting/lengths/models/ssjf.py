@@ -1,8 +1,8 @@
 """SSJF's length predictor (section 3.1): an encoder's first state and a two-layer head, in six formulations and in pairs.
 
 Classes have the training lengths' percentiles as their edges, and mean their median length. What the paper leaves open:
-L1 and MSE are taken on lengths in units of their mean, and a pair's two prompts are read apart: a prompt is read once, not
-once a comparison (the paper's own pairs go through the encoder together, O(log N) times a request).
+L1 and MSE are taken on lengths in units of their mean, and a pair's two prompts are read one by one: a prompt is read once,
+not once a comparison (the paper's own pairs go through the encoder together, O(log N) times a request).
 """
 
 from typing import Any, ClassVar, Final

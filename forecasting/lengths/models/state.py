@@ -7,7 +7,7 @@ from forecasting.workload.files import StateError, read_state, write_state
 
 
 def save_model(path: Path, name: str, version: int, state: dict[str, Any]) -> None:
-    """Write *state* of the model *name*; whoever reads the file meanwhile finds the old one or the new one."""
+    """Write *state* of the model *name*; a reader meanwhile has the old file or the new one."""
     write_state(path, {"model": name, "version": version, **state})
 
 

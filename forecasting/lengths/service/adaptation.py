@@ -1,4 +1,4 @@
-"""What sets a tenant's requests apart, learned from its own finished ones: a linear correction of the log-length.
+"""How a tenant's requests differ, learned from its own finished ones: a linear correction of the log-length.
 
 Per tenant, recursive least squares on the measures of the prompt (Plackett, Biometrika 1950) learn what the length model is
 off by: from the prompts at hand, and for all served models together, since what makes an answer long is the same for them.

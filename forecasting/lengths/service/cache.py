@@ -3,7 +3,7 @@
 What is kept of a prompt is a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
 mean, their spread and their count. Text is never kept, and the digest's key dies with the process.
 
-Exact: the same prompt for the same model, white space aside. Semantic: a prompt that shares nearly all of its shingles
+Exact: the same prompt for the same model, white space ignored. Semantic: a prompt that shares nearly all of its shingles
 (5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a one-permutation
 MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and Li, ICML 2014), found
 through bands that each name at most one entry, so that a look-up compares at most `BANDS` signatures, whatever was sent.
@@ -36,7 +36,7 @@ KEPT_CHARACTERS: Final = 4096
 MODELS: Final = 256
 """Models that have entries at one time."""
 LOG_SPREAD: Final = 0.25
-"""Mean distance of a length's logarithm from its prompt's usual one, until the prompt was seen often enough to tell."""
+"""Mean distance of a length's logarithm from its prompt's usual one, until the prompt was seen often enough to know."""
 STEADY: Final = 20
 """Lengths after which a running mean no longer slows down: an answer that changes for good is followed."""
 NORMAL: Final = (-1.28155, -0.67449, 0.0, 0.67449, 1.28155)
@@ -135,7 +135,7 @@ class LengthCache:
     def key(self, query: LengthQuery, characters: int = 0) -> CacheKey | None:
         """*query* as the cache knows it; None when its prompt came without text.
 
-        *characters* of the whole prompt tell two prompts apart of which the query holds the same part.
+        *characters* of the whole prompt distinguish two prompts of which the query holds the same part.
         """
         words = " ".join(query.text[-KEPT_CHARACTERS:].split())
         if not words:

@@ -76,11 +76,11 @@ class Calibration:
     def apply(self, tokens: float, quantiles: Sequence[float]) -> tuple[float, tuple[float, ...]]:
         """(tokens, quantiles) put right; each at least 1, the quantiles ascending."""
         shift = self.shift
-        found, least = [], 1.0
+        ends, least = [], 1.0
         for quantile, own in zip(quantiles, self.quantiles, strict=True):
             least = max(least, quantile * math.exp(_within(shift + own, MOST_SHIFT)))
-            found.append(least)
-        return max(1.0, tokens * math.exp(shift)), tuple(found)
+            ends.append(least)
+        return max(1.0, tokens * math.exp(shift)), tuple(ends)
 
     def learn(self, tokens: float, quantiles: Sequence[float], real: float, *, cut: bool = False) -> None:
         """A request whose length the model took for (*tokens*, *quantiles*) came to *real* tokens.
@@ -128,15 +128,15 @@ class DriftAlarm:
             self.raised = ""
         error = _within(error, MOST_ERROR)
         usual = self._usual
-        apart = abs(error - usual[0])
+        distance_now = abs(error - usual[0])
         if self._seen < FIRST:
             self._seen += 1
             usual[0] += (error - usual[0]) / self._seen
-            usual[1] += (apart - usual[1]) / self._seen
+            usual[1] += (distance_now - usual[1]) / self._seen
             return False
         sums = self._sums
         distance = max(usual[1], LEAST_DISTANCE)
-        for index, excess in enumerate((error - usual[0], usual[0] - error, apart - usual[1])):
+        for index, excess in enumerate((error - usual[0], usual[0] - error, distance_now - usual[1])):
             sums[index] = max(0.0, sums[index] + _within(excess / distance, MOST_EXCESS) - SLACK)
         if max(sums) <= LIMIT:
             return False

@@ -1,12 +1,12 @@
 """Asking a length model from an event loop: within a budget, and whatever the model does.
 
 Two ways, with one interface. `InLine` calls the model on the event loop: right for a student, whose call costs the loop less
-than a message to another process and back. `Apart` has it in a process of its own, where it may take its time, hang or
-die: right for an encoder. A thread would be the worst of both: what runs in Python or NumPy holds the interpreter's lock,
-and a loop with a thousand streams then waits up to the switch interval (5 ms) at each of its turns. docs/lengths.md has the
-measurements; `fast_enough` repeats the one that decides, on the machine and the model at hand.
+than a message to another process and back. `SubprocessPredictor` has it in a subprocess, where it may take its time, hang
+or die: right for an encoder. A thread would be the worst of both: what runs in Python or NumPy holds the interpreter's
+lock, and a loop with a thousand streams then waits up to the switch interval (5 ms) at each of its iterations.
+docs/lengths.md has the measurements; `fast_enough` repeats the one that decides, on the machine and the model at hand.
 
-Neither raises. What cannot be answered is a `Why`, and whoever asked goes on without.
+Neither raises. What cannot be answered is a `Why`, and the caller goes on without.
 """
 
 import asyncio
@@ -77,18 +77,18 @@ class Predictor(Protocol):
 def checked(tokens: Any, quantiles: Any) -> Answer | Why:
     """A model's figures, if they can be lengths at all: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
     try:
-        found = tuple(float(quantile) for quantile in quantiles)
+        ends = tuple(float(quantile) for quantile in quantiles)
         middle = float(tokens)
     except (TypeError, ValueError):
         return Why.SENSELESS
     last = 1.0
-    for value in found:
+    for value in ends:
         if not last <= value <= MOST_TOKENS:  # NaN is neither
             return Why.SENSELESS
         last = value
-    if len(found) != len(QUANTILES) or not 1.0 <= middle <= MOST_TOKENS:
+    if len(ends) != len(QUANTILES) or not 1.0 <= middle <= MOST_TOKENS:
         return Why.SENSELESS
-    return Answer(middle, found)
+    return Answer(middle, ends)
 
 
 def hard_queries() -> list[LengthQuery]:
@@ -137,7 +137,7 @@ class InLine:
 
     @property
     def too_slow(self) -> bool:
-        """Whether it should be asked apart from now on."""
+        """Whether it should be asked in a subprocess from now on."""
         return sum(self._recent) >= SLOW
 
     def ask_now(self, query: LengthQuery) -> Answer | Why:
@@ -169,7 +169,7 @@ class InLine:
         """Nothing to stop."""
 
 
-class Apart:
+class SubprocessPredictor:
     """A model in a process of its own. Whatever waits when it is free goes to it in one batch.
 
     *call* and *arguments* say how the process makes its model (`subprocess_server.made`). A process that dies, or hangs

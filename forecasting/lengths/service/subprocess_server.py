@@ -1,7 +1,7 @@
-"""The process in which a length model answers apart from the gateway: one socket, a batch of queries in, predictions out.
+"""The subprocess in which a length model answers: one socket, a batch of queries in, predictions out.
 
-Started by `predictor.Apart`, never by hand. It ends when its parent does: the socket closes, and Linux kills it should it
-hang just then.
+Started by `predictor.SubprocessPredictor`, never by hand. It ends when its parent does: the socket closes, and Linux kills
+it should it hang just then.
 """
 
 import ctypes
@@ -63,8 +63,8 @@ def answer(model: LengthModel, queries: list[LengthQuery]) -> tuple[list[float],
     except Exception:
         if len(queries) == 1:
             return [float("nan")], [[]]
-    found = [answer(model, [query]) for query in queries]
-    return [tokens for (tokens,), _ in found], [quantiles for _, (quantiles,) in found]
+    answers = [answer(model, [query]) for query in queries]
+    return [tokens for (tokens,), _ in answers], [quantiles for _, (quantiles,) in answers]
 
 
 def serve(link: socket.socket, model: LengthModel) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.text.encoder import Encoder, Told
+from forecasting.lengths.text.encoder import Encoder, Progress
 from forecasting.workload.files import StateError, read_state, write_state
 
 MOST_TOKENS: Final = 128
@@ -20,9 +20,9 @@ KEPT_EVERY: Final = 1024
 class Embeddings:
     """State of the first token and mean over all tokens, side by side, in half precision; bounded by what is asked."""
 
-    def __init__(self, setting: str, folder: Path | None = None, told: Told | None = None) -> None:
+    def __init__(self, setting: str, folder: Path | None = None, progress: Progress | None = None) -> None:
         self.setting = setting
-        self.told = told
+        self.progress = progress
         self._file = None if folder is None else folder / f"embeddings-{_word(setting)}-{MOST_TOKENS}.npz"
         self._encoder: Encoder | None = None
         self._rows: dict[int, NDArray[np.float16]] = {}
@@ -43,12 +43,12 @@ class Embeddings:
         for start in range(0, len(waiting), KEPT_EVERY):
             part = dict(waiting[start : start + KEPT_EVERY])
             assert self._encoder is not None
-            found = self._encoder.states(list(part.values()), mean=True)
-            self._rows.update(zip(part, found.astype(np.float16), strict=True))
+            rows = self._encoder.states(list(part.values()), mean=True)
+            self._rows.update(zip(part, rows.astype(np.float16), strict=True))
             if self._file is not None:
                 self.keep()
-            if self.told:
-                self.told("embed prompts", min(start + KEPT_EVERY, len(waiting)), len(waiting))
+            if self.progress:
+                self.progress("embed prompts", min(start + KEPT_EVERY, len(waiting)), len(waiting))
         return np.stack([self._rows[key] for key in keys]).astype(np.float32)
 
     def keep(self) -> None:

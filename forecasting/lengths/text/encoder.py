@@ -25,7 +25,7 @@ TINY_VOCABULARY: Final = 4096
 BATCH: Final = 32
 TINY_SEED: Final = 7
 
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all."""
 
 
@@ -72,10 +72,10 @@ class _Pretrained:
         self.padding = int(tokenizer.pad_token_id)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer(
+        encoded = self._tokenizer(
             list(texts), add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False
         )
-        return list(found["input_ids"])
+        return list(encoded["input_ids"])
 
     def words(self) -> dict[int, str]:
         return {number: word for word, number in self._tokenizer.get_vocab().items() if word.isalpha()}
@@ -156,25 +156,25 @@ class Encoder:
         return self.module(input_ids=numbers, attention_mask=mask).last_hidden_state, mask
 
     def states(
-        self, texts: Sequence[str], told: Told | None = None, what: str = "encode", mean: bool = False
+        self, texts: Sequence[str], progress: Progress | None = None, what: str = "encode", mean: bool = False
     ) -> NDArray[np.float32]:
         """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width)."""
         import torch
 
         ids = self.ids(texts)
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        found = np.zeros((len(ids), self.width * (2 if mean else 1)), np.float32)
+        rows = np.zeros((len(ids), self.width * (2 if mean else 1)), np.float32)
         with torch.inference_mode():
             for start in range(0, len(order), BATCH):
                 chosen = order[start : start + BATCH]
                 states, mask = self.hidden([ids[index] for index in chosen])
-                found[chosen, : self.width] = states[:, 0].numpy()
+                rows[chosen, : self.width] = states[:, 0].numpy()
                 if mean:
                     weights = mask[..., None].float()
-                    found[chosen, self.width :] = ((states * weights).sum(1) / weights.sum(1)).numpy()
-                if told:
-                    told(what, min(start + BATCH, len(order)), len(order))
-        return found
+                    rows[chosen, self.width :] = ((states * weights).sum(1) / weights.sum(1)).numpy()
+                if progress:
+                    progress(what, min(start + BATCH, len(order)), len(order))
+        return rows
 
     def weights(self) -> dict[str, NDArray[np.float16]]:
         """Of the transformer, in half precision, by torch's names."""

@@ -112,7 +112,7 @@ class Prompt(NamedTuple):
     hashes: NDArray[np.int64]
     """Of all n-grams, in their order."""
     opening: NDArray[np.int64]
-    """Of the n-grams in the first `kernels.OPENING` tokens, hashed apart."""
+    """Of the n-grams in the first `kernels.OPENING` tokens, hashed separately."""
 
 
 class Features(NamedTuple):
@@ -143,15 +143,17 @@ class Vocabulary:
     @classmethod
     def common(cls, prompts: Iterable[Prompt], least: int, most: int) -> Self:
         """The n-grams that at least *least* of *prompts* have; of too many the *most* frequent."""
-        found = [np.unique(np.concatenate([prompt.hashes, prompt.opening])) for prompt in prompts]
-        hashes, counts = np.unique(np.concatenate(found) if found else np.zeros(0, np.int64), return_counts=True)
+        by_prompt = [np.unique(np.concatenate([prompt.hashes, prompt.opening])) for prompt in prompts]
+        hashes, counts = np.unique(
+            np.concatenate(by_prompt) if by_prompt else np.zeros(0, np.int64), return_counts=True
+        )
         order = np.lexsort((hashes, -counts))[: min(most, int((counts >= least).sum()))]
         return cls(np.sort(hashes[order]))
 
     def features(self, prompt: Prompt) -> Features:
-        return Features(prompt.measures, self._found(prompt.hashes), self._found(prompt.opening))
+        return Features(prompt.measures, self._known_rows(prompt.hashes), self._known_rows(prompt.opening))
 
-    def _found(self, hashes: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _known_rows(self, hashes: NDArray[np.int64]) -> NDArray[np.int32]:
         rows = np.empty(len(hashes), np.int32)
         count = kernels.look_up(hashes, self._keys, self._rows, np.zeros(len(self.hashes) + 1, np.uint8), rows)
         return np.sort(rows[:count])
@@ -172,11 +174,11 @@ def extract(query: LengthQuery) -> Prompt:
     opening = np.empty(kernels.MOST_OPENING_HASHES, np.int64)
     counts = np.zeros(kernels.COUNTS)
     demands = np.zeros(len(UNITS))
-    found = np.zeros(len(CATEGORIES))
+    categories = np.zeros(len(CATEGORIES))
     hash_count, opening_count = kernels.read_bytes(
-        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), hashes, opening, counts, demands, found
+        data, HASHES, KINDS, VALUES, len(UNITS), len(CATEGORIES), hashes, opening, counts, demands, categories
     )
-    return Prompt(measures(query, len(data), counts, demands, found), hashes[:hash_count], opening[:opening_count])
+    return Prompt(measures(query, len(data), counts, demands, categories), hashes[:hash_count], opening[:opening_count])
 
 
 def measures(
@@ -184,7 +186,7 @@ def measures(
     size: int,
     counts: NDArray[np.float64],
     demands: NDArray[np.float64],
-    found: NDArray[np.float64],
+    categories: NDArray[np.float64],
 ) -> NDArray[np.float32]:
     """The values of `MEASURES` from what was counted in *size* bytes."""
     words = counts[kernels.WORDS]
@@ -200,7 +202,7 @@ def measures(
     values[17] = counts[kernels.ENDS_ASKING]
     values[18] = counts[kernels.ENDS_COLON]
     values[19 : 19 + len(UNITS)] = demands
-    values[19 + len(UNITS) : BESIDE] = found
+    values[19 + len(UNITS) : BESIDE] = categories
     values[BESIDE:] = 0.0
     values[BESIDE] = max(query.tools, 0)
     if query.conversation is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPENING: Final = 16
-"""Tokens at the start whose n-grams count apart: there the verb stands that says what is wanted."""
+"""Tokens at the start whose n-grams count separately: there the verb stands that says what is wanted."""
 MOST_HASHES: Final = 1536
 MOST_OPENING_HASHES: Final = 3 * OPENING
 
@@ -58,13 +58,13 @@ def read_bytes(
     opening: NDArray[np.int64],
     counts: NDArray[np.float64],
     demands: NDArray[np.float64],
-    found: NDArray[np.float64],
+    category_values: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Fill the outputs from UTF-8 *data*; how many of *hashes* and of *opening* were set.
 
     *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a number
     may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its value.
-    *demands* (units) becomes the number asked for, *found* (categories) 1 in the opening, 0.5 later, else 0.
+    *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later, else 0.
     """
     hash_count = opening_count = token = 0
     previous = before = SEED
@@ -148,7 +148,7 @@ def read_bytes(
                 if kind >= units + categories:
                     is_number, value = True, word_values[low]
                 elif kind >= units:
-                    found[kind - units] = max(found[kind - units], 1.0 if token < OPENING else 0.5)
+                    category_values[kind - units] = max(category_values[kind - units], 1.0 if token < OPENING else 0.5)
                 elif token - number_at <= NEAR:
                     demands[kind] = max(demands[kind], number)
         if is_number:

@@ -28,7 +28,7 @@ TEST_SHARE: Final = 0.3
 UNSEEN_SHARE: Final = 0.1
 """Of the prompts of the free sets, those that the bundled student does not learn from; a part of the test's."""
 EVERY_NTH_MODEL: Final = 10
-"""Of alpaca_eval's 227 models, by name: 23 stand for the models that a house serves."""
+"""Of alpaca_eval's 227 models, by name: 23 stand for the models that a fleet serves."""
 DAVINCI: Final = "text-davinci-003"
 
 

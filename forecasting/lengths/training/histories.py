@@ -45,13 +45,13 @@ def with_histories(pairs: Sequence[Answered], seed: int = 1) -> list[Sample]:
     for pair in pairs:
         sources[pair.source, pair.model].append(pair)
     names, shares = [name for name, _ in KINDS], [share for _, share in KINDS]
-    found = []
+    samples = []
     for pair in pairs:
         tokens = count_tokens(pair.answer)
         alone = LengthQuery(pair.prompt, count_tokens(pair.prompt), model=pair.model)
         if dice.random() < 0.5:  # as the gateway asks, which knows that this is one message of a chat
             alone = dataclasses.replace(alone, conversation=read_turns([("user", pair.prompt)])[1])
-        found.append(Sample(alone, tokens))
+        samples.append(Sample(alone, tokens))
         if dice.random() >= SHARE:
             continue
         kind = dice.choices(names, shares)[0]
@@ -60,8 +60,8 @@ def with_histories(pairs: Sequence[Answered], seed: int = 1) -> list[Sample]:
         else:
             made = _conversation(pair, sources[pair.source, pair.model], kind == "system", dice)
         counted = max(1, round(made.prompt_tokens * dice.lognormvariate(0.0, COUNTED_WRONG)))
-        found.append(Sample(dataclasses.replace(made, prompt_tokens=counted), tokens))
-    return found
+        samples.append(Sample(dataclasses.replace(made, prompt_tokens=counted), tokens))
+    return samples
 
 
 def _conversation(pair: Answered, others: Sequence[Answered], system: bool, dice: random.Random) -> LengthQuery:

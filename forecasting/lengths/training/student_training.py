@@ -57,8 +57,8 @@ def train(
 
     fresh = not student.networks
     measures = measure_matrix(features)
-    found = Scaling.of(measures)
-    scaling = found if student.scaling is None else student.scaling.with_more(found)
+    measured = Scaling.of(measures)
+    scaling = measured if student.scaling is None else student.scaling.with_more(measured)
     student.models, model_rows = _names(student.models, [sample.query.model for sample in samples])
     student.tenants, tenant_rows = _names(student.tenants, [sample.query.tenant for sample in samples])
     lengths = np.array([sample.output_tokens for sample in samples], float)
@@ -205,8 +205,8 @@ def _network(
             loss.backward()
             optimiser.step()
             plan.step()
-        if held.any() and (found := judge()) < best:
-            best, kept = found, {name: value.detach().clone() for name, value in tensors.items()}
+        if held.any() and (held_loss := judge()) < best:
+            best, kept = held_loss, {name: value.detach().clone() for name, value in tensors.items()}
     if held.any():
         tensors = kept
     return {name: value.detach().numpy().astype(np.float16).astype(np.float32) for name, value in tensors.items()}
@@ -326,7 +326,7 @@ def _logs(
 def _judge(
     torch: Any, tensors: dict[str, Any], everything: dict[str, Any], bags: Sequence[Bags], rows: NDArray[np.int64]
 ) -> Callable[[], float]:
-    """What tells the loss on *rows* as the weights stand."""
+    """What computes the loss on *rows* as the weights stand."""
     if not len(rows):
         return lambda: 0.0
     picked = torch.tensor(rows)

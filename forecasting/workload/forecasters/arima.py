@@ -77,7 +77,7 @@ class ArimaModel(PointModel):
 
     def path(self, horizon: int) -> Values:
         u, w, e = self.u, self.w, self.e
-        found = np.empty(horizon)
+        path = np.empty(horizon)
         difference, ar, ma = self.difference, self.ar, self.ma
         u_long = np.concatenate([u, np.empty(horizon)])
         w_long = np.concatenate([w, np.empty(horizon)])
@@ -91,10 +91,10 @@ class ArimaModel(PointModel):
             w_long[step + len(w)] = expected
             if len(difference):
                 expected += float(difference @ u_long[step : step + len(u)][::-1])
-            u_long[step + len(u)] = found[step] = expected
+            u_long[step + len(u)] = path[step] = expected
         if self.harmonics:
-            found = found + self._harmonic(self.index + np.arange(horizon)) @ self.beta
-        return self.scale * found
+            path = path + self._harmonic(self.index + np.arange(horizon)) @ self.beta
+        return self.scale * path
 
     def tried(self) -> Sequence[str]:
         if self.order is None:

@@ -100,7 +100,7 @@ class BlendModel(PointModel):
     def weights(self) -> Values:
         """Weight of every opinion at every horizon of the grid: (opinions, grid), columns adding up to 1."""
         best = np.maximum(self.losses.min(axis=0), 1e-9)
-        # Errors h windows ahead overlap: as many of them tell less, so they move the weights less.
+        # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
         eagerness = EAGERNESS / (1 - MEMORY) / np.sqrt(GRID)
         weights = FIRST_WEIGHTS[:, None] * np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))

@@ -99,7 +99,7 @@ class Calibrated:
         """Import what takes long, so that it is not counted as fitting."""
         self._own.prepare()
 
-    def found(self) -> str:
+    def describe(self) -> str:
         """What the model found when it was fitted, in words; may be empty."""
         return ", ".join(self._used.tried())
 

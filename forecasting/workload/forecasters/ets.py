@@ -49,10 +49,10 @@ class EtsModel(PointModel):
             forms = [FORMS[1]]
         best = np.inf
         for form in forms:
-            criterion, found = self._estimate(y, form, season)
+            criterion, estimate = self._estimate(y, form, season)
             if criterion < best:
                 best, self.form = criterion, form
-                self.alpha, self.beta, self.gamma, self.phi, self.level, self.trend, self.seasons = found
+                self.alpha, self.beta, self.gamma, self.phi, self.level, self.trend, self.seasons = estimate
 
     def prepare(self) -> None:
         import statsmodels.tsa.exponential_smoothing.ets  # noqa: F401

@@ -95,11 +95,11 @@ class MlstmModel(PointModel):
         self.last = np.append(self.last[1:], fresh)
 
     def path(self, horizon: int) -> Values:
-        last, found = self.last, np.empty(horizon)
+        last, path = self.last, np.empty(horizon)
         for step in range(horizon):
-            found[step] = run(self.weights, last[None])[0]
-            last = np.append(last[1:], found[step])
-        return found * self.span + self.low
+            path[step] = run(self.weights, last[None])[0]
+            last = np.append(last[1:], path[step])
+        return path * self.span + self.low
 
     def tried(self) -> Sequence[str]:
         return (f"k = {WINDOWS}, {HIDDEN} hidden",)

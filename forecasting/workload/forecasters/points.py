@@ -112,8 +112,8 @@ class SeasonalNaive(PointModel):
         self.at = (self.at + 1) % len(self.day)
 
     def path(self, horizon: int) -> Values:
-        found = self.day[(self.at + np.arange(horizon)) % len(self.day)]
-        return np.where(np.isnan(found), self.latest, found)
+        path = self.day[(self.at + np.arange(horizon)) % len(self.day)]
+        return np.where(np.isnan(path), self.latest, path)
 
     def state(self) -> dict[str, Any]:
         return {"day": self.day.copy(), "at": self.at, "latest": self.latest}

@@ -98,10 +98,10 @@ def _least_absolute(columns: Values, target: Values) -> Values:
     scaled = columns / size
     ridge = RIDGE * np.eye(columns.shape[1])
     weight = np.ones(len(target))
-    found = np.zeros(columns.shape[1])
+    coefficients = np.zeros(columns.shape[1])
     for _ in range(ROUNDS):
         weighted = scaled * weight[:, None]
-        found = np.linalg.solve(scaled.T @ weighted + ridge, weighted.T @ target)
-        weight = 1.0 / np.maximum(np.abs(target - scaled @ found), SMALLEST_ERROR)
+        coefficients = np.linalg.solve(scaled.T @ weighted + ridge, weighted.T @ target)
+        weight = 1.0 / np.maximum(np.abs(target - scaled @ coefficients), SMALLEST_ERROR)
         weight /= weight.mean()
-    return np.asarray(found / size)
+    return np.asarray(coefficients / size)

@@ -42,10 +42,10 @@ def violated_cuts(problem: Problem, shares: NDArray[np.float64]) -> list[Cut]:
     missing = least - np.einsum("ruk,rk->ru", coefficients, split)
     distance = np.where(usable, missing / np.maximum(np.linalg.norm(coefficients, axis=2), 1e-9), -1.0)
 
-    found = []
+    cuts_found = []
     worst = distance.argmax(axis=1)
     for row in np.flatnonzero(distance[np.arange(worst.size), worst] > LEAST_VIOLATION).tolist():
         model, region = divmod(row, r) if row < n * r else (row - n * r, -1)
         at = worst[row]
-        found.append(Cut(model, region, coefficients[row, at], float(least[row, at])))
-    return found
+        cuts_found.append(Cut(model, region, coefficients[row, at], float(least[row, at])))
+    return cuts_found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.problem import BEYOND_HALF, HOME_SHARE, Problem
+from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
 
 WHOLE = 1e-4
 """How far a solver's value may lie from a whole number."""
@@ -97,23 +97,23 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
 
     def change(i: int, regions: Sequence[int], coefficients: NDArray[Any]) -> Any:
         """Sum over regions and types of coefficients x delta."""
-        found = []
+        terms = []
         for j in regions:
             for k in range(g):
                 if coefficients[k]:
-                    found.append((given_up[i, j, k], -float(coefficients[k])))
-                    found.append((restarted[i, j, k], float(coefficients[k])))
-                    found.append((started[i, j, k], float(coefficients[k])))
-        return pulp.LpAffineExpression(found)
+                    terms.append((given_up[i, j, k], -float(coefficients[k])))
+                    terms.append((restarted[i, j, k], float(coefficients[k])))
+                    terms.append((started[i, j, k], float(coefficients[k])))
+        return pulp.LpAffineExpression(terms)
 
     def missing(name: str, weight: float, need: float) -> Any:
         """What a row misses, in two variables; the second half of its need is dearer."""
-        found = []
-        for part, steepness in enumerate((1.0, BEYOND_HALF)):
+        terms = []
+        for part, steepness in enumerate((1.0, SECOND_HALF_WEIGHT)):
             variable = model.add_variable(f"{name}_{part}", 0, need / 2.0)
             weighed.append((variable, weight * steepness))
-            found.append((variable, 1.0))
-        return pulp.LpAffineExpression(found)
+            terms.append((variable, 1.0))
+        return pulp.LpAffineExpression(terms)
 
     ones = np.ones(g)
     for i in range(n):
@@ -124,7 +124,7 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
             need, present = float(problem.need_tokens_per_s[i, j]), int(problem.instances[i, j].sum())
             model += count <= int(problem.max_instances[i, j]) - present
             if shortage:
-                served += missing(f"home_{i}_{j}", HOME_SHARE * weight, need)
+                served += missing(f"own_region_{i}_{j}", OWN_REGION_SHARE * weight, need)
                 below = model.add_variable(f"below_{i}_{j}", 0, int(problem.least_instances[i, j]))
                 weighed.append((below, float(problem.instance_weight_usd[i])))
                 count = count + below
@@ -191,12 +191,12 @@ def solve_exact(
         raise SolverLost(f"{solver} found no plan: {pulp.LpSolution[written.model.sol_status]}")
 
     def values(variables: NDArray[Any]) -> NDArray[np.int64]:
-        found = np.array(
+        numbers = np.array(
             [np.nan if variable.varValue is None else variable.varValue for variable in variables.ravel()], float
         )
-        if not np.all(np.abs(found - np.rint(found)) <= WHOLE):  # NaN fails too
+        if not np.all(np.abs(numbers - np.rint(numbers)) <= WHOLE):  # NaN fails too
             raise SolverLost(f"{solver} returned fractions of instances")
-        return np.asarray(np.rint(found), np.int64).reshape(problem.shape)
+        return np.asarray(np.rint(numbers), np.int64).reshape(problem.shape)
 
     delta = values(written.restarted) + values(written.started) - values(written.given_up)
     return Solved(problem.instances + delta, bound, proved, solver)
@@ -223,10 +223,10 @@ def solve_split(problem: Problem, shortage: bool = False) -> tuple[NDArray[np.fl
 
     def values(variables: NDArray[Any]) -> NDArray[np.float64]:
         # A column without entries is left out of the model file; its lower bound is as good as any value.
-        found = [
+        numbers = [
             variable.lowBound if variable.varValue is None else variable.varValue for variable in variables.ravel()
         ]
-        return np.array(found, np.float64).reshape(problem.shape)
+        return np.array(numbers, np.float64).reshape(problem.shape)
 
     shares = problem.instances + values(written.restarted) + values(written.started) - values(written.given_up)
     return np.maximum(shares, 0.0), float(pulp.value(written.model.objective))
@@ -266,7 +266,7 @@ def _by_highs(
             (written.started, added - own),
         )
         index = np.array([variable.index for variables, _ in parts for variable in variables.ravel()], np.int32)
-        value = np.concatenate([found.ravel() for _, found in parts]).astype(np.float64)
+        value = np.concatenate([values.ravel() for _, values in parts]).astype(np.float64)
         model.solverModel.setSolution(index.size, index, value)
     chosen.callSolver(model)
     model.assignStatus(*chosen.findSolutionValues(model))

@@ -21,7 +21,7 @@ ASKED_SHARE = 0.7
 """Share of the time that the solver is asked to keep to, so that what it has found by then is not lost with the process."""
 
 
-def solve_aside(
+def solve_in_subprocess(
     problem: Problem,
     gap: float,
     time_limit_s: float,
@@ -53,10 +53,10 @@ def solve_aside(
     if process.returncode != 0:
         last = complaint.decode(errors="replace").strip().splitlines()
         raise SolverLost(f"{solver} died with {process.returncode}{': ' + last[-1] if last else ''}")
-    found: Solved | SolverLost = pickle.loads(answer)  # noqa: S301 - written by our own process
-    if isinstance(found, SolverLost):
-        raise found
-    return found
+    result: Solved | SolverLost = pickle.loads(answer)  # noqa: S301 - written by our own process
+    if isinstance(result, SolverLost):
+        raise result
+    return result
 
 
 def main() -> None:
@@ -66,11 +66,11 @@ def main() -> None:
     answer_to = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        found: Solved | SolverLost = solve_exact(*request)
+        result: Solved | SolverLost = solve_exact(*request)
     except SolverLost as lost:
-        found = lost
+        result = lost
     with answer_to:
-        pickle.dump(found, answer_to)
+        pickle.dump(result, answer_to)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,6 @@ def drop_what_does_not_fit(problem: Problem, targets: NDArray[np.int64]) -> None
         while targets[i, j].sum() > problem.max_instances[i, j]:
             targets[i, j, np.argmax(np.where(targets[i, j] > 0, rate[i], -np.inf))] -= 1
     for j, k in np.argwhere(problem.used_units(targets) > problem.capacity):
-        # In turns, from whoever has most there, so that no model loses all of its instances first.
+        # One by one, from the model with most there, so that no model loses all of its instances first.
         while (gpus[:, k] * targets[:, j, k]).sum() > problem.capacity[j, k]:
             targets[np.argmax(targets[:, j, k]), j, k] -= 1

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_aside
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.planning.problem import Problem
 
 LARGEST = 3
@@ -43,14 +43,14 @@ class Terms(NamedTuple):
     """(l, r)"""
     need_total: NDArray[np.float64]
     """(l,)"""
-    home_weight: NDArray[np.float64]
-    """(l,): price of a token a second missing at home."""
+    own_region_weight: NDArray[np.float64]
+    """(l,): price of a token a second missing in its own region."""
     total_weight: NDArray[np.float64]
     """(l,): price of a token a second missing everywhere."""
     instance_weight: NDArray[np.float64]
     """(l,): price of an instance below the minimum."""
-    beyond_half: NDArray[np.float64]
-    """(1,): see `problem.BEYOND_HALF`."""
+    second_half_weight: NDArray[np.float64]
+    """(1,): see `problem.SECOND_HALF_WEIGHT`."""
 
 
 class Tally(NamedTuple):
@@ -94,23 +94,23 @@ def add_up(terms: Terms, tally: Tally) -> None:
             tally.served[i, j] = 0.0
             tally.held[i, j] = 0
             for k in range(types):
-                found = tally.targets[i, j, k]
-                tally.served[i, j] += terms.capability[i, k] * found
-                tally.held[i, j] += found
-                tally.used[j, k] += terms.gpus[i, k] * found
+                instances = tally.targets[i, j, k]
+                tally.served[i, j] += terms.capability[i, k] * instances
+                tally.held[i, j] += instances
+                tally.used[j, k] += terms.gpus[i, k] * instances
             tally.total[i] += tally.served[i, j]
 
 
-@compiled_aside
-def missing(need: float, served: float, beyond_half: float) -> float:
-    """What is missing of *need*, the second half of it weighing *beyond_half* times as much. 0 but for rounding."""
+@compiled_internal
+def missing(need: float, served: float, second_half_weight: float) -> float:
+    """What is missing of *need*, the second half of it weighing *second_half_weight* times as much. 0 but for rounding."""
     short = need - served
     if short <= 1e-9 * need:
         return 0.0
-    return short + (beyond_half - 1.0) * max(0.0, short - 0.5 * need)
+    return short + (second_half_weight - 1.0) * max(0.0, short - 0.5 * need)
 
 
-@compiled_aside
+@compiled_internal
 def change(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> float:
     """By how much the plan's price changes with *by* more instances of model i in region j on type k; infinity: not allowed.
 
@@ -135,9 +135,9 @@ def change(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> float
     price += terms.new_usd[k] * (max(0, used + units - acquired) - max(0, used - acquired))
 
     gained = terms.capability[i, k] * by
-    half = terms.beyond_half[0]
+    half = terms.second_half_weight[0]
     need, served = terms.need[i, j], tally.served[i, j]
-    price += terms.home_weight[i] * (missing(need, served + gained, half) - missing(need, served, half))
+    price += terms.own_region_weight[i] * (missing(need, served + gained, half) - missing(need, served, half))
     need, served = terms.need_total[i], tally.total[i]
     price += terms.total_weight[i] * (missing(need, served + gained, half) - missing(need, served, half))
     least, count = terms.least[i, j], tally.held[i, j]
@@ -145,7 +145,7 @@ def change(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> float
     return float(price)
 
 
-@compiled_aside
+@compiled_internal
 def apply(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> None:
     """Make the change that `change` prices."""
     tally.targets[i, j, k] += by
@@ -156,30 +156,30 @@ def apply(terms: Terms, tally: Tally, i: int, j: int, k: int, by: int) -> None:
     tally.settled[i] = 0
 
 
-@compiled_aside
+@compiled_internal
 def best_addition(
-    terms: Terms, tally: Tally, i: int, first: int, last: int, below: float, largest: int, found: NDArray[np.int64]
+    terms: Terms, tally: Tally, i: int, first: int, last: int, below: float, largest: int, addition: NDArray[np.int64]
 ) -> None:
     """The cheapest change that adds up to *largest* instances of model i in regions *first* to *last*, if under *below*.
 
-    Region, type and number are written to *found*; the type is -1 when there is none.
+    Region, type and number are written to *addition*; the type is -1 when there is none.
     """
     best = below
-    found[1] = -1
+    addition[1] = -1
     for j in range(first, last + 1):
         for k in range(terms.capability.shape[1]):
             for by in range(1, largest + 1):
                 price = change(terms, tally, i, j, k, by)
                 if price < best:
                     best = price
-                    found[0], found[1], found[2] = j, k, by
+                    addition[0], addition[1], addition[2] = j, k, by
                 if price == np.inf:
                     break
 
 
-@compiled_aside
+@compiled_internal
 def displace(
-    terms: Terms, tally: Tally, i: int, first: int, last: int, found: NDArray[np.int64], least_gain: float
+    terms: Terms, tally: Tally, i: int, first: int, last: int, addition: NDArray[np.int64], least_gain: float
 ) -> bool:
     """Make room for an instance of model i in regions *first* to *last*, where another model can move to other GPUs."""
     models, regions, types = tally.targets.shape
@@ -195,12 +195,12 @@ def displace(
                     price += change(terms, tally, i, j, k, 1)
                     if price < np.inf:
                         apply(terms, tally, i, j, k, 1)
-                        at_home = tally.served[other, j] < terms.need[other, j] * (1.0 - 1e-9)
-                        at_home = at_home or tally.held[other, j] < terms.least[other, j]
-                        start, end = (j, j) if at_home else (0, regions - 1)
-                        best_addition(terms, tally, other, start, end, -least_gain - price, LARGEST, found)
-                        if found[1] >= 0:
-                            apply(terms, tally, other, found[0], found[1], found[2])
+                        needed_here = tally.served[other, j] < terms.need[other, j] * (1.0 - 1e-9)
+                        needed_here = needed_here or tally.held[other, j] < terms.least[other, j]
+                        start, end = (j, j) if needed_here else (0, regions - 1)
+                        best_addition(terms, tally, other, start, end, -least_gain - price, LARGEST, addition)
+                        if addition[1] >= 0:
+                            apply(terms, tally, other, addition[0], addition[1], addition[2])
                             return True
                         if price < -least_gain:
                             return True
@@ -212,26 +212,26 @@ def displace(
     return False
 
 
-@compiled_aside
-def fill(terms: Terms, tally: Tally, i: int, j: int, found: NDArray[np.int64], least_gain: float) -> int:
+@compiled_internal
+def fill(terms: Terms, tally: Tally, i: int, j: int, addition: NDArray[np.int64], least_gain: float) -> int:
     """Add instances of model i while that makes the plan better: in region j, else, for the sum of all, anywhere."""
     regions, moves = terms.need.shape[1], 0
     while True:
-        short_home = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9) or tally.held[i, j] < terms.least[i, j]
+        short_here = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9) or tally.held[i, j] < terms.least[i, j]
         short_total = tally.total[i] < terms.need_total[i] * (1.0 - 1e-9)
-        if not (short_home or short_total):
+        if not (short_here or short_total):
             return moves
-        first, last = (j, j) if short_home else (0, regions - 1)
-        best_addition(terms, tally, i, first, last, -least_gain, 1, found)
-        if found[1] >= 0:
-            apply(terms, tally, i, found[0], found[1], found[2])
-        elif not displace(terms, tally, i, first, last, found, least_gain):
+        first, last = (j, j) if short_here else (0, regions - 1)
+        best_addition(terms, tally, i, first, last, -least_gain, 1, addition)
+        if addition[1] >= 0:
+            apply(terms, tally, i, addition[0], addition[1], addition[2])
+        elif not displace(terms, tally, i, first, last, addition, least_gain):
             return moves
         moves += 1
 
 
-@compiled_aside
-def lighten(terms: Terms, tally: Tally, i: int, j: int, k: int, found: NDArray[np.int64], least_gain: float) -> bool:
+@compiled_internal
+def lighten(terms: Terms, tally: Tally, i: int, j: int, k: int, addition: NDArray[np.int64], least_gain: float) -> bool:
     """Take up to LARGEST instances of model i in region j off type k, and make up for them where it costs less."""
     regions = terms.need.shape[1]
     for by in range(1, min(LARGEST, tally.targets[i, j, k]) + 1):
@@ -239,23 +239,23 @@ def lighten(terms: Terms, tally: Tally, i: int, j: int, k: int, found: NDArray[n
         apply(terms, tally, i, j, k, -by)
         if price < -least_gain:
             return True
-        at_home = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9) or tally.held[i, j] < terms.least[i, j]
-        first, last = (j, j) if at_home else (0, regions - 1)
-        best_addition(terms, tally, i, first, last, -least_gain - price, LARGEST, found)
-        if found[1] >= 0:
-            apply(terms, tally, i, found[0], found[1], found[2])
+        needed_here = tally.served[i, j] < terms.need[i, j] * (1.0 - 1e-9) or tally.held[i, j] < terms.least[i, j]
+        first, last = (j, j) if needed_here else (0, regions - 1)
+        best_addition(terms, tally, i, first, last, -least_gain - price, LARGEST, addition)
+        if addition[1] >= 0:
+            apply(terms, tally, i, addition[0], addition[1], addition[2])
             return True
         apply(terms, tally, i, j, k, by)
     return False
 
 
-@compiled_aside
+@compiled_internal
 def saving(terms: Terms, i: int, j: int, k: int) -> float:
     """The most that one instance fewer of model i in region j on type k can save."""
     return float(terms.instance_usd[i, k] + terms.other_usd[i, j, k] + terms.new_usd[k] * terms.gpus[i, k])
 
 
-@compiled_aside
+@compiled_internal
 def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> bool:
     """Change three types of model i in region j at once: fewer of one, more of a second, and of a third what then pays."""
     types = terms.capability.shape[1]
@@ -296,11 +296,11 @@ def rearrange(terms: Terms, tally: Tally, i: int, j: int, least_gain: float) -> 
 
 
 @compiled
-def improve(terms: Terms, tally: Tally, passes: int, deep: int, least_gain: float, found: NDArray[np.int64]) -> int:
+def improve(terms: Terms, tally: Tally, passes: int, deep: int, least_gain: float, addition: NDArray[np.int64]) -> int:
     """Fill what is short, then look for cheaper moves until none is left or *passes* are done; the number of moves.
 
     A move is taken when it makes the plan cheaper by more than *least_gain* USD. Moves of three types at once, which take
-    longest to look for, are tried if *deep* is not 0, and when others are exhausted. *found* is work space of three.
+    longest to look for, are tried if *deep* is not 0, and when others are exhausted. *addition* is work space of three.
     """
     models, regions, types = tally.targets.shape
     moves = 0
@@ -313,10 +313,10 @@ def improve(terms: Terms, tally: Tally, passes: int, deep: int, least_gain: floa
                 continue
             changed = 0
             for j in range(regions):
-                changed += fill(terms, tally, i, j, found, least_gain)
+                changed += fill(terms, tally, i, j, addition, least_gain)
             for j in range(regions):
                 for k in range(types):
-                    while lighten(terms, tally, i, j, k, found, least_gain):
+                    while lighten(terms, tally, i, j, k, addition, least_gain):
                         changed += 1
             if deep != 0 and changed == 0:
                 for j in range(regions):

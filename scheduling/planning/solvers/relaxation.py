@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.problem import BEYOND_HALF, HOME_SHARE, Problem
+from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
 from scheduling.planning.solvers.exact import Cut, SolverLost
 
 SHORTAGE_PRICE = 1e3
@@ -21,7 +21,7 @@ SHORTAGE_PRICE = 1e3
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The relaxation column by column. Rows: home (l r), total (l), instances (l r), units (r g)."""
+    """The relaxation column by column. Rows: own region (l r), total (l), instances (l r), units (r g)."""
 
     cost: NDArray[np.float64]
     upper: NDArray[np.float64]
@@ -71,11 +71,13 @@ def columns(problem: Problem, shortage: bool) -> Columns:
     ]
     if shortage:
         for first, need, weight in (
-            (0, problem.need_tokens_per_s.ravel(), np.repeat(HOME_SHARE * problem.shortage_weight_usd, r)),
+            (0, problem.need_tokens_per_s.ravel(), np.repeat(OWN_REGION_SHARE * problem.shortage_weight_usd, r)),
             (n * r, problem.need_total_tokens_per_s, problem.shortage_weight_usd),
         ):
             row, one = first + np.arange(need.size), np.ones(need.size)
-            single += [(SHORTAGE_PRICE * steepness * weight, need / 2.0, row, one) for steepness in (1.0, BEYOND_HALF)]
+            single += [
+                (SHORTAGE_PRICE * steepness * weight, need / 2.0, row, one) for steepness in (1.0, SECOND_HALF_WEIGHT)
+            ]
         below = problem.least_instances.ravel().astype(float)
         weight = SHORTAGE_PRICE * np.repeat(problem.instance_weight_usd, r)
         single.append((weight, below, first_count + np.arange(n * r), np.ones(n * r)))

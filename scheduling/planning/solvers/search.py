@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.problem import BEYOND_HALF, HOME_SHARE, Problem
+from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
 from scheduling.planning.solvers.greedy import drop_what_does_not_fit
 from scheduling.planning.solvers.kernels import Tally, Terms, allocate_tally, improve
 
@@ -38,10 +38,10 @@ def terms_of(problem: Problem) -> Terms:
         most=problem.max_instances,
         need=problem.need_tokens_per_s,
         need_total=problem.need_total_tokens_per_s,
-        home_weight=HOME_SHARE * weight,
+        own_region_weight=OWN_REGION_SHARE * weight,
         total_weight=weight,
         instance_weight=SHORTAGE_PRICE * problem.instance_weight_usd,
-        beyond_half=np.array([BEYOND_HALF]),
+        second_half_weight=np.array([SECOND_HALF_WEIGHT]),
     )
     # Copies, all writable and in C order: kernels are compiled once more for arrays that are read-only or lie otherwise.
     copies: list[Any] = [np.array(array, order="C") for array in terms]
@@ -55,7 +55,7 @@ def price_usd(problem: Problem, targets: NDArray[np.int64]) -> float:
 
 def search(problem: Problem, starts: list[tuple[NDArray[np.float64], float]]) -> NDArray[np.int64]:
     """The best plan (l, r, g) found from *starts*: shares of instances and the threshold to round them at."""
-    terms, found = terms_of(problem), np.zeros(3, np.int64)
+    terms, addition = terms_of(problem), np.zeros(3, np.int64)
     least_gain = LEAST_GAIN * max(float(problem.instance_cost_usd.max()), 1e-9)
     best: Tally | None = None
     cheapest = np.inf
@@ -63,10 +63,10 @@ def search(problem: Problem, starts: list[tuple[NDArray[np.float64], float]]) ->
         tally = allocate_tally(problem)
         tally.targets[...] = np.where(problem.usable, np.floor(shares + (1.0 - threshold + 1e-7)), 0.0)
         drop_what_does_not_fit(problem, tally.targets)
-        improve(terms, tally, PASSES, 0, least_gain, found)
+        improve(terms, tally, PASSES, 0, least_gain, addition)
         price = price_usd(problem, tally.targets)
         if price < cheapest:
             best, cheapest = tally, price
     assert best is not None, "there is at least one start"
-    improve(terms, best, PASSES, 1, least_gain, found)
+    improve(terms, best, PASSES, 1, least_gain, addition)
     return best.targets

@@ -15,12 +15,12 @@ from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import allocate_events
 from scheduling.simulation.cluster.world import (
-    BOOKS,
     CHANGE,
     DECISION,
     ENDPOINT,
     LIFE,
     OUTCOME,
+    RUN_STATE,
     Arrivals,
     LifeArrays,
     Outcome,
@@ -96,13 +96,13 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         held=np.zeros(slots, np.int64),
         lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
-        way=np.full((2, regions * regions), -1, np.int64),
+        link=np.full((2, regions * regions), -1, np.int64),
         sent=np.full((2, endpoints), -1, np.int32),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
         affinity=_affinity(cluster, policies, slots),
-        books=_books(cluster, wait_flag_s),
+        run_state=_run_state(cluster, wait_flag_s),
     )
 
 
@@ -174,9 +174,9 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
     return policies
 
 
-def _books(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
-    books = np.zeros(1, BOOKS)
-    record = books[0]
+def _run_state(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
+    run_state = np.zeros(1, RUN_STATE)
+    record = run_state[0]
     record.threshold, record.wait_flag_s = cluster.threshold, wait_flag_s
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
@@ -185,4 +185,4 @@ def _books(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
         record.reactive = 1
         for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):
             record[name] = getattr(cluster.reactive, name)
-    return books
+    return run_state

@@ -2,7 +2,7 @@
 
 Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`, `reactive_trigger`), and answers the
 same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
-count the tokens only of instances that the bounds cannot tell apart.
+count the tokens only of instances that the bounds cannot distinguish.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_part, index
+from scheduling.compiled import compiled_inline, index
 from scheduling.routing.regions import fullness
 from scheduling.routing.routers import has_room
 from scheduling.scaling.reactive import reactive_wish
@@ -20,18 +20,18 @@ from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
 
 
-@compiled_part
+@compiled_inline
 def column(values: NDArray[np.integer[Any]], request: int) -> int:
     """The value of *request* in a column that may have one element for all."""
     return int(values[request if values.size > 1 else 0])
 
 
-@compiled_part
+@compiled_inline
 def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
     """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
 
     Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
-    square root, and whoever has more left at the least than another with room has at the most is not the one.
+    square root, and an instance with more left at the least than another with room has at the most is not the one.
     """
     fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
     prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
@@ -65,17 +65,17 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
         fewest = min(fewest, most)
     if fewest == math.inf:
         return NONE
-    found, fewest_tokens = NONE, 0
+    chosen, fewest_tokens = NONE, 0
     for at in range(first, last):
         if least_tokens[index(at)] <= fewest:
             instance = index(engines.open[index(at)])
             report(fleet, engines, instance, now_s, source)
-            if found == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
-                found, fewest_tokens = instance, fleet.remaining_tokens[instance]
-    return found
+            if chosen == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
+                chosen, fewest_tokens = instance, fleet.remaining_tokens[instance]
+    return chosen
 
 
-@compiled_part
+@compiled_inline
 def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
     """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*."""
     total = world.engines.totals[endpoint]
@@ -88,7 +88,7 @@ def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
     )
 
 
-@compiled_part
+@compiled_inline
 def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
     """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is now.
 
@@ -104,13 +104,13 @@ def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float
     return _fullness(world, endpoint, 0)
 
 
-@compiled_part
+@compiled_inline
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
     """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
-    threshold = float(world.books[0].threshold)
+    threshold = float(world.run_state[0].threshold)
     for rank in range(candidates.size):
         if _pressure(world, int(candidates[rank]), threshold, math.inf, now_s, source) < threshold:
             return int(candidates[rank])
@@ -118,9 +118,9 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     for rank in range(candidates.size):
         endpoint = int(candidates[rank])
         observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-        found = _fullness(world, endpoint, 0)
-        if found < least:
-            chosen, least = endpoint, found
+        use = _fullness(world, endpoint, 0)
+        if use < least:
+            chosen, least = endpoint, use
     if chosen != NONE:
         return chosen
     for rank in range(candidates.size):
@@ -129,12 +129,14 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     return -1
 
 
-@compiled_part
+@compiled_inline
 def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
     """What the reactive trigger wants of *endpoint*, which a request has just reached."""
-    books, policy = world.books[0], world.policies[endpoint]
-    if now_s - policy.scaled_s < books.cooldown_s:
+    run_state, policy = world.run_state[0], world.policies[endpoint]
+    if now_s - policy.scaled_s < run_state.cooldown_s:
         return 0
-    above, below = float(books.out_above), float(books.in_below)
+    above, below = float(run_state.out_above), float(run_state.in_below)
     use = _pressure(world, endpoint, below, above, now_s, source)
-    return reactive_wish(use, int(policy.serving), above, below, int(books.min_instances), int(books.max_instances))
+    return reactive_wish(
+        use, int(policy.serving), above, below, int(run_state.min_instances), int(run_state.max_instances)
+    )

@@ -1,4 +1,4 @@
-"""A fleet to simulate: instances, what connects them, and the policies that run them. `build` turns it into arrays."""
+"""A fleet to simulate: instances, what connects them, and the policies that run them. `build` makes arrays of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,7 +105,7 @@ class Cluster:
     routing: PerEndpoint[str] = "join_shortest_queue"
     ordering: PerEndpoint[str] = "fcfs"
     ordering_stretch: PerEndpoint[float] = STRETCH
-    """Of `ssjf`; see `scheduling.queueing.ordering.turn_key`."""
+    """Of `ssjf`; see `scheduling.queueing.ordering.queue_key`."""
     dispatch_round_trip_s: PerEndpoint[float] = 0.0
     """From a decision until the instance has the request."""
     requests_ahead_limit: PerEndpoint[int | None] = None
@@ -220,10 +220,10 @@ class Cluster:
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
         """The engine of each model on each GPU type, for redeploying: from the catalogue, else of the first instance."""
-        found = dict(self.catalog)
+        engines = dict(self.catalog)
         for spec in self.instances:
-            found.setdefault((spec.model, spec.gpu_type), spec.engine)
-        return found
+            engines.setdefault((spec.model, spec.gpu_type), spec.engine)
+        return engines
 
     def cached_block_sizes(self) -> set[int]:
         """Block sizes, in tokens, of the engines that cache prefixes."""

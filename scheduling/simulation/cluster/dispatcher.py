@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from scheduling.compiled import compiled_aside, compiled_part, index
+from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import service_time_s
 from scheduling.lookahead.maps import leave
-from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, turn_key
+from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, queue_key
 from scheduling.queueing.waiting_set import enqueue, free_slot, peek
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
@@ -20,14 +20,14 @@ from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, release
 from scheduling.simulation.cluster.choices import column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
-from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, tell
+from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
 from scheduling.simulation.cluster.world import DONE, REFUSED, RUNNING, World
 from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
 
 
-@compiled_part
+@compiled_inline
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the request in *slot*, just dispatched, to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
@@ -58,28 +58,28 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
         outcome.queue_s = now_s - arrivals.arrival_s[request]
     outcome.attempts += 1
     outcome.cached_tokens = 0
-    books = world.books[0]
-    if books.decisions < world.decisions.size:
-        decision = world.decisions[books.decisions]
+    run_state = world.run_state[0]
+    if run_state.decisions < world.decisions.size:
+        decision = world.decisions[run_state.decisions]
         decision.time_s, decision.request, decision.endpoint = now_s, request, endpoint
         decision.instance, decision.waiting = instance, waiting.size[endpoint]
-        books.decisions += 1
+        run_state.decisions += 1
     free_slot(waiting, slot)
     if world.policies[endpoint].round_trip_s > 0.0:
         _send_off(world, endpoint, sequence, now_s)
         return
     event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
-    tell(world.fleet, engines, instance)
+    update_totals(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
 
 
-@compiled_part
+@compiled_inline
 def _sent_node(world: World, endpoint: int) -> int:
-    return int(2 * world.fleet.endpoint.size + world.way.shape[1] + world.sent.shape[1] + endpoint)
+    return int(2 * world.fleet.endpoint.size + world.link.shape[1] + world.sent.shape[1] + endpoint)
 
 
-@compiled_aside
+@compiled_internal
 def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
     """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
     this = world.engines.sequences[sequence]
@@ -91,10 +91,10 @@ def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
     else:
         world.engines.sequences[world.sent[1, endpoint]].next = sequence
     world.sent[1, endpoint] = sequence
-    tell(world.fleet, world.engines, int(this.instance))
+    update_totals(world.fleet, world.engines, int(this.instance))
 
 
-@compiled_aside
+@compiled_internal
 def land(world: World, endpoint: int, now_s: float) -> None:
     """The first sequence that *endpoint* sent off reaches its instance."""
     engines = world.engines
@@ -105,12 +105,12 @@ def land(world: World, endpoint: int, now_s: float) -> None:
     event_s = np.inf if following == NONE else engines.sequences[following].reaches_s
     set_time(world.events, _sent_node(world, endpoint), event_s)
     event_s = give(world.fleet, engines, instance, sequence, now_s, True)
-    tell(world.fleet, engines, instance)
+    update_totals(world.fleet, engines, instance)
     if event_s >= 0.0:
         set_time(world.events, instance, event_s)
 
 
-@compiled_part
+@compiled_inline
 def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
     """`choices.shortest`, where no instance has room among those that may have a request ahead."""
     opened = False
@@ -126,7 +126,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     return instance
 
 
-@compiled_aside
+@compiled_internal
 def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
     """`dispatch` by a router that looks ahead: with all tokens counted, and the maps moved by them."""
     observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
@@ -141,7 +141,7 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
     )
 
 
-@compiled_aside
+@compiled_internal
 def _note(world: World, slot: int, request: int) -> None:
     """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
     cache, first, last = world.engines.cache, 0, 0
@@ -150,11 +150,11 @@ def _note(world: World, slot: int, request: int) -> None:
     note(world.affinity, slot, cache.hashes, first, last, world.affinity.counters[BLOCK_TOKENS])
 
 
-@compiled_aside
+@compiled_internal
 def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dynamic batching: an idle instance is given `batch_size` requests at once, or fewer after `batch_wait_s`."""
     fleet, policy, waiting = world.fleet, world.policies[endpoint], world.waiting
-    node = 2 * fleet.endpoint.size + world.way.shape[1] + endpoint
+    node = 2 * fleet.endpoint.size + world.link.shape[1] + endpoint
     first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
     busy = world.busy
     while True:
@@ -203,7 +203,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             given += 1
 
 
-@compiled_part
+@compiled_inline
 def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
     if world.policies[endpoint].batch_size > 0:
@@ -228,14 +228,14 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         slot = peek(waiting, endpoint)
 
 
-@compiled_part
+@compiled_inline
 def refuse(world: World, request: int) -> None:
     world.outcomes[request].state = REFUSED
-    world.books[0].refused += 1
-    world.books[0].ended += 1
+    world.run_state[0].refused += 1
+    world.run_state[0].ended += 1
 
 
-@compiled_part
+@compiled_inline
 def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
     """How long a request takes alone by the profile of *policy*, an ENDPOINT record."""
     return service_time_s(
@@ -251,7 +251,7 @@ def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
     )
 
 
-@compiled_part
+@compiled_inline
 def queue(world: World, request: int, endpoint: int) -> None:
     """Let *request* wait at *endpoint*, or refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
@@ -271,14 +271,14 @@ def queue(world: World, request: int, endpoint: int) -> None:
     service_s = 0.0
     if ordering not in (FCFS, PRIORITY):  # which do not ask for it
         service_s = _service_s(policy, prompt, column(arrivals.output_tokens, request) if ordering == SJF else output)
-    key = turn_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+    key = queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request
     if policy.routing == LEAST_DELAY:
         _note(world, slot, request)
 
 
-@compiled_part
+@compiled_inline
 def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     """The last token of *sequence* has come out: its room goes to others."""
     engines = world.engines
@@ -286,20 +286,20 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     outcome = world.outcomes[index(this.request)]
     outcome.e2e_s = now_s - this.origin_s
     outcome.state = DONE
-    world.books[0].ended += 1
+    world.run_state[0].ended += 1
     if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
         note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
-    tell(world.fleet, engines, instance)
+    update_totals(world.fleet, engines, instance)
     if engines.ahead.clock.size > 0:
         leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
 
 
-@compiled_part
+@compiled_inline
 def flagged(world: World, endpoint: int, now_s: float) -> bool:
     """Whether the head of the queue of *endpoint* has waited longer than `wait_flag_s`; said once in as long a time."""
-    head, policy, longest_s = peek(world.waiting, endpoint), world.policies[endpoint], world.books[0].wait_flag_s
+    head, policy, longest_s = peek(world.waiting, endpoint), world.policies[endpoint], world.run_state[0].wait_flag_s
     if head < 0 or now_s - max(world.waiting.arrival_s[head], policy.flagged_s) <= longest_s:
         return False
     policy.flagged_s = now_s

@@ -4,7 +4,7 @@ Ties go to the lowest node, so that the order of events at one moment does not h
 
 A tree whose leaves are the nodes' times, and in which every place above holds the earlier of the two below it: a change
 goes up from one leaf, over as many places every time. In a heap a node that gets a later time (nearly all do) sinks a way
-that no processor can foresee.
+that no processor can predict.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_part, index
+from scheduling.compiled import compiled, compiled_inline, index
 
 
 class EventTree(NamedTuple):
@@ -38,7 +38,7 @@ def _set_time(events: EventTree, node: int, time_s: float) -> None:
     while at > 1:
         other = index(at ^ 1)
         other_s, other_node = times[other], nodes[other]
-        # Nothing here is a branch, for nobody could foresee it: a minimum, and one number or the other.
+        # Nothing here is a branch, for no processor could predict it: a minimum, and one number or the other.
         before = (other_s < time_s) | ((other_s <= time_s) & (other < at))
         node = other_node if before else node
         time_s = min(time_s, other_s)
@@ -46,6 +46,6 @@ def _set_time(events: EventTree, node: int, time_s: float) -> None:
         times[at], nodes[at] = time_s, node
 
 
-set_time = compiled_part(_set_time)
+set_time = compiled_inline(_set_time)
 reset_time = compiled(_set_time)
 """The same, for callers in Python."""

@@ -26,13 +26,13 @@ def _recall(world: World, instance: int) -> int:
             sequences[one]["next"] = following
     if mine:
         world.sent[:, endpoint] = (kept[0], kept[-1]) if kept else NONE
-        node = 2 * world.fleet.endpoint.size + world.way.shape[1] + world.sent.shape[1] + endpoint
+        node = 2 * world.fleet.endpoint.size + world.link.shape[1] + world.sent.shape[1] + endpoint
         reset_time(world.events, node, float(sequences[kept[0]]["reaches_s"]) if kept else np.inf)
     return mine[0] if mine else NONE
 
 
 def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
-    """Empty *instance*; its requests, and whether a token of each had come out, in order of admission, then of turn.
+    """Empty *instance*; its requests, and whether a token of each had come out, in order of admission, then of queue key.
 
     Last those that are on their way there.
 
@@ -48,8 +48,8 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
             this: Any = engines.sequences[at]
             lost.append((int(this.request), bool(this.streaming)))
             produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
-            told = int(this.prompt_tokens) + produced if this.streaming else 0
-            release(world.fleet, instance, int(this.expected_tokens), told)
+            counted = int(this.prompt_tokens) + produced if this.streaming else 0
+            release(world.fleet, instance, int(this.expected_tokens), counted)
             if not this.streaming:
                 prefilled(world.fleet, instance, int(this.expected_prompt))
             if engines.ahead.clock.size > 0:

@@ -37,7 +37,7 @@ class Lives:
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
-        self._books: Any = world.books[0]
+        self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
         self._used: list[list[str]] = [[spec.model] for spec in cluster.instances]
         """Models that were on each instance, the last one first."""
@@ -55,20 +55,20 @@ class Lives:
 
     def changes(self) -> NDArray[Any]:
         """CHANGE records in order of time."""
-        return self.world.lives.changes[: self._books.changes].copy()
+        return self.world.lives.changes[: self._run_state.changes].copy()
 
     def make_room(self) -> None:
         """See to it that there is room for one more change, and that one more reclaim is drawn."""
         lives = self.world.lives
-        if self._books.changes == lives.changes.size:
+        if self._run_state.changes == lives.changes.size:
             lives = lives._replace(changes=np.concatenate([lives.changes, np.zeros_like(lives.changes)]))
-        if self._books.reclaims == lives.reclaims_s.size:
+        if self._run_state.reclaims == lives.reclaims_s.size:
             count = min(max(FEWEST_DRAWN, 2 * lives.reclaims_s.size), MOST_DRAWN)
             # One by one: the exponential of an array may differ from that of its elements in the last bit.
             drawn = [math.exp(SPOT_SPREAD * each) for each in self._random.standard_normal(count)]
             drawn_s = np.minimum(self.delays.spot_median_s * np.array(drawn), self.delays.spot_max_s)
             lives = lives._replace(reclaims_s=drawn_s)
-            self._books.reclaims = 0
+            self._run_state.reclaims = 0
         if lives is not self.world.lives:
             self.world = self.world._replace(lives=lives)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduling.compiled import compiled, compiled_part, index
+from scheduling.compiled import compiled, compiled_inline, index
 from scheduling.queueing.waiting_set import FREE_COUNT
 from scheduling.simulation.cluster.choices import choose_endpoint, column, trigger
 from scheduling.simulation.cluster.dispatcher import finish, flagged, land, pump, queue, refuse
@@ -21,14 +21,14 @@ from scheduling.simulation.cluster.state_changes import (
     DRAINING,
     NOTHING,
     READY,
-    RIPEN,
     SCALE_IN,
     SCALE_OUT,
     SETTLE,
+    TIMER_EXPIRED,
     TO_CALLER,
     act,
 )
-from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, tell, tell_growth
+from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.batch import begin, end
 from scheduling.simulation.engine.state import IDLE, NONE
@@ -47,39 +47,39 @@ ARRIVAL: Final = -1
 """Sources of what happens, where it is not a node. At one moment, a node's event is over for sources above its number."""
 
 
-@compiled_part
-def _set_out(world: World, request: int, way: int, reaches_s: float) -> None:
+@compiled_inline
+def _set_out(world: World, request: int, link: int, reaches_s: float) -> None:
     """*request* is sent to another region, and *reaches_s* it."""
     world.travelling[request] = NONE
-    if world.way[0, way] == NONE:
-        world.way[0, way] = request
-        set_time(world.events, 2 * world.fleet.endpoint.size + way, reaches_s)
+    if world.link[0, link] == NONE:
+        world.link[0, link] = request
+        set_time(world.events, 2 * world.fleet.endpoint.size + link, reaches_s)
     else:
-        world.travelling[world.way[1, way]] = request
-    world.way[1, way] = request
+        world.travelling[world.link[1, link]] = request
+    world.link[1, link] = request
 
 
-@compiled_part
-def _reach(world: World, way: int, source: int) -> int:
-    """The first request on *way*, which reaches its region now."""
-    request = int(world.way[0, way])
+@compiled_inline
+def _reach(world: World, link: int, source: int) -> int:
+    """The first request on *link*, which reaches its region now."""
+    request = int(world.link[0, link])
     following = int(world.travelling[request])
-    world.way[0, way] = following
+    world.link[0, link] = following
     regions = world.latency_s.shape[0]
     event_s = np.inf
     if following != NONE:
-        event_s = world.arrivals.arrival_s[following] + world.latency_s[way // regions, way % regions]
+        event_s = world.arrivals.arrival_s[following] + world.latency_s[link // regions, link % regions]
     set_time(world.events, source, event_s)
     return request
 
 
-@compiled_part
+@compiled_inline
 def _run(
     world: World, until_s: float, endpoint: int, request: int, source: int, what: int, subject: int, after: int
 ) -> int:
     # What can happen meets in one place for each thing to do: every one is compiled once, and that takes long enough.
-    arrivals, events, books, engines = world.arrivals, world.events, world.books[0], world.engines
-    instances, ways = world.fleet.endpoint.size, world.way.shape[1]
+    arrivals, events, run_state, engines = world.arrivals, world.events, world.run_state[0], world.engines
+    instances, links = world.fleet.endpoint.size, world.link.shape[1]
     requests, regions = arrivals.arrival_s.size, world.latency_s.shape[0]
     asked = source != NOBODY
     for each in range(world.policies.size):
@@ -87,7 +87,7 @@ def _run(
     again = False  # an instance became ready: its endpoint is pumped before time goes on
     while True:
         instance = reached = NONE
-        now_s = float(books.now_s)
+        now_s = float(run_state.now_s)
         if again:
             request = NONE
         elif asked:
@@ -96,40 +96,40 @@ def _run(
             if what != NOTHING:
                 return act(world, what, subject, after, endpoint, until_s)
         else:
-            if books.ended == requests:
+            if run_state.ended == requests:
                 return ALL_DONE
             if world.waiting.counters[FREE_COUNT] == 0:
                 return FULL
-            if world.decisions.size > 0 and world.decisions.size - books.decisions <= world.waiting.key.size:
+            if world.decisions.size > 0 and world.decisions.size - run_state.decisions <= world.waiting.key.size:
                 return FULL  # an event may give out all that wait
-            if books.changes == world.lives.changes.size or books.reclaims == world.lives.reclaims_s.size:
+            if run_state.changes == world.lives.changes.size or run_state.reclaims == world.lives.reclaims_s.size:
                 return FULL
-            arrival = index(books.arrived)
+            arrival = index(run_state.arrived)
             arrival_s = arrivals.arrival_s[arrival] if arrival < requests else math.inf
             node, event_s = index(events.node[1]), events.time_s[1]
             now_s = min(arrival_s, event_s)
             if now_s >= until_s:
-                books.now_s = until_s
+                run_state.now_s = until_s
                 return UNTIL
-            books.now_s = now_s
+            run_state.now_s = now_s
             endpoint = request = NONE
             what = NOTHING
             if arrival_s <= event_s:
                 source = ARRIVAL
-                books.arrived = arrival + 1
+                run_state.arrived = arrival + 1
                 request = arrival
             else:
                 source = node
-                books.events += 1
+                run_state.events += 1
                 if node < instances:
                     instance = node
                 elif node < 2 * instances:
-                    what, subject = RIPEN, node - instances
-                elif node < 2 * instances + ways:
+                    what, subject = TIMER_EXPIRED, node - instances
+                elif node < 2 * instances + links:
                     reached = _reach(world, node - 2 * instances, source)
                     endpoint = int(world.outcomes[reached].endpoint)
                 else:
-                    endpoint = node - 2 * instances - ways
+                    endpoint = node - 2 * instances - links
                     if endpoint >= world.policies.size:
                         land(world, endpoint - world.policies.size, now_s)
                         continue
@@ -143,7 +143,7 @@ def _run(
             if not asked:
                 origin, region = column(arrivals.region, request), int(world.policies[endpoint].region)
                 if region != origin:
-                    books.forwarded += 1
+                    run_state.forwarded += 1
                 latency_s = world.latency_s[origin, region]
                 if latency_s > 0.0:
                     world.outcomes[request].endpoint = endpoint
@@ -155,7 +155,7 @@ def _run(
         done = 0
         if instance >= 0 and engines.instances[instance].phase != IDLE:
             done = end(world.fleet, engines, instance, now_s, world.outcomes)
-            tell(world.fleet, engines, instance)
+            update_totals(world.fleet, engines, instance)
         at = 0
         while True:
             if instance >= 0:
@@ -172,10 +172,10 @@ def _run(
             return endpoint
         if instance >= 0:
             set_time(events, instance, begin(engines, instance, now_s, world.outcomes))
-            tell_growth(world.fleet, engines, instance)
+            update_growth_totals(world.fleet, engines, instance)
             if world.lives.instances[instance].state == DRAINING and world.fleet.running[instance] == 0:
                 what, subject = SETTLE, instance
-        if reached >= 0 and books.reactive != 0:
+        if reached >= 0 and run_state.reactive != 0:
             wanted = trigger(world, endpoint, now_s, source)
             if wanted != 0:
                 what, subject = SCALE_OUT if wanted > 0 else SCALE_IN, endpoint
@@ -185,21 +185,21 @@ def _run(
         if what != NOTHING:
             changed = act(world, what, subject, NONE, NONE, math.inf)
             if changed == TO_CALLER:
-                books.called_endpoint, books.called_instance = endpoint, instance
+                run_state.called_endpoint, run_state.called_instance = endpoint, instance
                 return SCALE if what == SCALE_OUT else DRAINED
             if changed >= 0:
                 if what == SCALE_OUT:
-                    books.scale_outs += 1
+                    run_state.scale_outs += 1
                     world.policies[endpoint].scaled_s = now_s
                 elif what == SCALE_IN:
-                    books.scale_ins += 1
+                    run_state.scale_ins += 1
                     world.policies[endpoint].scaled_s = now_s
                 again = world.lives.instances[changed].state == READY
                 endpoint = int(world.fleet.endpoint[changed])
                 reached = NONE
                 what = NOTHING
-        if reached >= 0 and books.wait_flag_s < math.inf and flagged(world, endpoint, now_s):
-            books.called_endpoint = endpoint
+        if reached >= 0 and run_state.wait_flag_s < math.inf and flagged(world, endpoint, now_s):
+            run_state.called_endpoint = endpoint
             return WAITING_FLAG
 
 

@@ -7,7 +7,7 @@ instance) is left to the caller.
 import math
 from typing import Final
 
-from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.routing.prefix_affinity import forget
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import sum_up
@@ -21,7 +21,7 @@ PUT: Final = 1  # an instance, into a state, for some time
 START: Final = 2  # an instance, from the rest that it is at
 DRAIN: Final = 3  # an instance, and what it becomes then, for how long, at which endpoint
 SETTLE: Final = 4  # an instance that is drained
-RIPEN: Final = 5  # an instance: the time of its state is over
+TIMER_EXPIRED: Final = 5  # an instance: its state has lasted its time
 SCALE_OUT: Final = 6  # an endpoint
 SCALE_IN: Final = 7  # an endpoint
 
@@ -48,10 +48,10 @@ COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 
 """Bits of the states of an instance that serves its endpoint or is on the way to it."""
 
 
-@compiled_part
+@compiled_inline
 def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) -> None:
     """Put *instance* into the state *after*; for *lasts_s*, or until somebody decides."""
-    fleet, lives, books = world.fleet, world.lives, world.books[0]
+    fleet, lives, run_state = world.fleet, world.lives, world.run_state[0]
     life, endpoint = lives.instances[instance], int(fleet.endpoint[instance])
     before = int(life.state)
     lives.spent_s[instance, before] += now_s - life.since_s
@@ -62,16 +62,16 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     world.policies[endpoint].serving += (COMING >> after & 1) - (COMING >> before & 1)
     if after not in (READY, DRAINING):  # only who serves keeps what is cached
         forget(fleet, instance)
-        if books.caches != 0:
+        if run_state.caches != 0:
             empty_cache(world.engines, instance)
     set_time(world.events, fleet.endpoint.size + instance, now_s + lasts_s)
-    change = lives.changes[books.changes]
+    change = lives.changes[run_state.changes]
     change.time_s, change.instance, change.endpoint = now_s, instance, endpoint
     change.before, change.after = before, after
-    books.changes += 1
+    run_state.changes += 1
 
 
-@compiled_part
+@compiled_inline
 def _most_at_hand(world: World, endpoint: int) -> int:
     """Who is back the soonest for *endpoint*; TO_CALLER if that is one of another model, NONE if nobody is.
 
@@ -85,7 +85,7 @@ def _most_at_hand(world: World, endpoint: int) -> int:
             life = lives.instances[members[at]]
             if life.state == state and (state != DRAINING or life.goal_endpoint < 0):
                 return int(members[at])
-    if world.books[0].share_spot != 0:
+    if world.run_state[0].share_spot != 0:
         for instance in range(lives.instances.size):
             if lives.fits[endpoint, instance] != 0 and lives.instances[instance].state == SPOT:
                 return TO_CALLER
@@ -95,27 +95,27 @@ def _most_at_hand(world: World, endpoint: int) -> int:
     return NONE
 
 
-@compiled_part
+@compiled_inline
 def _least_busy(world: World, endpoint: int) -> int:
     """The ready instance of *endpoint* with the least left to do; NONE if none is ready."""
-    found = NONE
+    chosen = NONE
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
         instance = int(world.endpoints.members[at])
         if world.lives.instances[instance].state == READY and (
-            found == NONE or world.fleet.remaining_tokens[instance] < world.fleet.remaining_tokens[found]
+            chosen == NONE or world.fleet.remaining_tokens[instance] < world.fleet.remaining_tokens[chosen]
         ):
-            found = instance
-    return found
+            chosen = instance
+    return chosen
 
 
-@compiled_aside
+@compiled_internal
 def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: float) -> int:
     """Do *what* to the instance or endpoint *at*, now: the instance that it was done to, NONE, or TO_CALLER.
 
     PUT and DRAIN take what it becomes and how long that lasts, DRAIN also the *endpoint* that it moves to, NONE for its own.
     """
-    lives, books = world.lives, world.books[0]
-    now_s = float(books.now_s)
+    lives, run_state = world.lives, world.run_state[0]
+    now_s = float(run_state.now_s)
     instance = at
     if what == SCALE_OUT:
         instance = _most_at_hand(world, at)
@@ -129,22 +129,22 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
     if what in (START, SCALE_OUT):
         lasts_s = math.inf
         if state == EMPTY:
-            after, lasts_s = STARTING, books.start_s
-            life.loading_s = books.remote_weights_s
+            after, lasts_s = STARTING, run_state.start_s
+            life.loading_s = run_state.remote_weights_s
         elif state == SPOT:
-            after, lasts_s = RECLAIMING, lives.reclaims_s[books.reclaims]
-            books.reclaims += 1
+            after, lasts_s = RECLAIMING, lives.reclaims_s[run_state.reclaims]
+            run_state.reclaims += 1
         elif state == ASLEEP:
-            after, lasts_s = WAKING, books.wake_s
+            after, lasts_s = WAKING, run_state.wake_s
         elif state == DRAINING and life.goal_endpoint < 0:
             after = READY
         else:
             return NONE
-    elif what == RIPEN:
+    elif what == TIMER_EXPIRED:
         after, lasts_s = READY, math.inf
         if state in (STARTING, FAILED):
             after, lasts_s = LOADING, life.loading_s
-            life.loading_s = books.local_weights_s
+            life.loading_s = run_state.local_weights_s
         elif state == FALLING_ASLEEP:
             after = ASLEEP
     elif what in (DRAIN, SCALE_IN):

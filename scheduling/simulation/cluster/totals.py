@@ -1,15 +1,15 @@
 """What the global router and the reactive trigger look at: sums over an endpoint's instances, kept up to date.
 
-A decision that asks how full an endpoint is would look at all its instances; a change concerns one. So an instance tells the
-sums of its endpoint what has changed, and they remember what they were told. They hold no more than the fleet arrays: who
-brings an instance up to the moment tells them. What they may lack is bounded by a straight line in time, in whole numbers,
-so that ten million changes leave no rounding behind.
+A decision that asks how full an endpoint is would look at all its instances; a change concerns one. So an instance adds
+its changes to the sums of its endpoint, and remembers what it has added (`summed_...`). They hold no more than the fleet
+arrays: who brings an instance up to the moment updates them. What they may lack is bounded by a straight line in
+time, in whole numbers, so that ten million changes leave no rounding behind.
 """
 
 import math
 from typing import Final
 
-from scheduling.compiled import compiled_aside, compiled_part, index
+from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.simulation.engine.progress import observe
 from scheduling.simulation.engine.state import EngineArrays
@@ -18,7 +18,7 @@ PARTS: Final = 1024
 """Of a token, in bounds."""
 
 
-@compiled_aside
+@compiled_internal
 def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int) -> None:
     """Add up *endpoint* anew, after instances came, went, or began or ceased to accept work."""
     total = engines.totals[endpoint]
@@ -28,31 +28,31 @@ def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays,
         instance = index(endpoints.members[at])
         if fleet.accepting[instance] != 0:
             engine = engines.instances[instance]
-            engine.told_running, engine.told_kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
-            total.running += engine.told_running
-            total.kv_tokens += engine.told_kv_tokens
+            engine.summed_running, engine.summed_kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
+            total.running += engine.summed_running
+            total.kv_tokens += engine.summed_kv_tokens
             total.max_num_seqs += fleet.max_num_seqs[instance]
             total.kv_capacity_tokens += fleet.kv_capacity_tokens[instance]
             engines.open[index(endpoints.first[endpoint] + total.open)] = instance
             total.open += 1
-            engine.told_growth_per_s = engine.told_growth = 0
-            tell_growth(fleet, engines, instance)
+            engine.summed_growth_per_s = engine.summed_growth = 0
+            update_growth_totals(fleet, engines, instance)
 
 
-@compiled_part
-def tell(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
-    """Tell the sums of its endpoint what *instance* runs and holds now."""
+@compiled_inline
+def update_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
+    """Bring the sums of its endpoint up to what *instance* runs and holds now."""
     if fleet.accepting[instance] != 0:
         engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         running, kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
-        total.running += running - engine.told_running
-        total.kv_tokens += kv_tokens - engine.told_kv_tokens
-        engine.told_running, engine.told_kv_tokens = running, kv_tokens
+        total.running += running - engine.summed_running
+        total.kv_tokens += kv_tokens - engine.summed_kv_tokens
+        engine.summed_running, engine.summed_kv_tokens = running, kv_tokens
 
 
-@compiled_part
-def tell_growth(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
-    """Tell the sums of its endpoint how fast *instance* may grow from now on, and what it may have grown by."""
+@compiled_inline
+def update_growth_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
+    """Bring the sums of its endpoint up to how fast *instance* may grow from now on, and what it may have grown by."""
     if fleet.accepting[instance] != 0:
         engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         per_s, growth = 0, 0
@@ -61,27 +61,27 @@ def tell_growth(fleet: FleetArrays, engines: EngineArrays, instance: int) -> Non
             per_s = math.ceil(PARTS * beyond * engine.most_per_s)
             # One iteration more than the bound says: sums are rounded.
             growth = PARTS * beyond * (1 - engine.counted) - math.floor(per_s * engine.started_s)
-        total.growth_per_s += per_s - engine.told_growth_per_s
-        total.growth += growth - engine.told_growth
-        engine.told_growth_per_s, engine.told_growth = per_s, growth
+        total.growth_per_s += per_s - engine.summed_growth_per_s
+        total.growth += growth - engine.summed_growth
+        engine.summed_growth_per_s, engine.summed_growth = per_s, growth
 
 
-@compiled_part
+@compiled_inline
 def report(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, source: int) -> None:
-    """Count every token of *instance* that has come out, as *source* sees this moment, and tell the sums of its endpoint."""
+    """Count every token of *instance* that has come out, as *source* sees this moment, and update its endpoint's sums."""
     observe(fleet, engines, instance, now_s, instance < source)
-    tell(fleet, engines, instance)
-    tell_growth(fleet, engines, instance)
+    update_totals(fleet, engines, instance)
+    update_growth_totals(fleet, engines, instance)
 
 
-@compiled_part
+@compiled_inline
 def grown_at_most(engines: EngineArrays, endpoint: int, now_s: float) -> int:
     """KV tokens that *endpoint* may have grown by at the most, and the sums do not know of."""
     total = engines.totals[endpoint]
     return int(max((total.growth_per_s * now_s + total.growth) / PARTS, 0.0)) + 1
 
 
-@compiled_aside
+@compiled_internal
 def observe_endpoint(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:
@@ -91,7 +91,7 @@ def observe_endpoint(
         report(fleet, engines, instance, now_s, source)
 
 
-@compiled_part
+@compiled_inline
 def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
     """KV tokens that *instance*, in a segment, may have grown by at the most, and the fleet arrays do not know of."""
     engine = engines.instances[instance]
@@ -100,7 +100,7 @@ def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
     return float((engine.step_decodes - engine.step_within) * ended)
 
 
-@compiled_part
+@compiled_inline
 def observe_memory(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:

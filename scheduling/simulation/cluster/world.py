@@ -91,7 +91,7 @@ DECISION = record(
 )
 """One dispatch: where a request was sent, and how many were left waiting there."""
 
-BOOKS = record(
+RUN_STATE = record(
     [
         ("now_s", np.float64),
         ("threshold", np.float64),  # of the global router
@@ -184,9 +184,9 @@ class LifeArrays(NamedTuple):
     spent_s: NDArray[np.float64]
     """instances x states: seconds spent in each up to the last change."""
     changes: NDArray[np.void]
-    """CHANGE records, of which `books.changes` are written."""
+    """CHANGE records, of which `run_state.changes` are written."""
     reclaims_s: NDArray[np.float64]
-    """How long the next reclaims from spot take, of which `books.reclaims` are used."""
+    """How long the next reclaims from spot take, of which `run_state.reclaims` are used."""
     fits: NDArray[np.uint8]
     """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
 
@@ -212,7 +212,7 @@ class World(NamedTuple):
     waiting: WaitingArrays
     engines: EngineArrays
     events: EventTree
-    """Nodes: instances' work; instances' lives; ways between regions (from * regions + to); endpoints' batches; what is on
+    """Nodes: instances' work; instances' lives; links between regions (from * regions + to); endpoints' batches; what is on
     its way from endpoints to their instances, where that takes time."""
     arrivals: Arrivals
     outcomes: NDArray[np.void]
@@ -228,9 +228,9 @@ class World(NamedTuple):
     """The request in each slot of the waiting set."""
     lives: LifeArrays
     travelling: NDArray[np.int64]
-    """For each request on its way to another region the one after it; one element when no way takes time."""
-    way: NDArray[np.int64]
-    """2 x ways: first and last request on each."""
+    """For each request on its way to another region the one after it; one element when no link takes time."""
+    link: NDArray[np.int64]
+    """2 x links: first and last request on each."""
     sent: NDArray[np.int32]
     """2 x endpoints: first and last sequence on its way to an instance of each; the one after it is its `next`."""
     decisions: NDArray[np.void]
@@ -241,5 +241,5 @@ class World(NamedTuple):
     """Scratch, by instance."""
     affinity: Affinity
     """What the router that goes by prefixes remembers; next to nothing where none does."""
-    books: NDArray[np.void]
-    """One BOOKS record."""
+    run_state: NDArray[np.void]
+    """One RUN_STATE record."""

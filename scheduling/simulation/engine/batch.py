@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_aside, compiled_part, index
+from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.routing.routers import advance, prefilled
 from scheduling.simulation.engine.kv_room import blocks, free_steps, place_in_block, take_blocks
@@ -34,7 +34,7 @@ from scheduling.simulation.engine.sequences import (
 from scheduling.simulation.engine.state import IDLE, ITERATIONS, NONE, SEGMENT, EngineArrays
 
 
-@compiled_aside
+@compiled_internal
 def _admit_cached(
     engines: EngineArrays, instance: int, sequence: int, free: int, budget: int, outcomes: NDArray[np.void]
 ) -> int:
@@ -44,12 +44,12 @@ def _admit_cached(
     """
     engine, this = engines.instances[instance], engines.sequences[sequence]
     total = this.prompt_tokens + this.produced_tokens
-    found, in_use = look_up(engines, instance, sequence)
+    cached_blocks, in_use = look_up(engines, instance, sequence)
     if blocks(engine, total) - in_use > free:
         return 0
     pop_waiting(engines, instance)
     append_running(engines, instance, sequence)
-    share(engines, instance, sequence, found)
+    share(engines, instance, sequence, cached_blocks)
     if this.again == 0:
         outcomes[this.request].cached_tokens = this.computed_tokens
     tokens = min(total - this.computed_tokens, budget)
@@ -60,7 +60,7 @@ def _admit_cached(
     return int(tokens)
 
 
-@compiled_part
+@compiled_inline
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
     """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
     engine = engines.instances[instance]
@@ -143,7 +143,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     return ends_s(engines, instance, engine.steps)
 
 
-@compiled_part
+@compiled_inline
 def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> int:
     """End the work in progress of *instance* at *now_s*; how many sequences are done, the first of `engines.done`.
 
@@ -223,7 +223,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     return done
 
 
-@compiled_part
+@compiled_inline
 def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
     """Let *sequence* wait at *instance* from *now_s* on; when the instance's next event is, -1 if that did not change.
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from scheduling.compiled import compiled_part, index
+from scheduling.compiled import compiled_inline, index
 from scheduling.simulation.engine.state import EngineArrays
 
 
-@compiled_part
+@compiled_inline
 def _full_blocks(engine: Any, tokens: int) -> int:
     """Blocks of *engine*, an INSTANCE record, that *tokens* fill."""
     # A shift takes a tenth of the time that a division takes.
@@ -15,19 +15,19 @@ def _full_blocks(engine: Any, tokens: int) -> int:
     return int(tokens // engine.block_size_tokens)
 
 
-@compiled_part
+@compiled_inline
 def blocks(engine: Any, tokens: int) -> int:
     """Blocks of *engine*, an INSTANCE record, that *tokens* are in."""
     return _full_blocks(engine, tokens + engine.block_size_tokens - 1)
 
 
-@compiled_part
+@compiled_inline
 def place_in_block(engine: Any, number: int) -> int:
     """*number* modulo the block size of *engine*, an INSTANCE record."""
     return index(number - _full_blocks(engine, number) * engine.block_size_tokens)
 
 
-@compiled_part
+@compiled_inline
 def free_steps(engines: EngineArrays, instance: int, most: int) -> int:
     """How many iterations, at most *most*, the decoding sequences can take before the blocks run out."""
     engine = engines.instances[instance]
@@ -44,7 +44,7 @@ def free_steps(engines: EngineArrays, instance: int, most: int) -> int:
     return int(min(steps, most))
 
 
-@compiled_part
+@compiled_inline
 def take_blocks(engines: EngineArrays, instance: int, steps: int) -> None:
     """Take the blocks that *steps* iterations of the decoding sequences need."""
     engine = engines.instances[instance]

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_aside
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.maps import OVER_KV, OVER_SHARE, advance, enter
 from scheduling.routing.regions import pressure
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
 
-@compiled_aside
+@compiled_internal
 def follow(engines: EngineArrays, instance: int) -> None:
     """Move the map of *instance* by the tokens that came out: as far as the sequence that is furthest ahead in it."""
     ahead = engines.ahead
@@ -34,7 +34,7 @@ def follow(engines: EngineArrays, instance: int) -> None:
     advance(ahead, instance, furthest - int(ahead.clock[instance]))
 
 
-@compiled_aside
+@compiled_internal
 def join_map(engines: EngineArrays, instance: int) -> None:
     """Sequences that get a token without having been among those that decode: one more, or their first."""
     ahead = engines.ahead

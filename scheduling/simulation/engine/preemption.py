@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_aside
+from scheduling.compiled import compiled_internal
 from scheduling.simulation.engine.kv_room import blocks, place_in_block
 from scheduling.simulation.engine.prefix_cache import give_back, publish, settle
 from scheduling.simulation.engine.progress import compute, milestone, start_step
@@ -11,7 +11,7 @@ from scheduling.simulation.engine.sequences import push_due, push_waiting, remov
 from scheduling.simulation.engine.state import NONE, PREEMPTIONS, EngineArrays
 
 
-@compiled_aside
+@compiled_internal
 def rebuild(engines: EngineArrays, instance: int, stall: bool) -> None:
     """Set up anew what is kept of the decoding sequences; with *stall*, those without `step_tokens` miss an iteration."""
     engine = engines.instances[instance]
@@ -33,7 +33,7 @@ def rebuild(engines: EngineArrays, instance: int, stall: bool) -> None:
         sequence = int(this.next)
 
 
-@compiled_aside
+@compiled_internal
 def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
     """Take its blocks from *sequence*, which waits again and computes all its tokens anew."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
@@ -54,7 +54,7 @@ def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
     engines.counters[PREEMPTIONS] += 1
 
 
-@compiled_aside
+@compiled_internal
 def schedule_short(engines: EngineArrays, instance: int, outcomes: NDArray[np.void]) -> int:
     """Schedule an iteration that needs more blocks than are free: how many sequences got to run.
 
@@ -101,7 +101,7 @@ def schedule_short(engines: EngineArrays, instance: int, outcomes: NDArray[np.vo
     return scheduled
 
 
-@compiled_aside
+@compiled_internal
 def step_of_a_part(engines: EngineArrays, instance: int, now_s: float) -> float:
     """Start the iteration that `schedule_short` made up; when it ends."""
     engine = engines.instances[instance]

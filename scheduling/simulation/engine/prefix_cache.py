@@ -5,8 +5,8 @@ are full, and the further blocks of a request that was preempted, which itself f
 request merely counts. When it ends, nobody can find these any more, but in the order of reuse they still stand before
 the blocks that it shares: one record stands for all of them.
 
-Records of blocks that nobody holds are in a list, freed longest ago first. Blank blocks are not kept apart: they are the
-free ones beyond those in the list. So `settle`, which is told how many blocks are free, forgets as many of the oldest as
+Records of blocks that nobody holds are in a list, freed longest ago first. Blank blocks are not listed: they are the
+free ones beyond those in the list. So `settle`, which is given the number of free blocks, forgets as many of the oldest as
 are too many. As nobody looks anything up while a batch decodes, the blocks of many iterations can be taken at once.
 
 Copies of one content are in a ring, the oldest first; the table, which is open-addressed, knows the oldest.
@@ -14,15 +14,15 @@ Copies of one content are in a ring, the oldest first; the table, which is open-
 
 from typing import Any, Final
 
-from scheduling.compiled import compiled_aside, compiled_part
+from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.simulation.engine.state import NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
 
 SHARED: Final = -1
 """The owner of a block that anybody can find."""
 
 
-@compiled_part
-def _home(mask: int, owner: int, number: int) -> int:
+@compiled_inline
+def _first_place(mask: int, owner: int, number: int) -> int:
     """Where the content (*owner*, *number*) is looked for first in a table of *mask* + 1 places."""
     mixed = number + owner * 0x1E3779B97F4A7C15
     mixed ^= mixed >> 29
@@ -31,42 +31,42 @@ def _home(mask: int, owner: int, number: int) -> int:
     return int(mixed & mask)
 
 
-@compiled_aside
+@compiled_internal
 def _place(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
     """The place in the table that knows (*owner*, *number*), or the empty one where it belongs."""
     cache = engines.cache
     mask = cache.table.shape[1] - 1
-    at = _home(mask, owner, number)
+    at = _first_place(mask, owner, number)
     while True:
-        found = cache.table[instance, at] - 1
-        if found == NONE:
+        record = cache.table[instance, at] - 1
+        if record == NONE:
             return at
-        block = cache.blocks[instance, found]
+        block = cache.blocks[instance, record]
         if block.number == number and block.owner == owner:
             return at
         at = (at + 1) & mask
 
 
-@compiled_part
+@compiled_inline
 def _take_record(engines: EngineArrays, instance: int) -> int:
     engine, blocks = engines.instances[instance], engines.cache.blocks
-    found = int(engine.spare_record)
-    if found == NONE:
-        found = int(engine.used_records)
+    record = int(engine.spare_record)
+    if record == NONE:
+        record = int(engine.used_records)
         engine.used_records += 1
     else:
-        engine.spare_record = blocks[instance, found].newer
-    return found
+        engine.spare_record = blocks[instance, record].newer
+    return record
 
 
-@compiled_part
+@compiled_inline
 def _drop_record(engines: EngineArrays, instance: int, at: int) -> None:
     engine = engines.instances[instance]
     engines.cache.blocks[instance, at].newer = engine.spare_record
     engine.spare_record = at
 
 
-@compiled_aside
+@compiled_internal
 def _publish(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
     """A record for one more held block with the content (*owner*, *number*)."""
     cache = engines.cache
@@ -87,7 +87,7 @@ def _publish(engines: EngineArrays, instance: int, owner: int, number: int) -> i
     return at
 
 
-@compiled_aside
+@compiled_internal
 def _forget(engines: EngineArrays, instance: int, at: int) -> None:
     """Nobody shall find the record *at* any more."""
     table, blocks = engines.cache.table, engines.cache.blocks
@@ -104,16 +104,16 @@ def _forget(engines: EngineArrays, instance: int, at: int) -> None:
     behind = (hole + 1) & mask
     while table[instance, behind] != 0:
         other = blocks[instance, table[instance, behind] - 1]
-        home = _home(mask, int(other.owner), int(other.number))
-        if ((behind - home) & mask) >= ((behind - hole) & mask):
+        first_place = _first_place(mask, int(other.owner), int(other.number))
+        if ((behind - first_place) & mask) >= ((behind - hole) & mask):
             table[instance, hole] = table[instance, behind]
             hole = behind
         behind = (behind + 1) & mask
     table[instance, hole] = 0
 
 
-@compiled_part
-def _lay_aside(engines: EngineArrays, instance: int, at: int) -> None:
+@compiled_inline
+def _append_idle(engines: EngineArrays, instance: int, at: int) -> None:
     """The record *at*, which nobody holds any more, is the last to be reused."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     last = engine.newest_idle
@@ -126,7 +126,7 @@ def _lay_aside(engines: EngineArrays, instance: int, at: int) -> None:
     engine.idle_blocks += blocks[instance, at].count
 
 
-@compiled_part
+@compiled_inline
 def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
     """The record *at* is no longer among those that nobody holds."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
@@ -143,7 +143,7 @@ def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
     engine.idle_blocks -= this.count
 
 
-@compiled_aside
+@compiled_internal
 def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
     """Blocks were taken, and *free_blocks* are left: those that had to be reused are forgotten, the oldest first."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
@@ -161,7 +161,7 @@ def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
         _drop_record(engines, instance, at)
 
 
-@compiled_aside
+@compiled_internal
 def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> None:
     """*sequence* holds blocks for its first *tokens*: others can find those of them that are full and shared."""
     this, cache = engines.sequences[sequence], engines.cache
@@ -174,7 +174,7 @@ def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
     this.published = max(this.published, shared)
 
 
-@compiled_aside
+@compiled_internal
 def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, int]:
     """How many leading blocks of the waiting *sequence* are in the cache, and how many of these somebody holds.
 
@@ -189,38 +189,38 @@ def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, i
         hashes = cache.first[this.request + 1] - first
     if this.again == 0:
         most = min(most, hashes)  # blocks of its own it cannot have left here
-    found = in_use = 0
-    while found < most:
-        if found < hashes:
-            place = _place(engines, instance, SHARED, int(cache.hashes[first + found]))
+    cached_blocks = in_use = 0
+    while cached_blocks < most:
+        if cached_blocks < hashes:
+            place = _place(engines, instance, SHARED, int(cache.hashes[first + cached_blocks]))
         else:
-            place = _place(engines, instance, int(this.request), found)
+            place = _place(engines, instance, int(this.request), cached_blocks)
         at = cache.table[instance, place] - 1
         if at == NONE:
             break
-        cache.held[sequence, found] = at
+        cache.held[sequence, cached_blocks] = at
         if cache.blocks[instance, at].holders > 0:
             in_use += 1
-        found += 1
-    return found, in_use
+        cached_blocks += 1
+    return cached_blocks, in_use
 
 
-@compiled_aside
-def share(engines: EngineArrays, instance: int, sequence: int, found: int) -> None:
-    """Let *sequence* hold the *found* blocks that `look_up` noted, and go on from there."""
+@compiled_internal
+def share(engines: EngineArrays, instance: int, sequence: int, cached_blocks: int) -> None:
+    """Let *sequence* hold the *cached_blocks* blocks that `look_up` noted, and go on from there."""
     this, cache = engines.sequences[sequence], engines.cache
-    for index in range(found):
+    for index in range(cached_blocks):
         at = int(cache.held[sequence, index])
         if cache.blocks[instance, at].holders == 0:
             _pick_up(engines, instance, at)
         cache.blocks[instance, at].holders += 1
-    this.published = found
-    this.computed_tokens = found * engines.instances[instance].block_size_tokens
+    this.published = cached_blocks
+    this.computed_tokens = cached_blocks * engines.instances[instance].block_size_tokens
     engines.counters[PREFIX_QUERIED_TOKENS] += this.prompt_tokens + this.produced_tokens
     engines.counters[PREFIX_HIT_TOKENS] += this.computed_tokens
 
 
-@compiled_aside
+@compiled_internal
 def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, returns: bool) -> int:
     """*sequence* gives up its blocks, which hold its first *tokens*; how many are free by that, the cached ones among them.
 
@@ -236,17 +236,17 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
         for index in range(full - 1, this.published - 1, -1):
             at = _publish(engines, instance, int(this.request), index)
             cache.blocks[instance, at].holders = 0
-            _lay_aside(engines, instance, at)
+            _append_idle(engines, instance, at)
     elif own > 0:
         at = _take_record(engines, instance)
         cache.blocks[instance, at].count = own
         cache.blocks[instance, at].holders = NONE  # in no table
-        _lay_aside(engines, instance, at)
+        _append_idle(engines, instance, at)
     for index in range(this.published - 1, -1, -1):
         at = int(cache.held[sequence, index])
         cache.blocks[instance, at].holders -= 1
         if cache.blocks[instance, at].holders == 0:
-            _lay_aside(engines, instance, at)
+            _append_idle(engines, instance, at)
             freed += 1
     this.published = 0
     return int(freed)
@@ -261,5 +261,5 @@ def clear_cache(engines: EngineArrays, instance: int) -> None:
     engine.oldest_idle = engine.newest_idle = engine.spare_record = NONE
 
 
-empty_cache = compiled_aside(clear_cache)
+empty_cache = compiled_internal(clear_cache)
 """The same, for compiled callers."""

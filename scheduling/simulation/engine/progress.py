@@ -6,7 +6,7 @@ token a sequence each time.
 
 import math
 
-from scheduling.compiled import compiled_part
+from scheduling.compiled import compiled_inline
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.fleet.profile import step_time_s
 from scheduling.simulation.engine.kv_room import place_in_block
@@ -15,7 +15,7 @@ from scheduling.simulation.engine.sequences import append_joining, push_due
 from scheduling.simulation.engine.state import NONE, STEP, EngineArrays
 
 
-@compiled_part
+@compiled_inline
 def ends_s(engines: EngineArrays, instance: int, steps: int) -> float:
     """When the *steps*-th iteration of the work in progress ends. The only place that says so: ties must be ties."""
     engine = engines.instances[instance]
@@ -23,7 +23,7 @@ def ends_s(engines: EngineArrays, instance: int, steps: int) -> float:
     return float(engine.started_s + (engine.linear_s * count + engine.quadratic_s * count * count))
 
 
-@compiled_part
+@compiled_inline
 def ended_iterations(engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> int:
     """How many iterations of the segment in progress ended before *now_s*, or *at_now*: up to and at it."""
     engine = engines.instances[instance]
@@ -47,9 +47,9 @@ def ended_iterations(engines: EngineArrays, instance: int, now_s: float, at_now:
     return int(count)
 
 
-@compiled_part
+@compiled_inline
 def count_tokens(fleet: FleetArrays, engines: EngineArrays, instance: int, iterations: int) -> None:
-    """Tell the fleet arrays of the tokens of the first *iterations* of the work in progress."""
+    """Add to the fleet arrays the tokens of the first *iterations* of the work in progress."""
     engine = engines.instances[instance]
     added = iterations - engine.counted
     if added > 0:
@@ -60,7 +60,7 @@ def count_tokens(fleet: FleetArrays, engines: EngineArrays, instance: int, itera
             follow(engines, instance)
 
 
-@compiled_part
+@compiled_inline
 def observe(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> None:
     """Bring the fleet arrays of *instance* up to *now_s*: every token that has come out is counted."""
     engine = engines.instances[instance]
@@ -70,7 +70,7 @@ def observe(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: flo
         engine.next_s = ends_s(engines, instance, ended + 1) if ended < engine.steps else math.inf
 
 
-@compiled_part
+@compiled_inline
 def milestone(engines: EngineArrays, sequence: int, produced_tokens: int) -> int:
     """After how many output tokens *sequence* is looked at next: when it has all, or all that were expected."""
     this = engines.sequences[sequence]
@@ -80,7 +80,7 @@ def milestone(engines: EngineArrays, sequence: int, produced_tokens: int) -> int
     return int(this.output_tokens)
 
 
-@compiled_part
+@compiled_inline
 def join(engines: EngineArrays, instance: int, sequence: int) -> None:
     """*sequence*, which has a token to go on from, decodes from the next iteration on."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
@@ -95,7 +95,7 @@ def join(engines: EngineArrays, instance: int, sequence: int) -> None:
         engine.within += 1
 
 
-@compiled_part
+@compiled_inline
 def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> bool:
     """Compute *tokens* more of *sequence*, whose blocks are held; whether they cost what a decode step costs."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
@@ -112,7 +112,7 @@ def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
     return as_decode
 
 
-@compiled_part
+@compiled_inline
 def start_step(engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int) -> float:
     engine = engines.instances[instance]
     engine.phase = STEP

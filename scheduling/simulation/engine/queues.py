@@ -1,6 +1,6 @@
 """The waiting queues of an engine, first come first served or by priority, with removal from anywhere.
 
-Both hold ids and turns, not the requests themselves. No operation compares more than O(log n) entries.
+Both hold ids and queue keys, not the requests themselves. No operation compares more than O(log n) entries.
 """
 
 import bisect
@@ -8,26 +8,26 @@ from collections import OrderedDict
 from typing import Literal, Protocol
 
 QueuePolicy = Literal["fcfs", "priority"]
-Turn = tuple[int, float, int]
+QueueKey = tuple[int, float, int]
 """(priority, arrival_s, number of the request): lower is earlier; the number makes ties definite."""
 
 
 class WaitingQueue(Protocol):
     """What an engine asks of its waiting queue."""
 
-    def push(self, request_id: str, turn: Turn) -> None: ...
+    def push(self, request_id: str, key: QueueKey) -> None: ...
 
-    def push_back(self, request_id: str, turn: Turn) -> None:
+    def push_back(self, request_id: str, key: QueueKey) -> None:
         """Take in a preempted request, which waits again."""
 
     def peek(self) -> str:
-        """The id whose turn it is. IndexError when empty."""
+        """The first id. IndexError when empty."""
 
     def remove(self, request_id: str) -> None:
         """Take out *request_id*, wherever it stands. KeyError when it is not there."""
 
     def in_order(self) -> list[str]:
-        """All ids, the one whose turn it is first."""
+        """All ids, in queue order."""
 
     def __len__(self) -> int: ...
 
@@ -38,10 +38,10 @@ class FcfsQueue:
     def __init__(self) -> None:
         self._ids: OrderedDict[str, None] = OrderedDict()
 
-    def push(self, request_id: str, turn: Turn) -> None:
+    def push(self, request_id: str, key: QueueKey) -> None:
         self._ids[request_id] = None
 
-    def push_back(self, request_id: str, turn: Turn) -> None:
+    def push_back(self, request_id: str, key: QueueKey) -> None:
         self._ids[request_id] = None
         self._ids.move_to_end(request_id, last=False)
 
@@ -61,15 +61,15 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """In order of turn; a preempted request takes the place that its turn gives it."""
+    """In order of key; a preempted request takes the place that its key gives it."""
 
     def __init__(self) -> None:
-        self._order: list[tuple[Turn, str]] = []
-        self._turns: dict[str, Turn] = {}
+        self._order: list[tuple[QueueKey, str]] = []
+        self._keys: dict[str, QueueKey] = {}
 
-    def push(self, request_id: str, turn: Turn) -> None:
-        bisect.insort(self._order, (turn, request_id))
-        self._turns[request_id] = turn
+    def push(self, request_id: str, key: QueueKey) -> None:
+        bisect.insort(self._order, (key, request_id))
+        self._keys[request_id] = key
 
     push_back = push
 
@@ -77,7 +77,7 @@ class PriorityQueue:
         return self._order[0][1]
 
     def remove(self, request_id: str) -> None:
-        entry = (self._turns.pop(request_id), request_id)
+        entry = (self._keys.pop(request_id), request_id)
         del self._order[bisect.bisect_left(self._order, entry)]
 
     def in_order(self) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.block_pool import Block, BlockPool
-from scheduling.simulation.engine.queues import QUEUES, QueuePolicy, Turn, WaitingQueue
+from scheduling.simulation.engine.queues import QUEUES, QueueKey, QueuePolicy, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _Sequence:
         self.published: list[Block] = []  # the first of its blocks, full and findable; only with prefix caching
 
     @property
-    def turn(self) -> Turn:
+    def queue_key(self) -> QueueKey:
         return self.request.priority, self.request.arrival_s, self.number
 
     @property
@@ -202,7 +202,7 @@ class ReferenceEngine:
         sequence = _Sequence(request, self._numbers)
         self._numbers += 1
         self._sequences[request.request_id] = sequence
-        self._waiting.push(request.request_id, sequence.turn)
+        self._waiting.push(request.request_id, sequence.queue_key)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free what it holds; False if it is not here (never was, or finished)."""
@@ -220,7 +220,7 @@ class ReferenceEngine:
 
         1. Running requests, in order of admission, each get a decode token or their next chunk of prefill, while the
            token budget lasts. One that needs a block when none is free takes it from a victim: the last admitted, or by
-           priority the one whose turn comes last. The victim loses its blocks and waits again.
+           priority the one with the last queue key. The victim loses its blocks and waits again.
         2. If nobody was preempted, waiting requests are admitted, in order, while the budget, `max_num_seqs` and the
            free blocks allow. The first that does not fit holds up the rest.
         3. Each request whose last known token was computed gets one more.
@@ -260,16 +260,16 @@ class ReferenceEngine:
     def _admit(self, batch: _Batch) -> None:
         while batch.budget_tokens > 0 and len(self._waiting) > 0 and len(self._running) < self.config.max_num_seqs:
             sequence = self._sequences[self._waiting.peek()]
-            found = self._cached(sequence)
-            missing = self.config.blocks_for(sequence.total_tokens) - len(found)
-            if missing + self._pool.idle_among(found) > self._pool.free:
+            cached = self._cached(sequence)
+            missing = self.config.blocks_for(sequence.total_tokens) - len(cached)
+            if missing + self._pool.idle_among(cached) > self._pool.free:
                 return
             self._waiting.remove(sequence.request.request_id)
             self._running[sequence.request.request_id] = sequence
-            self._pool.share(found)
-            sequence.published = found
-            sequence.blocks = len(found)
-            sequence.computed_tokens = len(found) * self.config.block_size_tokens
+            self._pool.share(cached)
+            sequence.published = cached
+            sequence.blocks = len(cached)
+            sequence.computed_tokens = len(cached) * self.config.block_size_tokens
             if self.config.prefix_caching:
                 self.prefix_queried_tokens_total += sequence.total_tokens
                 self.prefix_hit_tokens_total += sequence.computed_tokens
@@ -336,13 +336,13 @@ class ReferenceEngine:
 
     def _victim(self) -> _Sequence:
         if self.config.policy == "priority":
-            return max(self._running.values(), key=lambda sequence: sequence.turn)
+            return max(self._running.values(), key=lambda sequence: sequence.queue_key)
         return next(reversed(self._running.values()))
 
     def _preempt(self, sequence: _Sequence) -> None:
         del self._running[sequence.request.request_id]
         self._free(sequence)
-        self._waiting.push_back(sequence.request.request_id, sequence.turn)
+        self._waiting.push_back(sequence.request.request_id, sequence.queue_key)
         self.preemptions_total += 1
 
     def _free(self, sequence: _Sequence) -> None:

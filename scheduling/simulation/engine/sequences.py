@@ -1,10 +1,10 @@
 """The lists and the heap that an engine keeps its sequences in: running, waiting, joining, and those due."""
 
-from scheduling.compiled import compiled_part, index
+from scheduling.compiled import compiled_inline, index
 from scheduling.simulation.engine.state import FREE_SEQUENCES, NONE, EngineArrays
 
 
-@compiled_part
+@compiled_inline
 def take_sequence(engines: EngineArrays) -> int:
     """A record for another request. There is always one: a fleet holds no more than its limits allow."""
     free = index(engines.counters[FREE_SEQUENCES] - 1)
@@ -12,14 +12,14 @@ def take_sequence(engines: EngineArrays) -> int:
     return index(engines.free_sequences[free])
 
 
-@compiled_part
+@compiled_inline
 def free_sequence(engines: EngineArrays, sequence: int) -> None:
     free = index(engines.counters[FREE_SEQUENCES])
     engines.free_sequences[free] = sequence
     engines.counters[FREE_SEQUENCES] = free + 1
 
 
-@compiled_part
+@compiled_inline
 def append_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     """Admit *sequence*: it runs, last in the order of admission."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
@@ -35,7 +35,7 @@ def append_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     engine.admissions += 1
 
 
-@compiled_part
+@compiled_inline
 def remove_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     engine, this = engines.instances[instance], engines.sequences[sequence]
     before, after = this.previous, this.next
@@ -50,8 +50,8 @@ def remove_running(engines: EngineArrays, instance: int, sequence: int) -> None:
     engine.running -= 1
 
 
-@compiled_part
-def _turn_before(engines: EngineArrays, one: int, other: int) -> bool:
+@compiled_inline
+def _key_before(engines: EngineArrays, one: int, other: int) -> bool:
     """Whether *one* comes before *other* by priority."""
     a, b = engines.sequences[one], engines.sequences[other]
     if a.priority != b.priority:
@@ -59,13 +59,13 @@ def _turn_before(engines: EngineArrays, one: int, other: int) -> bool:
     return bool(a.number < b.number)
 
 
-@compiled_part
+@compiled_inline
 def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: bool) -> None:
     """Let *sequence* wait in the engine; *again* after a preemption, which puts it first unless priority decides."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     before, after = int(engine.last_waiting), NONE
     if engine.by_priority != 0:
-        while before != NONE and _turn_before(engines, sequence, before):
+        while before != NONE and _key_before(engines, sequence, before):
             after = before
             before = int(engines.sequences[before].previous)
     elif again:
@@ -82,7 +82,7 @@ def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: boo
     engine.waiting += 1
 
 
-@compiled_part
+@compiled_inline
 def pop_waiting(engines: EngineArrays, instance: int) -> int:
     """Take out the first; the caller knows that there is one."""
     engine = engines.instances[instance]
@@ -97,7 +97,7 @@ def pop_waiting(engines: EngineArrays, instance: int) -> int:
     return sequence
 
 
-@compiled_part
+@compiled_inline
 def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
     """*sequence* gets a token at the end of this step, and decodes from then on."""
     engine = engines.instances[instance]
@@ -109,7 +109,7 @@ def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
     engine.last_joining = sequence
 
 
-@compiled_part
+@compiled_inline
 def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, iteration: int) -> None:
     """Add *sequence* to the heap of those due, which is *at* high without it."""
     due, sequences = engines.due[instance], engines.due_sequence[instance]
@@ -122,7 +122,7 @@ def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, itera
     due[at], sequences[at] = iteration, sequence
 
 
-@compiled_part
+@compiled_inline
 def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence: int, iteration: int) -> None:
     """Put (*iteration*, *sequence*) in place of the first of a heap *size* high."""
     due, sequences = engines.due[instance], engines.due_sequence[instance]
@@ -140,21 +140,21 @@ def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence:
     due[at], sequences[at] = iteration, sequence
 
 
-@compiled_part
+@compiled_inline
 def victim(engines: EngineArrays, instance: int) -> int:
-    """Who loses its blocks: the last admitted, or by priority the one whose turn comes last."""
+    """Who loses its blocks: the last admitted, or by priority the one with the last queue key."""
     engine = engines.instances[instance]
-    found = int(engine.last_running)
+    last = int(engine.last_running)
     if engine.by_priority != 0:
-        other = int(engines.sequences[found].previous)
+        other = int(engines.sequences[last].previous)
         while other != NONE:
-            if _turn_before(engines, found, other):
-                found = other
+            if _key_before(engines, last, other):
+                last = other
             other = int(engines.sequences[other].previous)
-    return found
+    return last
 
 
-@compiled_part
+@compiled_inline
 def sort_by_admission(engines: EngineArrays, count: int) -> None:
     """Put the first *count* of `engines.done` in order of admission, which is the order in which tokens come out."""
     done = engines.done

@@ -53,10 +53,10 @@ INSTANCE = record(
         ("quadratic_s", np.float64),
         ("phase", np.int8),
         # What the sums of its endpoint have of it.
-        ("told_running", np.int64),
-        ("told_kv_tokens", np.int64),
-        ("told_growth_per_s", np.int64),
-        ("told_growth", np.int64),
+        ("summed_running", np.int64),
+        ("summed_kv_tokens", np.int64),
+        ("summed_growth_per_s", np.int64),
+        ("summed_growth", np.int64),
         # Settings, as in EngineConfig.
         ("max_num_seqs", np.int64),
         ("budget_tokens", np.int64),
@@ -86,7 +86,7 @@ INSTANCE = record(
         ("last_joining", np.int32),
         ("first_running", np.int32),  # in order of admission
         ("last_running", np.int32),
-        ("first_waiting", np.int32),  # in order of turn
+        ("first_waiting", np.int32),  # in order of queue key
         ("last_waiting", np.int32),
         # The prefix cache.
         ("idle_blocks", np.int64),  # of the free blocks, those that still hold something

@@ -160,9 +160,11 @@ def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Ta
             table.add(by, group, "throughput", "requests_per_s", counts["done"] / duration_s)
             table.add(by, group, "throughput", "output_tokens_per_s", produced / duration_s)
         if cached:
-            found = int(result.outcomes["cached_tokens"][members].sum())
-            table.add(by, group, "cached_prompt_tokens", "count", found)
-            table.add(by, group, "cached_prompt_tokens", "ratio", found / int(prompts[members].sum(dtype=np.int64)))
+            cached_tokens = int(result.outcomes["cached_tokens"][members].sum())
+            table.add(by, group, "cached_prompt_tokens", "count", cached_tokens)
+            table.add(
+                by, group, "cached_prompt_tokens", "ratio", cached_tokens / int(prompts[members].sum(dtype=np.int64))
+            )
         if among := int(judged[members].sum()):
             table.add(by, group, "slo_attainment", "ratio", int(met[members].sum()) / among)
     for name in LATENCIES:

@@ -49,7 +49,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class LengthsByClass:
-    """Prompt and output lengths drawn apart."""
+    """Prompt and output lengths drawn independently."""
 
     prompt: Lognormal
     output: Lognormal

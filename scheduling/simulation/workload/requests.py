@@ -58,20 +58,20 @@ def make_requests(
     arrivals = np.ascontiguousarray(arrival_s, np.float64).reshape(-1)
 
     def column(name: str, values: ArrayLike, dtype: type[np.generic]) -> NDArray[np.generic]:
-        found = np.asarray(values)
-        if found.ndim > 1 or (found.ndim == 1 and found.size != arrivals.size):
-            raise ValueError(f"{name} has the shape {found.shape}; there are {arrivals.size} requests")
-        if found.dtype == dtype or np.issubdtype(dtype, np.floating):
-            typed = found.astype(dtype, copy=False)
+        array = np.asarray(values)
+        if array.ndim > 1 or (array.ndim == 1 and array.size != arrivals.size):
+            raise ValueError(f"{name} has the shape {array.shape}; there are {arrivals.size} requests")
+        if array.dtype == dtype or np.issubdtype(dtype, np.floating):
+            typed = array.astype(dtype, copy=False)
         else:
-            wrong = np.flatnonzero(~np.isfinite(found) | (found != np.trunc(found)))
+            wrong = np.flatnonzero(~np.isfinite(array) | (array != np.trunc(array)))
             if wrong.size:
-                raise ValueError(f"{name}[{wrong[0]}] is {found.flat[wrong[0]]}: not a whole number")
+                raise ValueError(f"{name}[{wrong[0]}] is {array.flat[wrong[0]]}: not a whole number")
             limits = np.iinfo(dtype)  # type: ignore[type-var]
-            wrong = np.flatnonzero((found < limits.min) | (found > limits.max))
+            wrong = np.flatnonzero((array < limits.min) | (array > limits.max))
             if wrong.size:
-                raise ValueError(f"{name}[{wrong[0]}] is {found.flat[wrong[0]]}: out of range")
-            typed = found.astype(dtype)
+                raise ValueError(f"{name}[{wrong[0]}] is {array.flat[wrong[0]]}: out of range")
+            typed = array.astype(dtype)
         return np.broadcast_to(typed, arrivals.shape) if typed.ndim == 0 else np.ascontiguousarray(typed)
 
     if prefix_blocks is not None and len(prefix_blocks) != arrivals.size:

@@ -13,7 +13,7 @@ from typing import Any
 
 from controlplane.supervisor.state import PARTS_FILE
 from tests.bench.gateway import free_port
-from tests.supervisor.running import ROOT, RunningHouse
+from tests.supervisor.running import ROOT, RunningStack
 
 PARTS = {  # words of a part's command line
     "redis": "redis-server",
@@ -35,7 +35,7 @@ print(json.dumps({tenant.name: create_api_key(tenant, "soak", "soak")[1] for ten
 """
 
 
-class Stack(RunningHouse):
+class Stack(RunningStack):
     """`make run` in *folder* on ports of its own; `stamped` has each line with the time at which it came."""
 
     def __init__(self, folder: Path, *, day_s: float, port: int = 0, emulator_port: int = 0) -> None:

@@ -44,7 +44,7 @@ def measure(text: str, name: str) -> float:
 def test_kernel_reads_as_its_plain_twin(text: str) -> None:
     data = text.encode("utf-8", "replace")
     hashes, opening = np.empty(kernels.MOST_HASHES, np.int64), np.empty(kernels.MOST_OPENING_HASHES, np.int64)
-    counts, demands, found = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
+    counts, demands, categories = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
     sizes = kernels.read_bytes(
         np.frombuffer(data, np.uint8),
         HASHES,
@@ -56,12 +56,12 @@ def test_kernel_reads_as_its_plain_twin(text: str) -> None:
         opening,
         counts,
         demands,
-        found,
+        categories,
     )
     expected = plain.read_bytes(data)
     assert hashes[: sizes[0]].tolist() == expected[0]
     assert opening[: sizes[1]].tolist() == expected[1]
-    for got, wanted in zip((counts, demands, found), expected[2:], strict=True):
+    for got, wanted in zip((counts, demands, categories), expected[2:], strict=True):
         assert got.tolist() == wanted.tolist()
 
 

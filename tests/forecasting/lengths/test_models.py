@@ -38,20 +38,20 @@ def test_every_model_fits_predicts_and_comes_back(name: str, tmp_path: Path) -> 
         LengthQuery("", 7, max_tokens=3),
         LengthQuery("unseen " * 900, 900, model="nobody", tenant="none", max_tokens=1),
     ]
-    found = model.predict(queries)
-    assert found.tokens.shape == (len(queries),)
-    assert found.quantiles.shape == (len(queries), len(QUANTILES))
-    assert np.isfinite(found.quantiles).all()
-    assert (np.diff(found.quantiles, axis=1) >= 0).all()
-    assert found.tokens.min() >= 1.0
-    assert found.tokens[-2] <= 3.0
-    assert found.quantiles[-1].tolist() == [1.0] * len(QUANTILES)
+    predictions = model.predict(queries)
+    assert predictions.tokens.shape == (len(queries),)
+    assert predictions.quantiles.shape == (len(queries), len(QUANTILES))
+    assert np.isfinite(predictions.quantiles).all()
+    assert (np.diff(predictions.quantiles, axis=1) >= 0).all()
+    assert predictions.tokens.min() >= 1.0
+    assert predictions.tokens[-2] <= 3.0
+    assert predictions.quantiles[-1].tolist() == [1.0] * len(QUANTILES)
     assert len(model.predict([]).tokens) == 0
 
     model.save(tmp_path / "model.npz")
     again = MODELS[name].load(tmp_path / "model.npz").predict(queries)
-    assert again.tokens.tolist() == pytest.approx(found.tokens.tolist(), rel=1e-5)
-    assert again.quantiles.ravel().tolist() == pytest.approx(found.quantiles.ravel().tolist(), rel=1e-5)
+    assert again.tokens.tolist() == pytest.approx(predictions.tokens.tolist(), rel=1e-5)
+    assert again.quantiles.ravel().tolist() == pytest.approx(predictions.quantiles.ravel().tolist(), rel=1e-5)
 
     save_model(tmp_path / "later.npz", name, 99, {})
     with pytest.raises(ValueError, match="version"):
@@ -71,8 +71,8 @@ def test_nothing_to_fit_and_asked_too_early(name: str, tmp_path: Path) -> None:
 def test_class_mean_is_the_mean_of_its_class() -> None:
     made = [Sample(LengthQuery("x", 1, model="a", slo_class="slow"), tokens) for tokens in range(10, 30)]
     made += [Sample(LengthQuery("x", 1, model="a", slo_class="fast"), 100) for _ in range(20)]
-    found = ClassMean().fit(made).predict([made[0].query, made[-1].query, LengthQuery("x", 1, model="b")])
-    assert found.tokens.tolist() == pytest.approx([19.5, 100.0, np.mean([each.output_tokens for each in made])])
+    predictions = ClassMean().fit(made).predict([made[0].query, made[-1].query, LengthQuery("x", 1, model="b")])
+    assert predictions.tokens.tolist() == pytest.approx([19.5, 100.0, np.mean([each.output_tokens for each in made])])
 
 
 def test_the_histogram_moves_with_its_tenant() -> None:
@@ -87,8 +87,8 @@ def test_the_histogram_moves_with_its_tenant() -> None:
 def test_prompt_buckets_double() -> None:
     made = [Sample(LengthQuery("x", size), size) for size in (4, 5, 6, 7, 100, 110) for _ in range(10)]
     model = PromptBuckets().fit(made)
-    found = model.predict([LengthQuery("x", 5), LengthQuery("x", 120), LengthQuery("x", 9999)])
-    assert found.tokens.tolist() == pytest.approx([5.5, 105.0, 6.5])
+    predictions = model.predict([LengthQuery("x", 5), LengthQuery("x", 120), LengthQuery("x", 9999)])
+    assert predictions.tokens.tolist() == pytest.approx([5.5, 105.0, 6.5])
 
 
 def test_a_forest_answers_as_scikit_learn_does() -> None:
@@ -101,8 +101,8 @@ def test_a_forest_answers_as_scikit_learn_does() -> None:
         loss="quantile", quantile=0.5, max_iter=20, early_stopping=False, random_state=1
     )
     model.fit(rows, target)
-    found = Forest._of(model).predict(rows)
-    assert found.tolist() == pytest.approx(model.predict(rows).tolist(), abs=1e-5)
+    predictions = Forest._of(model).predict(rows)
+    assert predictions.tolist() == pytest.approx(model.predict(rows).tolist(), abs=1e-5)
 
 
 def test_a_spread_covers_what_it_promises() -> None:
@@ -111,9 +111,9 @@ def test_a_spread_covers_what_it_promises() -> None:
     real = predicted * generator.lognormal(0.1, 0.5, 4000)
     queries = [LengthQuery("x", 1)] * 2000
     spread = Spread().fit(real[:2000], predicted[:2000])
-    found = spread.around(predicted[2000:], queries)
+    predictions = spread.around(predicted[2000:], queries)
     for column, level in enumerate(QUANTILES):
-        assert (real[2000:] <= found.quantiles[:, column]).mean() == pytest.approx(level, abs=0.05)
+        assert (real[2000:] <= predictions.quantiles[:, column]).mean() == pytest.approx(level, abs=0.05)
 
 
 def test_an_unfitted_spread_says_nothing_more_than_the_figure() -> None:

@@ -12,9 +12,9 @@ from forecasting.lengths.training.scoring import class_edges, classes, coverage,
 
 
 def test_measures_by_hand() -> None:
-    found = score([100, 100, 100, 100], [100, 125, 150, 300])
-    assert found["mae"] == pytest.approx((0 + 25 + 50 + 200) / 4)
-    assert (found["acc_25"], found["acc_50"], found["acc_100"]) == (0.5, 0.75, 0.75)
+    scores = score([100, 100, 100, 100], [100, 125, 150, 300])
+    assert scores["mae"] == pytest.approx((0 + 25 + 50 + 200) / 4)
+    assert (scores["acc_25"], scores["acc_50"], scores["acc_100"]) == (0.5, 0.75, 0.75)
 
 
 def test_classes_hold_a_fifth_each() -> None:
@@ -38,9 +38,9 @@ def test_pinball_and_coverage() -> None:
     quantiles = np.array([[10.0, 20.0, 30.0, 40.0, 50.0]] * 2)
     assert coverage([25, 45], quantiles) == {"0.1": 0.0, "0.25": 0.0, "0.5": 0.5, "0.75": 0.5, "0.9": 1.0}
     assert pinball([30], quantiles[:1]) == pytest.approx((0.1 * 20 + 0.25 * 10 + 0 + 0.25 * 10 + 0.1 * 20) / 5)
-    found = full_score([25, 45], Predictions(quantiles[:, 2], quantiles))
-    assert found["mae"] == 10.0
-    assert found["coverage"]["0.9"] == 1.0
+    scores = full_score([25, 45], Predictions(quantiles[:, 2], quantiles))
+    assert scores["mae"] == 10.0
+    assert scores["coverage"]["0.9"] == 1.0
 
 
 def test_unlike_or_empty_lists_are_refused() -> None:

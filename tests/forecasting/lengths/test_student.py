@@ -28,8 +28,8 @@ def test_it_learns_length_and_verbosity(student: Student) -> None:
     assert long > 1.3 * short
     assert brief < 0.3 * short
     test = samples(200, seed=2)
-    found = student.predict([sample.query for sample in test])
-    assert score([sample.output_tokens for sample in test], found.tokens)["rank_correlation"] > 0.85
+    predictions = student.predict([sample.query for sample in test])
+    assert score([sample.output_tokens for sample in test], predictions.tokens)["rank_correlation"] > 0.85
 
 
 @settings(max_examples=80, deadline=None)
@@ -107,14 +107,14 @@ def test_it_goes_on_from_what_it_knows_and_takes_in_new_names(student: Student) 
 
 
 def test_a_cut_answer_counts_as_at_least_so_long() -> None:
-    told = [
+    limited = [
         Sample(dataclasses.replace(each.query, max_tokens=20), min(each.output_tokens, 20)) for each in samples(300)
     ]
-    free = dataclasses.replace(told[0].query, max_tokens=None, text="Write a long essay about word1.")
-    cut = Student().fit(told).predict_one(free)[0]
+    free = dataclasses.replace(limited[0].query, max_tokens=None, text="Write a long essay about word1.")
+    cut = Student().fit(limited).predict_one(free)[0]
     uncut = (
         Student()
-        .fit([Sample(dataclasses.replace(each.query, max_tokens=None), each.output_tokens) for each in told])
+        .fit([Sample(dataclasses.replace(each.query, max_tokens=None), each.output_tokens) for each in limited])
         .predict_one(free)[0]
     )
     assert cut > uncut
@@ -125,8 +125,8 @@ def test_it_learns_from_a_teacher() -> None:
         name = "doubling"
 
         def predict(self, queries: list[LengthQuery]) -> object:
-            found = plain.predict(queries)
-            return type(found)(2 * found.tokens, 2 * found.quantiles)
+            predictions = plain.predict(queries)
+            return type(predictions)(2 * predictions.tokens, 2 * predictions.quantiles)
 
     made = samples(300)
     plain = Student().fit(made)
@@ -147,12 +147,12 @@ def test_nothing_to_learn_from_and_asked_too_early() -> None:
 
 
 def test_the_bundled_student_knows_long_from_short() -> None:
-    found = bundled_once()
+    bundled = bundled_once()
     assert Path(sys.modules["forecasting.lengths.models.student"].BUNDLED).stat().st_size < 4_000_000
-    essay = found.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
-    short = found.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
+    essay = bundled.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
+    short = bundled.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
     assert essay > 2 * short
-    assert not found.tenants
+    assert not bundled.tenants
 
 
 def test_importing_and_asking_need_no_heavy_package() -> None:

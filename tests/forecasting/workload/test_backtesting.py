@@ -13,10 +13,10 @@ from tests.forecasting.workload.demand import daily
 SERVEGEN = Path(__file__).parents[4] / "shared" / "data" / "servegen"
 
 
-class Told:
-    """Says what it last saw, times the step; keeps what it was told."""
+class LastSeen:
+    """Says what it last saw, times the step; keeps what it was given."""
 
-    name = "told"
+    name = "last_seen"
 
     def __init__(self):
         self.seen = []
@@ -41,7 +41,7 @@ def test_figures_are_those_of_a_plain_loop():
     values[[12, 20, 21]] = np.nan
     values[25] = 0.0
     series = Series(0.0, 600.0, values, "x")
-    (row,) = backtest(series, {"told": Told}, 10, 3)
+    (row,) = backtest(series, {"last_seen": LastSeen}, 10, 3)
     ape, inside, pinball, rates, width = {1: [], 2: [], 3: []}, [], [], [], []
     for origin in range(10, 30):
         last = [value for value in values[:origin] if not math.isnan(value)][-1]
@@ -75,8 +75,8 @@ def test_figures_are_those_of_a_plain_loop():
     assert row["one_origin_mean_ape"] == pytest.approx(np.mean([abs(once[i] / values[10 + i] - 1) for i in judged]))
 
 
-def test_nothing_is_told_before_its_time():
-    class Watched(Told):
+def test_nothing_is_given_before_its_time():
+    class Watched(LastSeen):
         def predict(self, horizon):
             assert len(self.seen) == self.expected
             return super().predict(horizon)
@@ -94,15 +94,15 @@ def test_nothing_is_told_before_its_time():
     seen = []
     values = np.arange(1.0, 21.0)
     (row,) = backtest(
-        Series(0.0, 600.0, values), {"w": Watched}, 10, 2, test_windows=5, progress=lambda *told: seen.append(told)
+        Series(0.0, 600.0, values), {"w": Watched}, 10, 2, test_windows=5, progress=lambda *call: seen.append(call)
     )
     assert row["windows"] == 5
-    assert seen == [("told", done, 5) for done in range(1, 6)]
+    assert seen == [("last_seen", done, 5) for done in range(1, 6)]
 
 
 def test_the_last_horizons_that_reach_nothing_are_none():
     values = np.ones(12)
-    (row,) = backtest(Series(0.0, 600.0, values), {"told": Told}, 10, 4)
+    (row,) = backtest(Series(0.0, 600.0, values), {"last_seen": LastSeen}, 10, 4)
     assert row["mean_ape_by_horizon"] == [0.0, 1.0, None, None]
 
 
@@ -117,7 +117,7 @@ def test_the_last_horizons_that_reach_nothing_are_none():
 )
 def test_what_cannot_be_judged_is_refused(values, fit, horizon, words):
     with pytest.raises(ValueError, match=words):
-        backtest(Series(0.0, 600.0, values), {"told": Told}, fit, horizon)
+        backtest(Series(0.0, 600.0, values), {"last_seen": LastSeen}, fit, horizon)
 
 
 def test_bands_of_the_quick_ones_hold_what_they_promise():
@@ -142,7 +142,7 @@ def servegen(name, quantity):
 @pytest.mark.parametrize("name", ["m-small", "m-mid"])
 @pytest.mark.parametrize("quantity", ["prompt", "output"])
 def test_ours_is_best_on_public_demand_and_its_bands_hold(name, quantity):
-    """Days 1-7 to fit on, 8-10 to judge, an hour ahead: as docs/forecasting.md tells it."""
+    """Days 1-7 to fit on, 8-10 to judge, an hour ahead: as in docs/forecasting.md."""
     series = servegen(name, quantity)
     rivals = {other: FORECASTERS[other] for other in ("seasonal_naive", "arima", "ets", "blend")}
     rows = {row["forecaster"]: row for row in backtest(series, rivals, 1008, 6, test_windows=432)}

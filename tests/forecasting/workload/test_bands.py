@@ -7,13 +7,13 @@ from forecasting.workload.bands import MEMORY, Bands
 
 
 def walk(bands, paths, actual):
-    """The ends told before each window."""
-    told = []
+    """The ends given before each window."""
+    ends = []
     for path, value in zip(paths, actual, strict=True):
-        told.append(bands.ends(path))
+        ends.append(bands.ends(path))
         bands.ask(path)
         bands.learn(value)
-    return np.array(told)
+    return np.array(ends)
 
 
 @settings(deadline=None, max_examples=50)
@@ -42,30 +42,30 @@ def test_ends_are_ordered_and_never_below_zero(steps, horizon):
 def test_shares_inside_are_as_promised_whatever_the_noise(noise):
     random = np.random.default_rng(1)
     truth = 1000 * np.exp(noise * random.standard_t(4, 1200))
-    told = walk(Bands(1, 1000.0), np.full((1200, 1), 1000.0), truth)[300:, 0]
+    ends = walk(Bands(1, 1000.0), np.full((1200, 1), 1000.0), truth)[300:, 0]
     truth = truth[300:]
-    assert np.mean((truth >= told[:, 0]) & (truth <= told[:, 1])) == pytest.approx(0.80, abs=0.03)
-    assert np.mean((truth >= told[:, 2]) & (truth <= told[:, 3])) == pytest.approx(0.95, abs=0.02)
+    assert np.mean((truth >= ends[:, 0]) & (truth <= ends[:, 1])) == pytest.approx(0.80, abs=0.03)
+    assert np.mean((truth >= ends[:, 2]) & (truth <= ends[:, 3])) == pytest.approx(0.95, abs=0.02)
 
 
 def test_bands_follow_when_the_noise_grows_sixfold():
     random = np.random.default_rng(2)
     noise = np.where(np.arange(1600) < 800, 0.03, 0.18)
     truth = 1000 * np.exp(noise * random.standard_normal(1600))
-    told = walk(Bands(1, 1000.0), np.full((1600, 1), 1000.0), truth)[:, 0]
-    inside = (truth >= told[:, 0]) & (truth <= told[:, 1])
+    ends = walk(Bands(1, 1000.0), np.full((1600, 1), 1000.0), truth)[:, 0]
+    inside = (truth >= ends[:, 0]) & (truth <= ends[:, 1])
     assert inside[500:800].mean() == pytest.approx(0.80, abs=0.06)
     assert inside[900:].mean() == pytest.approx(0.80, abs=0.05)
-    width = told[:, 1] - told[:, 0]
+    width = ends[:, 1] - ends[:, 0]
     assert width[1200:].mean() > 4 * width[500:800].mean()
 
 
 def test_a_biased_forecast_gets_a_band_that_is_not_around_it():
     random = np.random.default_rng(3)
     truth = 1300 * np.exp(0.02 * random.standard_normal(600))
-    told = walk(Bands(1, 1000.0), np.full((600, 1), 1000.0), truth)[-1, 0]
-    assert told[1] > 1250
-    assert told[0] == 1000.0  # the forecast itself stays inside
+    ends = walk(Bands(1, 1000.0), np.full((600, 1), 1000.0), truth)[-1, 0]
+    assert ends[1] > 1250
+    assert ends[0] == 1000.0  # the forecast itself stays inside
 
 
 def test_each_horizon_learns_from_its_own_errors():

@@ -69,13 +69,13 @@ def test_days_before_are_the_days_before():
             if now - width >= 0:
                 moved.append(smoothed(now + horizon) - smoothed(now))
                 ended.append(smoothed(now + horizon))
-        found, value = days_before(trail, np.array([origin]), np.array([horizon]), SEASON, 3, 2)
+        means, value = days_before(trail, np.array([origin]), np.array([horizon]), SEASON, 3, 2)
         if moved:
-            assert found[-1, 0] == pytest.approx(np.mean(moved))
-            assert found[0, 0] == pytest.approx(moved[0])
+            assert means[-1, 0] == pytest.approx(np.mean(moved))
+            assert means[0, 0] == pytest.approx(moved[0])
             assert value[0] == pytest.approx(np.mean(ended))
         else:
-            assert np.isnan(found[-1, 0])
+            assert np.isnan(means[-1, 0])
             assert np.isnan(value[0])
 
 

@@ -50,8 +50,8 @@ def test_torch_runs_the_same_network():
     inputs = random.uniform(0, 1, (5, 10))
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
     with torch.no_grad():
-        found = mlstm._torch_run(tensors, torch.tensor(inputs, dtype=torch.float64)).numpy()
-    assert np.allclose(found, run(weights, inputs), atol=1e-6)
+        by_torch = mlstm._torch_run(tensors, torch.tensor(inputs, dtype=torch.float64)).numpy()
+    assert np.allclose(by_torch, run(weights, inputs), atol=1e-6)
 
 
 def wave(count, season=48):

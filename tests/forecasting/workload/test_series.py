@@ -112,8 +112,8 @@ def test_groups_share_their_range_and_what_was_measured():
         {"minute": at + timedelta(minutes=3), "model": "a", "region": "eu", "slo_class": "x", "prompt_tokens": 240,
          "output_tokens": 24},
     ]  # fmt: skip
-    found = group_minutes(rows, by=("model", "region"))
-    a, b = found["a", "eu"], found["b", "eu"]
+    groups = group_minutes(rows, by=("model", "region"))
+    a, b = groups["a", "eu"], groups["b", "eu"]
     # Nobody has a row in the third minute: a gap for both. b asked for nothing in the first: a measured zero.
     assert a["prompt"].tokens_per_s.tolist()[:2] == [2.0, 0.0]
     assert np.isnan(a["prompt"].tokens_per_s[2])

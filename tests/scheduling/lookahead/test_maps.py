@@ -73,12 +73,12 @@ def test_equals_the_map_of_the_paper(steps, horizon):
                     plain[instance].finish(slot)
             case ("grow",):
                 ahead = grow(ahead, 2, ahead.instance.size + 1)
-        found = np.zeros(horizon // 2 + 1, np.int64)
+        projected = np.zeros(horizon // 2 + 1, np.int64)
         for instance, expected in enumerate(plain):
-            project(ahead, instance, found)
-            assert found.tolist() == expected.tokens[: found.size]
+            project(ahead, instance, projected)
+            assert projected.tolist() == expected.tokens[: projected.size]
             assert ahead.active[instance] == len(expected.requests)
-            assert peak_tokens(ahead, instance, found.size) == max(expected.tokens[: found.size])
+            assert peak_tokens(ahead, instance, projected.size) == max(expected.tokens[: projected.size])
     assert ahead.counters[FREE] == ahead.instance.size - sum(len(each.requests) for each in plain)
 
 

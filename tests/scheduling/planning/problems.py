@@ -119,7 +119,7 @@ def plain_cost(problem, targets):
 def plain_rows(problem, targets):
     """(hard rows that *targets* break, missing by (i, j), missing by i, instances missing by (i, j)), each row by itself."""
     n, r, g = problem.shape
-    broken, home, total, few = [], {}, {}, {}
+    broken, own_region, total, few = [], {}, {}, {}
     for i in range(n):
         able = 0.0
         windows = problem.demand_tokens_per_s.shape[2]
@@ -129,7 +129,7 @@ def plain_rows(problem, targets):
             peak = max(problem.demand_tokens_per_s[i, j, w] + problem.buffer_tokens_per_s[i, j] for w in range(windows))
             short = problem.epsilon[i, j] * peak - here
             if short > 1e-6 * peak:
-                home[i, j] = short
+                own_region[i, j] = short
             count = sum(targets[i, j])
             if count < problem.min_instances[i, j]:
                 few[i, j] = problem.min_instances[i, j] - count
@@ -148,4 +148,4 @@ def plain_rows(problem, targets):
     for j in range(r):
         used = [sum(problem.gpus[i, k] * targets[i, j, k] for i in range(n)) for k in range(g)]
         broken += [f"capacity of {k} in {j}" for k in range(g) if used[k] > problem.capacity[j, k]]
-    return broken, home, total, few
+    return broken, own_region, total, few

@@ -38,8 +38,8 @@ def test_the_most_of_each_kind_without_violation():
     prompt[3], output[7] = 120_000.0, 24_000.0
     broken = np.zeros(20)
     prompt[11], output[11], broken[11] = 900_000.0, 900_000.0, 1  # too much of it: a promise broke
-    found = profile_capability(**windows(20, prompt_tokens=prompt, output_tokens=output, violations=broken))
-    assert found == Capability(100.0, 20.0, 105.0, MEASURED, 19)
+    measured = profile_capability(**windows(20, prompt_tokens=prompt, output_tokens=output, violations=broken))
+    assert measured == Capability(100.0, 20.0, 105.0, MEASURED, 19)
 
 
 def test_a_share_of_violations_may_be_allowed():
@@ -61,23 +61,23 @@ def test_gaps_and_idle_windows_teach_nothing():
     serving[7:9] = 0
     broken = np.zeros(20)
     broken[-1] = 1
-    found = profile_capability(
+    measured = profile_capability(
         **windows(20, prompt_tokens=prompt, requests=requests, instances=serving, violations=broken)
     )
-    assert found.windows == 10
+    assert measured.windows == 10
 
 
 def test_few_windows_fall_back_to_the_profile_and_say_so():
     expected = Capability(1000.0, 100.0, 900.0, PROFILED, 0, "from the performance profile")
-    found = profile_capability(**windows(3), expected=expected)
-    assert (found.source, found.windows, found.total_tokens_per_s) == (PROFILED, 3, 900.0)
-    assert found.note == "3 of 12 windows without violation are known; from the performance profile"
+    capability = profile_capability(**windows(3), expected=expected)
+    assert (capability.source, capability.windows, capability.total_tokens_per_s) == (PROFILED, 3, 900.0)
+    assert capability.note == "3 of 12 windows without violation are known; from the performance profile"
 
 
 def test_few_windows_without_profile_are_better_than_none():
-    found = profile_capability(**windows(3))
-    assert (found.source, found.prompt_tokens_per_s) == (MEASURED, 50.0)
-    assert "no performance profile" in found.note
+    capability = profile_capability(**windows(3))
+    assert (capability.source, capability.prompt_tokens_per_s) == (MEASURED, 50.0)
+    assert "no performance profile" in capability.note
     none = profile_capability(**windows(3, violations=np.ones(3)))
     assert (none.source, none.total_tokens_per_s) == (UNKNOWN, 0.0)
     with pytest.raises(ValueError, match="no performance profile"):

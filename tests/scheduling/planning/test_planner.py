@@ -49,10 +49,10 @@ def test_the_pulp_model_finds_the_best_of_all_plans(problem):
     assert weight(problem, shortest.targets) == pytest.approx(least, abs=CLOSE)
     asked = replace(problem, waived=problem.shortage(shortest.targets))
     best = min(problem.cost_usd(targets) for targets in plans if not asked.shortage(targets).any)
-    found = solve_exact(asked, 0.0, 60.0)
-    assert found.proved
-    assert problem.cost_usd(found.targets) == pytest.approx(best, abs=1e-4)
-    assert not broken_rows(problem, found.targets)
+    solved = solve_exact(asked, 0.0, 60.0)
+    assert solved.proved
+    assert problem.cost_usd(solved.targets) == pytest.approx(best, abs=1e-4)
+    assert not broken_rows(problem, solved.targets)
 
 
 @settings(max_examples=30)
@@ -66,11 +66,11 @@ def test_solve_agrees_with_the_pulp_model(problem):
     best = problem.cost_usd(solve_exact(asked, 0.0, 60.0).targets)
     assert plan.cost_usd == pytest.approx(best, rel=2e-4, abs=1e-4)
 
-    broken, home, total, few = plain_rows(problem, plan.targets)
+    broken, own_region, total, few = plain_rows(problem, plan.targets)
     assert broken == []
     assert plan.cost_usd == pytest.approx(plain_cost(problem, plan.targets))
-    assert (plan.status == SHORT) == bool(home or total or few)
-    assert len(plan.infeasible) == len(home) + len(total) + len(few)
+    assert (plan.status == SHORT) == bool(own_region or total or few)
+    assert len(plan.infeasible) == len(own_region) + len(total) + len(few)
     assert set(plan.reasons) == {tuple(at) for at in np.argwhere(plan.delta != 0).tolist()}
     assert plan.bound_usd <= plan.cost_usd * (1 + CLOSE) + CLOSE
 
@@ -161,11 +161,11 @@ def test_too_little_capacity_serves_what_it_can():
     problem = replace(problem, capacity=problem.capacity * 2 // 3)
     plan = solve(problem, time_limit_s=60.0)
     assert plan.status == SHORT
-    broken, home, total, few = plain_rows(problem, plan.targets)
+    broken, own_region, total, few = plain_rows(problem, plan.targets)
     assert broken == []
     assert total
     assert few == {}
-    assert len(plan.infeasible) == len(home) + len(total)
+    assert len(plan.infeasible) == len(own_region) + len(total)
     assert all("no room on" in line for line in plan.infeasible)
     assert plan.unmet_total_tokens_per_s == pytest.approx([total.get(i, 0.0) for i in range(6)])
     # Nobody goes without while others have all they asked for.

@@ -122,13 +122,13 @@ def test_cost_and_rows_agree_with_counting_one_by_one(problem, data):
     size = int(np.prod(problem.shape))
     targets = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))).reshape(problem.shape)
     assert problem.cost_usd(targets) == pytest.approx(plain_cost(problem, targets))
-    broken, home, total, few = plain_rows(problem, targets)
+    broken, own_region, total, few = plain_rows(problem, targets)
     assert len(broken_rows(problem, targets)) == len(broken)
-    found = problem.shortage(targets)
+    shortage = problem.shortage(targets)
     for missing, counted in (
-        (found.home_tokens_per_s, home),
-        (found.total_tokens_per_s, total),
-        (found.instances, few),
+        (shortage.own_region_tokens_per_s, own_region),
+        (shortage.total_tokens_per_s, total),
+        (shortage.instances, few),
     ):
         expected = np.zeros(missing.shape)
         for at, value in counted.items():

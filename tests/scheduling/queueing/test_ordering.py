@@ -1,4 +1,4 @@
-"""Turns: the kernels against their twins, aging against a queue that ages, and the bounds that docs/ordering.md states."""
+"""Queue keys: kernels against their twins, aging against a queue that ages, and the bounds that docs/ordering.md states."""
 
 import math
 
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import USUAL, Profile
-from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, SIMULATED_ONLY, due_s, engine_priority, turn_key
+from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, SIMULATED_ONLY, due_s, engine_priority, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, pop
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
 from scheduling.simulation.single_instance import serve
-from tests.oracles.dispatch import plain_engine_priority, plain_turn
+from tests.oracles.dispatch import plain_engine_priority, plain_queue_key
 
 NAMES = sorted(ORDERINGS)
 # Whole multiples of a power of two: sums are exact, and ties are ties.
@@ -30,21 +30,21 @@ coefficients = st.integers(0, 64).map(lambda drawn: drawn / 1024)
     st.floats(0, 1e7),
     stretches,
 )
-def test_turns_are_those_of_the_twins(name, arrival_s, deadline_s, priority, service_s, stretch):
+def test_keys_are_those_of_the_twins(name, arrival_s, deadline_s, priority, service_s, stretch):
     row = arrival_s, arrival_s + deadline_s, priority, service_s, stretch
-    key = turn_key(ORDERINGS[name], *row)
-    assert key == plain_turn(name, *row)
+    key = queue_key(ORDERINGS[name], *row)
+    assert key == plain_queue_key(name, *row)
     assert not math.isnan(key)
-    told = engine_priority(ORDERINGS[name], priority, key)
-    assert told == plain_engine_priority(name, priority, key)
-    assert -(2**63) <= told < 2**63
+    priority_given = engine_priority(ORDERINGS[name], priority, key)
+    assert priority_given == plain_engine_priority(name, priority, key)
+    assert -(2**63) <= priority_given < 2**63
 
 
 def test_an_unknown_ordering_is_refused():
     with pytest.raises(ValueError, match="unknown ordering"):
-        turn_key(99, 0.0, 1.0, 0, 1.0, 1.0)
+        queue_key(99, 0.0, 1.0, 0, 1.0, 1.0)
     with pytest.raises(KeyError):
-        plain_turn("best", 0.0, 1.0, 0, 1.0, 1.0)
+        plain_queue_key("best", 0.0, 1.0, 0, 1.0, 1.0)
 
 
 def test_what_is_due_is_the_end_or_else_the_first_token():
@@ -128,7 +128,7 @@ def aged(rows, stretch):
 
 
 def ssjf(stretch):
-    return lambda row: turn_key(ORDERINGS["ssjf"], row[0], math.inf, 0, row[2], stretch)
+    return lambda row: queue_key(ORDERINGS["ssjf"], row[0], math.inf, 0, row[2], stretch)
 
 
 @given(queues())
@@ -141,10 +141,10 @@ def test_constant_keys_order_as_explicit_aging_does(drawn):
 def test_a_request_is_overtaken_only_by_those_that_come_within_its_stretch(drawn):
     rows, stretch = drawn
     _, served = single_server(rows, ssjf(stretch))
-    turn = {number: at for at, number in enumerate(served)}
+    place = {number: at for at, number in enumerate(served)}
     for late, (late_s, _, late_service_s) in enumerate(rows):
         for early in range(late):
-            if turn[late] < turn[early]:
+            if place[late] < place[early]:
                 early_s, _, early_service_s = rows[early]
                 assert late_s - early_s < stretch * (early_service_s - late_service_s)
 
@@ -200,10 +200,10 @@ def test_requests_ahead_keep_the_bounds_and_hold_up_an_urgent_one_by_no_more_tha
     rows, stretch = drawn
     by_arrival, _ = single_server(rows, lambda row: row[0])
     begins, served, passed = with_requests_ahead(rows, ssjf(stretch), ahead, by_priority)
-    turn = {number: at for at, number in enumerate(served)}
+    place = {number: at for at, number in enumerate(served)}
     for late, (late_s, _, late_service_s) in enumerate(rows):
         for early in range(late):
-            if turn[late] < turn[early]:
+            if place[late] < place[early]:
                 early_s, _, early_service_s = rows[early]
                 assert late_s - early_s < stretch * (early_service_s - late_service_s)
     for number, (arrival_s, _, predicted_s) in enumerate(rows):
@@ -228,7 +228,7 @@ def test_by_deadline_only_those_that_come_before_it_overtake(drawn):
     rows = sorted(drawn, key=lambda row: row[0])
     for name in ("deadline", "slack"):
         code = ORDERINGS[name]
-        keys = [turn_key(code, row[0], row[0] + row[2], 0, row[1], 1.0) for row in rows]
+        keys = [queue_key(code, row[0], row[0] + row[2], 0, row[1], 1.0) for row in rows]
         for at, (arrival_s, _, due) in enumerate(rows):
             until_s = arrival_s + min(due, NO_DEADLINE_S)
             for later in range(at + 1, len(rows)):
@@ -240,18 +240,18 @@ def test_by_deadline_only_those_that_come_before_it_overtake(drawn):
 def test_a_class_is_above_every_length_and_every_wait(one, other, one_s, other_s, stretch, came_s, also_s):
     for name in ("priority", "ssjf"):
         keys = [
-            turn_key(ORDERINGS[name], arrival_s, math.inf, priority, service_s, 1e6 * stretch)
+            queue_key(ORDERINGS[name], arrival_s, math.inf, priority, service_s, 1e6 * stretch)
             for arrival_s, priority, service_s in ((came_s, one, one_s), (also_s, other, other_s))
         ]
         if one != other:
             assert (keys[0] < keys[1]) == (one < other)
 
 
-def test_a_deployment_is_told_why_it_cannot_have_the_others():
+def test_a_deployment_is_refused_the_others_with_a_reason():
     from controlplane.fleet.models.serving import NOT_LIVE, STRETCH, OrderingPolicy
-    from scheduling.queueing import ordering as turns
+    from scheduling.queueing import ordering
 
     assert set(NOT_LIVE) == SIMULATED_ONLY
     assert set(OrderingPolicy.values) | SIMULATED_ONLY == set(ORDERINGS)
     assert not set(OrderingPolicy.values) & SIMULATED_ONLY
-    assert STRETCH == turns.STRETCH
+    assert STRETCH == ordering.STRETCH

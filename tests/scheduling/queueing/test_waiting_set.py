@@ -144,7 +144,7 @@ def test_the_last_of_the_heap_may_have_to_rise_when_it_fills_a_gap():
     assert [waiting.key[pop(waiting, 0)] for _ in range(6)] == [0.0, 1.0, 2.0, 3.0, 10.0, 12.0]
 
 
-def test_a_request_that_comes_back_keeps_its_turn_among_equals():
+def test_a_request_that_comes_back_keeps_its_place_among_equals():
     waiting = allocate_waiting(1, 3)
     first, second, third = (arrive(waiting) for _ in range(3))
     assert pop(waiting, 0) == first

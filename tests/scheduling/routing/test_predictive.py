@@ -14,8 +14,8 @@ from scheduling.routing.predictive import (
     CACHED,
     COLUMNS,
     DECODE,
-    FORESEEING,
     MEMORY,
+    PREDICTIVE,
     PREFILL,
     ROOM,
     SCORE,
@@ -28,7 +28,7 @@ from scheduling.routing.predictive import (
 from scheduling.routing.prefix_affinity import allocate_affinity, learn, note
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled, release
 from tests.oracles.dispatch import PlainFleet, PlainInstance
-from tests.oracles.lookahead import FORESEEING as TWINS
+from tests.oracles.lookahead import PREDICTIVE as TWINS
 from tests.oracles.lookahead import PlainMap, Sight, delay_s, load_tokens
 from tests.scheduling.fleets import ENDPOINTS, as_arrays
 
@@ -86,7 +86,7 @@ def world(drawn):
 histories = st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=5), st.integers(0, 7)), max_size=6)
 
 
-@pytest.mark.parametrize("policy", FORESEEING)
+@pytest.mark.parametrize("policy", PREDICTIVE)
 @given(
     drawn=st.lists(loads(), min_size=1, max_size=8),
     endpoint=st.integers(0, ENDPOINTS - 1),
@@ -106,7 +106,7 @@ def test_kernel_decides_as_its_twin(policy, drawn, endpoint, prompt_tokens, outp
     note(affinity, 0, np.array(asked, np.int64), 0, len(asked), 2)
     expected = TWINS[policy](plain, sight, endpoint, prompt_tokens, output_tokens)
     request = (endpoint, 0, prompt_tokens, output_tokens)
-    assert FORESEEING[policy](fleet, endpoints, ahead, affinity, *request) == expected
+    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, *request) == expected
     assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request) == expected
     assert expected < 0 or plain.instances[expected].has_room(prompt_tokens, output_tokens)
     assert (expected < 0) == (not plain.with_room(endpoint, prompt_tokens, output_tokens))
@@ -125,7 +125,7 @@ def test_no_number_keeps_it_from_an_instance_with_room(drawn, scale, prompt_toke
     fleet.profile[:] *= scale
     fleet.kv_capacity_tokens[:] *= 10**10
     fleet.memory_tokens[::2] = 1
-    for router in FORESEEING.values():
+    for router in PREDICTIVE.values():
         for endpoint in range(ENDPOINTS):
             chosen = router(fleet, endpoints, ahead, affinity, endpoint, -1, prompt_tokens, output_tokens)
             able = [
@@ -153,11 +153,11 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         lookahead.add(ahead, instance, prompt_tokens, output_tokens)
 
 
-@pytest.mark.parametrize("policy", FORESEEING)
+@pytest.mark.parametrize("policy", PREDICTIVE)
 def test_ties_go_to_the_lowest_slot(policy):
     fleet, endpoints, ahead, affinity = idle(4)
     fleet.accepting[0] = 0
-    assert FORESEEING[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
+    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
 
 
 def test_preserve_passes_over_an_instance_that_is_to_overflow():

@@ -37,10 +37,10 @@ def known(fleet, affinity, hashes, block_tokens=16, endpoint=0):
     """Tokens of a prompt that each instance is thought to have."""
     note(affinity, 0, np.array(hashes, np.int64), 0, len(hashes), block_tokens)
     touched = match(fleet, affinity, endpoint, 0)
-    found = [matched_tokens(affinity, instance, 0, PROMPT) for instance in range(fleet.endpoint.size)]
+    tokens = [matched_tokens(affinity, instance, 0, PROMPT) for instance in range(fleet.endpoint.size)]
     unmatch(affinity, touched)
     assert not affinity.matched.any()
-    return found
+    return tokens
 
 
 def taught(fleet, affinity, hashes, instance, tokens=0, endpoint=0):
@@ -81,8 +81,8 @@ def test_a_longer_common_prefix_counts_for_more():
     fleet, affinity = fleet_of(), allocate_affinity(INSTANCES, 1)
     taught(fleet, affinity, [1, 2, 3, 4], 3)
     taught(fleet, affinity, [1, 2, 9], 5)
-    found = known(fleet, affinity, [1, 2, 3, 8])
-    assert (found[3], found[5], sum(found)) == (48, 32, 80)
+    matched = known(fleet, affinity, [1, 2, 3, 8])
+    assert (matched[3], matched[5], sum(matched)) == (48, 32, 80)
     assert sum(known(fleet, affinity, [7, 2, 3])) == 0, "only what it begins with counts"
 
 
@@ -126,20 +126,22 @@ def test_only_so_many_instances_are_remembered_the_latest():
     for instance in range(INSTANCES):
         taught(fleet, affinity, [1], instance)
         fleet.placed_tokens[: instance + 1] += 1  # they all work on
-    found = known(fleet, affinity, [1])
-    assert [instance for instance, tokens in enumerate(found) if tokens] == list(range(INSTANCES - HOLDERS, INSTANCES))
+    matched = known(fleet, affinity, [1])
+    assert [instance for instance, tokens in enumerate(matched) if tokens] == list(
+        range(INSTANCES - HOLDERS, INSTANCES)
+    )
 
 
 def test_a_table_that_is_too_small_keeps_the_latest_and_never_lies():
     fleet, affinity = fleet_of(memory=10**9), allocate_affinity(INSTANCES, 1, 64)
     for prompt in range(500):
         taught(fleet, affinity, [10 * prompt + 1], prompt % INSTANCES)
-    found = [known(fleet, affinity, [10 * prompt + 1]) for prompt in range(500)]
-    kept = [prompt for prompt, tokens in enumerate(found) if any(tokens)]
+    matched = [known(fleet, affinity, [10 * prompt + 1]) for prompt in range(500)]
+    kept = [prompt for prompt, tokens in enumerate(matched) if any(tokens)]
     assert 499 in kept
     assert 20 <= len(kept) <= 64
     assert np.mean(kept) > 400
-    assert all(found[prompt][prompt % INSTANCES] == 16 and sum(found[prompt]) == 16 for prompt in kept)
+    assert all(matched[prompt][prompt % INSTANCES] == 16 and sum(matched[prompt]) == 16 for prompt in kept)
 
 
 def test_it_grows_with_the_fleet_and_the_waiting_set():

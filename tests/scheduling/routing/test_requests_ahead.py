@@ -90,7 +90,7 @@ def test_one_is_ahead_before_anything_ended_and_then_as_many_as_end_in_a_round_t
     assert fill(fleet, endpoints, [(1, 1)] * 20) == 2
 
 
-def test_ends_a_round_trip_apart_are_not_of_one_trip():
+def test_ends_more_than_a_round_trip_later_are_not_of_one_trip():
     fleet, _ = one(round_trip_s=0.125)
     for at in range(10):
         note_end(fleet, 0, at * 0.125)

@@ -23,11 +23,11 @@ def test_whatever_strategy_and_advice_it_gets_no_less(name, one, advised, now_s)
 
 @given(views)
 def test_it_only_adds_and_never_within_the_cooldown(one):
-    found = floor_move(0, one)
-    if found:
-        assert 0 < found.delta <= one.max_instances - one.instances
+    moved = floor_move(0, one)
+    if moved:
+        assert 0 < moved.delta <= one.max_instances - one.instances
         assert one.since_change_s >= 15 or one.instances < one.min_instances
-        assert found.reason.startswith("Floor: ")
+        assert moved.reason.startswith("Floor: ")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -53,8 +53,8 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
     ],
 )
 def test_when_it_acts(changes, delta):
-    found = floor_move(0, view(**changes))
-    assert (found.delta if found else 0) == delta
+    moved = floor_move(0, view(**changes))
+    assert (moved.delta if moved else 0) == delta
 
 
 def test_it_says_why():

@@ -74,9 +74,9 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
         make_requests(arrival_s, prompt, output, predicted_tokens=predicted),
     )
     simulation.advance(at_s)
-    found = np.zeros(100, np.int64)
+    projected = np.zeros(100, np.int64)
     lines = np.zeros((2, 101), np.int64)
-    project_engine(simulation.world.engines, 0, False, lines[0], lines[1], found)
+    project_engine(simulation.world.engines, 0, False, lines[0], lines[1], projected)
 
     timelines = serve(
         engine,
@@ -96,7 +96,7 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
                 finish(ahead, slots[n])
     expected = np.zeros(100, np.int64)
     project(ahead, 0, expected)
-    assert found.tolist() == expected.tolist()
+    assert projected.tolist() == expected.tolist()
 
 
 @settings(max_examples=25)
@@ -205,7 +205,7 @@ def test_demand_is_that_of_the_minute_behind():
     assert seen.windows(100.0).tolist() == [[0.45, 0.0], [0.0, 0.0]]
 
 
-def test_moves_are_carried_out_and_told():
+def test_moves_are_carried_out_and_recorded():
     advisor = Fixed(5, 1)
     run = run_strategy(
         cluster(), demand(1000, 4.0), make_strategy("lt_i"), bounds=Bounds(1, 6), advisor=advisor, until_s=200.0
@@ -298,9 +298,9 @@ def test_silos_do_not_take_from_each_other():
     ]
     both = Cluster(specs, delays=Delays(local_weights_s=10))
     requests = make_requests(np.arange(400) / 12.0, 200, 100, model=0)
-    apart = run_strategy(both, requests, make_strategy("siloed"), bounds=Bounds(1, 5))
+    separate = run_strategy(both, requests, make_strategy("siloed"), bounds=Bounds(1, 5))
     shared = run_strategy(both, requests, make_strategy("reactive"), bounds=Bounds(1, 5))
-    assert apart.result.counters["redeploys"] == 0
+    assert separate.result.counters["redeploys"] == 0
     assert shared.result.counters["redeploys"] > 0
 
 

@@ -66,7 +66,7 @@ def test_no_change_within_the_cooldown(name, one, advised, now_s):
     st.lists(st.tuples(st.floats(0, 1.5), st.integers(0, 9)), min_size=2, max_size=40),
 )
 def test_no_plan_is_followed_up_and_down_at_a_standstill(name, course):
-    """With one and the same advice and a constant load, no strategy goes out and in by turns."""
+    """With one and the same advice and a constant load, no strategy alternates between out and in."""
     use, target = course[0]
     strategy, instances, since, signs = make_strategy(name), 6, inf, []
     for tick in range(60):
@@ -162,8 +162,8 @@ def test_lt_u_moves_towards_the_plan_only_and_by_use_only(one, target):
 )
 def test_lt_ua_acts_on_the_gap_at_five_times_and_at_half_in_the_last_twenty_minutes(seen, left_s, ready, delta):
     one = view(ready=ready, tokens_per_s=seen, use=0.4)
-    found, why = only("lt_ua", one, advice(4), now_s=3600.0 - left_s)
-    assert found == delta
+    change, why = only("lt_ua", one, advice(4), now_s=3600.0 - left_s)
+    assert change == delta
     assert ("1,000 forecast" in why) == bool(delta)
 
 
@@ -302,11 +302,11 @@ def test_preserve_needs_no_plan_for_its_second_tier():
 
 @given(views, st.integers(0, 30))
 def test_own_spot_first_then_that_of_others(one, count):
-    found = sources(one, count)
-    assert sum(found) == count
-    assert found.own_spot == min(count, one.spot)
-    assert found.other_spot == 0 or found.own_spot == one.spot
-    assert found.new == 0 or found.other_spot == one.spot_other
+    taken = sources(one, count)
+    assert sum(taken) == count
+    assert taken.own_spot == min(count, one.spot)
+    assert taken.other_spot == 0 or taken.own_spot == one.spot
+    assert taken.new == 0 or taken.other_spot == one.spot_other
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

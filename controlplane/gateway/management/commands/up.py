@@ -7,13 +7,13 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane import env
-from controlplane.supervisor.house import Plan, run
 from controlplane.supervisor.screen import Screen
+from controlplane.supervisor.stack import Plan, run
 
 
 class Command(BaseCommand):
     help = (
-        "Run the whole house on this machine: Redis, web, Celery, an emulated fleet and demo traffic. Ctrl-C ends it."
+        "Run the whole stack on this machine: Redis, web, Celery, an emulated fleet and demo traffic. Ctrl-C ends it."
     )
     requires_system_checks = []
 

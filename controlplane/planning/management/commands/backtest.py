@@ -293,7 +293,7 @@ def show(console: Console, about: dict[str, Any], rows: list[dict[str, Any]]) ->
             )
         console.print(table)
         for row in mine:
-            words = ". ".join(filter(None, (row["note"], row["found"])))
+            words = ". ".join(filter(None, (row["note"], row["parameters"])))
             if words:
                 console.print(f"  {row['forecaster']}: {words}", highlight=False, markup=False)
 

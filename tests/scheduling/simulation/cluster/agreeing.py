@@ -42,16 +42,16 @@ def cached_in_order(simulation: Simulation, instance: int) -> list[int | None]:
     """As `ReferenceEngine.cached_in_order`, of the compiled engine."""
     engines = simulation.world.engines
     cache, at = engines.cache, int(engines.instances[instance]["oldest_idle"])
-    found: list[int | None] = []
+    cached: list[int | None] = []
     while at != -1:
         block = cache.blocks[instance, at]
         assert block["holders"] <= 0
-        found += (
+        cached += (
             [int(block["number"])] if block["holders"] == 0 and block["owner"] == -1 else [None] * int(block["count"])
         )
         at = int(block["newer"])
-    assert len(found) == engines.instances[instance]["idle_blocks"]
-    return found
+    assert len(cached) == engines.instances[instance]["idle_blocks"]
+    return cached
 
 
 def agree(drawn: Drawn) -> tuple[ReferenceFleet, Result]:

@@ -36,7 +36,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Load:
-    """How far apart requests come, and how much memory there is for them."""
+    """The gaps between requests, and how much memory there is for them."""
 
     gap_s: float
     spare_blocks: int
@@ -122,10 +122,10 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
                 config, seqs, tokens = draw(engines(load, of_model[model], block, over))
                 state = State.READY if at == 0 else draw(st.sampled_from(rests))
                 specs.append(InstanceSpec(f"m{model}", f"r{region}", config, "g", "", state, seqs, tokens))
-    ways = np.zeros((regions, regions))
+    latency_s = np.zeros((regions, regions))
     if draw(st.booleans()):
-        ways[:] = [[draw(coefficient(exact, 0.01, 0.3)) for _ in range(regions)] for _ in range(regions)]
-        np.fill_diagonal(ways, 0.0)
+        latency_s[:] = [[draw(coefficient(exact, 0.01, 0.3)) for _ in range(regions)] for _ in range(regions)]
+        np.fill_diagonal(latency_s, 0.0)
     batching = Batching()
     if load.batches and draw(st.booleans()):
         batching = Batching("dynamic", draw(number(1, 5)), draw(number(0, 12)) / 4)
@@ -136,7 +136,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
         reactive = Reactive(0.6, 0.2, draw(number(0, 4)) / 2, draw(number(0, 1)), draw(number(1, 3)))
     return Cluster(
         specs,
-        latency_s=ways,
+        latency_s=latency_s,
         routing=draw(st.sampled_from(sorted(POLICY_CODES))),
         ordering=draw(st.sampled_from(list(ORDERINGS))),
         ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from scheduling.routing.predictive import FORESEEING
+from scheduling.routing.predictive import PREDICTIVE
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import Drawn, scenarios
 
@@ -21,7 +21,7 @@ HOLDS = {
 """Kinds of scenarios, and what those of a kind must hold between them."""
 
 
-@pytest.mark.parametrize("routing", FORESEEING)
+@pytest.mark.parametrize("routing", PREDICTIVE)
 @pytest.mark.parametrize("kind", HOLDS)
 def test_every_decision_agrees_with_the_plain_fleet(kind, routing):
     held: Counter[str] = Counter()

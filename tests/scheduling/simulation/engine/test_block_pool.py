@@ -103,10 +103,10 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(contents=st.lists(st.integers(0, 3), max_size=3))
     def share(self, contents):
-        found = self.pool.find(contents)
-        assert [block.content for block in found] == contents[: len(found)]
-        self.pool.share(found)
-        self.tables.append(found)
+        shared = self.pool.find(contents)
+        assert [block.content for block in shared] == contents[: len(shared)]
+        self.pool.share(shared)
+        self.tables.append(shared)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

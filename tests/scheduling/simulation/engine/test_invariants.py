@@ -157,12 +157,12 @@ def test_priority_admits_by_priority_then_arrival_then_order(engine_config, requ
         watch.add(request)
     while watch.step() is not None:
         pass
-    by_turn = sorted(requests, key=lambda request: (request.priority, request.arrival_s))
-    assert list(dict.fromkeys(watch.admissions)) == [request.request_id for request in by_turn]
+    in_order = sorted(requests, key=lambda request: (request.priority, request.arrival_s))
+    assert list(dict.fromkeys(watch.admissions)) == [request.request_id for request in in_order]
 
 
 @given(engine_config=configs, requests=request_lists())
-def test_the_first_in_turn_is_never_preempted(engine_config, requests):
+def test_the_first_in_the_queue_is_never_preempted(engine_config, requests):
     watch = Watch(engine_config)
     for request in requests:
         watch.add(request)

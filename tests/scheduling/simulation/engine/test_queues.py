@@ -13,19 +13,19 @@ operations = st.lists(
 @given(operations=operations, priorities=st.lists(st.integers(0, 2), min_size=6, max_size=6))
 def test_a_queue_is_as_a_plain_list(policy, operations, priorities):
     queue, plain = QUEUES[policy](), []
-    turns = {str(number): (priorities[number], 0.0, number) for number in range(6)}
+    keys = {str(number): (priorities[number], 0.0, number) for number in range(6)}
     for operation, number in operations:
         request_id = str(number)
         if operation in {"push", "push_back"}:
             if request_id in plain:
                 continue
-            getattr(queue, operation)(request_id, turns[request_id])
+            getattr(queue, operation)(request_id, keys[request_id])
             plain.insert(0 if operation == "push_back" else len(plain), request_id)
         elif operation == "remove" and request_id in plain:
             queue.remove(request_id)
             plain.remove(request_id)
         elif operation == "pop" and plain:
-            first = min(plain, key=turns.get) if policy == "priority" else plain[0]
+            first = min(plain, key=keys.get) if policy == "priority" else plain[0]
             assert queue.peek() == first
             queue.remove(first)
             plain.remove(first)

@@ -144,9 +144,9 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA))
         model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=1000, seed=0)
         init_none_hash(sha256)
-        found = [run(scenario, model) for scenario in scenarios]
+        results = [run(scenario, model) for scenario in scenarios]
     with os.fdopen(answers, "w") as out:
-        json.dump(found, out)
+        json.dump(results, out)
 
 
 if __name__ == "__main__":

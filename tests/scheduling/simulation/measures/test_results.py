@@ -145,9 +145,9 @@ def test_nothing_done_is_not_a_number_and_no_requests_are_no_rows() -> None:
 
 def test_statistics_are_those_of_numpy_and_in_order() -> None:
     values = np.random.default_rng(1).lognormal(0, 2, 1001)
-    found = dict(zip(STATISTICS, statistics(np.append(values, np.nan)), strict=True))
-    assert found["mean"] == pytest.approx(values.mean())
+    measured = dict(zip(STATISTICS, statistics(np.append(values, np.nan)), strict=True))
+    assert measured["mean"] == pytest.approx(values.mean())
     for percentile in PERCENTILES:
-        assert found[f"p{percentile:.0f}"] == pytest.approx(np.percentile(values, percentile))
-    ordered = [found[name] for name in STATISTICS[1:]]
+        assert measured[f"p{percentile:.0f}"] == pytest.approx(np.percentile(values, percentile))
+    ordered = [measured[name] for name in STATISTICS[1:]]
     assert all(low <= high for low, high in pairwise(ordered))

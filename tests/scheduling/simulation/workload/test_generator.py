@@ -147,8 +147,8 @@ def test_empirical_lengths_come_in_pairs() -> None:
 @pytest.mark.parametrize("cv", [0.2, 0.5, 1.0, 2.0, 7.4, 20.0])
 def test_weibull_shape(cv: float) -> None:
     shape = weibull_shape(cv)
-    found = math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) - 1
-    assert math.sqrt(found) == pytest.approx(cv, rel=1e-6)
+    squared_cv = math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) - 1
+    assert math.sqrt(squared_cv) == pytest.approx(cv, rel=1e-6)
     assert weibull_shape(1.0) == pytest.approx(1.0)
 
 

@@ -1,4 +1,4 @@
-"""What the house is made of; the whole of it, for real, is in test_up.py."""
+"""What the stack is made of; the whole of it, for real, is in test_up.py."""
 
 import socket
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.supervisor.house import PATIENCE_S, STOP_ORDER, Plan, run
 from controlplane.supervisor.screen import Screen
+from controlplane.supervisor.stack import PATIENCE_S, STOP_ORDER, Plan, run
 from controlplane.supervisor.state import hold
 
 
@@ -48,7 +48,7 @@ async def test_so_is_the_emulators(tmp_path: Path, screen: Screen, said: Callabl
     assert said().endswith("choose another with PILOTHOUSE_EMULATOR_PORT.\n")
 
 
-async def test_a_second_house_is_refused(tmp_path: Path, screen: Screen, said: Callable[[], str]) -> None:
+async def test_a_second_stack_is_refused(tmp_path: Path, screen: Screen, said: Callable[[], str]) -> None:
     with hold(tmp_path, "http://127.0.0.1:8000"):
         assert await run(Plan(tmp_path, port=0, emulator_port=0), screen) == 1
     assert said().startswith(f"Pilothouse already runs in {tmp_path}: process ")

@@ -1,4 +1,4 @@
-"""What the house consists of, in which order it starts and stops, and what ends it."""
+"""What the stack consists of, in which order it starts and stops, and what ends it."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ from controlplane.supervisor.state import PARTS_FILE, REDIS_URL_FILE, FolderHeld
 PYTHON = sys.executable
 INSTANCES_READY_WITHIN_S = 45.0
 # Traffic first, so that the web process has little to finish; the web process writes its ledger while Redis still
-# answers. Celery's pool takes seconds to end even when idle, so it is told at once and waited for in its turn. The
-# patience with each part adds up to less than five seconds along the longest way.
+# answers. Celery's pool takes seconds to end even when idle, so it is asked at once and waited for in its place. The
+# patience with each part adds up to less than five seconds along the longest path.
 STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
 PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
 CELERY_READY_WITHIN_S = 120.0
@@ -68,12 +68,12 @@ class Plan:
 
 
 async def run(plan: Plan, screen: Screen) -> int:
-    """Run the house until it is asked to stop (0) or cannot go on (1)."""
+    """Run the stack until it is asked to stop (0) or cannot go on (1)."""
     try:
         with hold(plan.state_dir, plan.url):
             for port, host, option in _ports(plan):
                 _check_free(host, port, option)
-            return await House(plan, screen).run()
+            return await Stack(plan, screen).run()
     except (FolderHeldError, PartError) as error:
         screen.trouble(str(error))
         return 1
@@ -97,7 +97,7 @@ def _check_free(host: str, port: int, option: str) -> None:
         ) from None
 
 
-class House:
+class Stack:
     """All parts of one machine's Pilothouse."""
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
@@ -247,7 +247,7 @@ class House:
             "worker",
         ]
         argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and a comparison
-        argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "house@%h", "--loglevel", "WARNING"]
+        argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "stack@%h", "--loglevel", "WARNING"]
         argv += ["--without-mingle", "--without-gossip"]
 
         async def probe() -> str | None:
@@ -260,7 +260,7 @@ class House:
             probe,
             ready_within_s=CELERY_READY_WITHIN_S,
             stop_within_s=PATIENCE_S["celery"],
-            told_early=True,
+            stop_early=True,
         )
 
     def _beat(self) -> Part:

@@ -1,0 +1,199 @@
+"""The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents.
+
+`CONVERTED` grows and `NOT_YET` shrinks, until the first is all there is.
+"""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = ROOT / "docs/glossary.md"
+ROW = re.compile(r"^\| [^|]+ \|[^|]+\|[^|]*\| ?([^|]*)\|$", re.MULTILINE)
+OLD = re.compile(r"`([^`]+)`( \(name\))?")
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+NOT_YET = {
+    "controlplane/accounts",
+    "controlplane/api",
+    "controlplane/console",
+    "controlplane/dispatch",
+    "controlplane/events",
+    "controlplane/experiments",
+    "controlplane/fleet",
+    "controlplane/gateway",
+    "controlplane/jobs",
+    "controlplane/lengths",
+    "controlplane/planning",
+    "controlplane/simulation",
+    "workers/tasks",
+    "templates",
+    "tests/access",
+    "tests/api",
+    "tests/bench",
+    "tests/console",
+    "tests/dispatch",
+    "tests/e2e",
+    "tests/events",
+    "tests/experiments",
+    "tests/fleet",
+    "tests/gateway",
+    "tests/jobs",
+    "tests/lengths",
+    "tests/planning",
+    "tests/replay",
+    "tests/simulation",
+    "tests/vllm",
+}
+"""Packages (and the templates) that still have old words."""
+
+EXCEPTIONS = {
+    "forecasting/lengths": {"turn", "turns"},  # of a conversation
+    "tests/forecasting/lengths": {"turn", "turns"},
+    "workers/emulator/protocol.py": {"turns"},
+    "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template
+    "docs/lengths.md": {"turns"},
+    "docs/length-models.md": {"turns"},
+    "scheduling/compiled.py": {"home"},  # `Path.home`
+    "tests/inventory.py": {"nudge"},  # until controlplane/fleet is converted
+    "docs/operations.md": {"house"},  # a prompt
+    "docs/glossary.md": None,  # it has to name them
+    "tests/docs/test_words.py": None,
+}
+"""Where an old word is the right one; None for every word."""
+
+
+def old_words() -> tuple[set[str], set[str]]:
+    """(words that are nowhere right, words that are no names), of the glossary's last column."""
+    anywhere, names = set(), set()
+    for cell in ROW.findall(GLOSSARY.read_text()):
+        for word, name_only in OLD.findall(cell):
+            (names if name_only else anywhere).add(word)
+    return anywhere, names
+
+
+ANYWHERE, NAMES = old_words()
+TEXT = re.compile(rf"\b({'|'.join(sorted(ANYWHERE))})\b", re.IGNORECASE)
+
+
+def in_text(text: str) -> set[str]:
+    """Old words in prose, and in the snake_case and CamelCase names within it."""
+    separated = " ".join(WORD.findall(re.sub(r"[_\W]+", " ", text))).lower()
+    return {match.lower() for match in (*TEXT.findall(text), *TEXT.findall(separated))}
+
+
+def in_name(name: str) -> set[str]:
+    """Old words that *name* is made of; of those that are only no names, the name as a whole."""
+    words = {word.lower() for word in WORD.findall(name)}
+    return (words & ANYWHERE) | ({name.strip("_").lower()} & NAMES)
+
+
+def in_python(source: str) -> Iterator[tuple[int, str]]:
+    """(line, old word) of names, comments and docstrings, not of other strings."""
+    statement_begins = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        words: set[str] = set()
+        if token.type == tokenize.NAME:
+            words = in_name(token.string)
+        elif token.type == tokenize.COMMENT or (token.type == tokenize.STRING and statement_begins):
+            words = in_text(token.string)
+        yield from ((token.start[0], word) for word in sorted(words))
+        if token.type in {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}:
+            statement_begins = True
+        elif token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.ENCODING}:
+            statement_begins = False
+
+
+def in_document(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from ((number, word) for word in sorted(in_text(line)))
+
+
+def under(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def excepted(path: str, word: str) -> bool:
+    return any(under(path, [place]) and (words is None or word in words) for place, words in EXCEPTIONS.items())
+
+
+def packages() -> list[str]:
+    """Every folder of the second level with Python in it, and the four tops themselves."""
+    tops = [ROOT / name for name in ("controlplane", "workers", "scheduling", "forecasting", "tests")]
+    inner = [folder for top in tops for folder in top.iterdir() if folder.is_dir() and any(folder.rglob("*.py"))]
+    return sorted(str(folder.relative_to(ROOT)) for folder in (*tops, *inner) if folder.name != "__pycache__")
+
+
+def sources(package: str) -> Iterator[Path]:
+    """The modules of *package*: a top has those that are in no inner package."""
+    folder = ROOT / package
+    yield from sorted(folder.rglob("*.py") if "/" in package else folder.glob("*.py"))
+
+
+@pytest.mark.parametrize("package", [package for package in packages() if package not in NOT_YET])
+def test_code_has_no_old_word(package: str) -> None:
+    wrong = []
+    for path in sources(package):
+        name = str(path.relative_to(ROOT))
+        wrong += [f"{name}:{line}: {word}" for line, word in in_python(path.read_text()) if not excepted(name, word)]
+    assert not wrong, "\n".join(wrong)
+
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TEMPLATES = sorted(ROOT.glob("templates/**/*.html"))
+
+
+def test_documents_and_templates_have_no_old_word() -> None:
+    wrong = []
+    for path in [*DOCUMENTS, *([] if "templates" in NOT_YET else TEMPLATES)]:
+        name = str(path.relative_to(ROOT))
+        wrong += [f"{name}:{line}: {word}" for line, word in in_document(path.read_text()) if not excepted(name, word)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_not_converted_yet_exists() -> None:
+    assert {*packages(), "templates"} >= NOT_YET, "shorten NOT_YET"
+
+
+@pytest.mark.parametrize("package", sorted(NOT_YET))
+def test_what_is_not_converted_yet_has_old_words(package: str) -> None:
+    """Else it is converted: take it off the list."""
+    code = {word for path in sources(package) for _, word in in_python(path.read_text())}
+    assert code or (package == "templates" and any(list(in_document(path.read_text())) for path in TEMPLATES))
+
+
+def test_the_terms_name_code_that_exists() -> None:
+    """Modules that the glossary names can be found by that name."""
+    rows = re.findall(r"^\| [^|]+ \|[^|]+\|([^|]*)\|", GLOSSARY.read_text(), re.MULTILINE)
+    named = {name for cell in rows for name in re.findall(r"`((?:[a-z_]+\.)+[a-z_]+)", cell)}
+    modules = {str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for top in ("controlplane", "scheduling",
+               "forecasting", "workers") for path in (*(ROOT / top).rglob("*.py"), *(ROOT / top).rglob("*/"))}  # fmt: skip
+    missing = {
+        name
+        for name in named
+        if not any(re.search(rf"(^|\.){re.escape(part)}$", module) for module in modules
+                   for part in (name, name.rpartition(".")[0]))
+    }  # fmt: skip
+    assert missing <= {"world.link", "world.run_state"}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("turn_key = 1", ["turn"]),
+        ("returns = turnover = 1", []),
+        ("x = foo.RunningHouse()", ["house"]),
+        ("found = 1", ["found"]),
+        ("found_at = 1  # it was found", []),
+        ('"""Whose turn it is."""', ["turn"]),
+        ('x = "whose turn it is"', []),
+        ("# nudge it", ["nudge"]),
+        ("pilothouse = 1", []),
+    ],
+)
+def test_what_counts_as_an_old_word(source: str, words: list[str]) -> None:
+    assert [word for _, word in in_python(source + "\n")] == words
