@@ -34,7 +34,7 @@ class InventoryAdmin(AuditedAdmin):
     """Every change is felt by the gateways at once."""
 
     def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
-        transaction.on_commit(services.nudge)
+        transaction.on_commit(services.notify)
 
 
 @admin.register(Region)

@@ -16,7 +16,7 @@ from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
 from scheduling.planning.solvers.cuts import violated_cuts
 from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
-from scheduling.planning.solvers.exact_subprocess import solve_aside
+from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.relaxation import Relaxation
 from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search
@@ -161,7 +161,7 @@ def _exactly(
     problem: Problem, draft: Draft, gap: float, time_limit_s: float, shortage: bool = False
 ) -> tuple[Solved | None, str]:
     """By HiGHS, else by CBC, else None; and what went wrong."""
-    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_aside
+    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess
     cuts = () if shortage else draft.cuts
     ends_s = time.monotonic() + time_limit_s
     notes: list[str] = []

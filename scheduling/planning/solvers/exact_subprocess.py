@@ -21,7 +21,7 @@ ASKED_SHARE = 0.7
 """Share of the time that the solver is asked to keep to, so that what it has found by then is not lost with the process."""
 
 
-def solve_aside(
+def solve_in_subprocess(
     problem: Problem,
     gap: float,
     time_limit_s: float,

@@ -13,7 +13,7 @@ from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import plan_fast, solve
 from scheduling.planning.solvers import exact, exact_subprocess, relaxation
 from scheduling.planning.solvers.exact import OutOfTime, SolverLost, solve_exact
-from scheduling.planning.solvers.exact_subprocess import solve_aside
+from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.relaxation import Relaxation
 from tests.scheduling.planning.problems import plain_rows, synthetic
 
@@ -116,13 +116,13 @@ def test_the_time_limit_holds_in_a_process_of_its_own():
     large = synthetic(20, 10, 4, seed=0)
     started_s = time.monotonic()
     with pytest.raises(OutOfTime, match="stopped after"):
-        solve_aside(large, 0.0, 0.3)
+        solve_in_subprocess(large, 0.0, 0.3)
     # No judgement of speed: without the limit this takes minutes.
     assert time.monotonic() - started_s < 30.0
 
 
 def test_the_process_answers_as_the_call_does(problem):
-    there, here = solve_aside(problem, 0.005, 60.0), solve_exact(problem, 0.005, 60.0)
+    there, here = solve_in_subprocess(problem, 0.005, 60.0), solve_exact(problem, 0.005, 60.0)
     assert there.proved
     assert there.bound == pytest.approx(here.bound)
     assert (there.targets == here.targets).all()
@@ -130,7 +130,7 @@ def test_the_process_answers_as_the_call_does(problem):
 
 def test_an_error_in_the_process_comes_back(problem):
     with pytest.raises(SolverLost, match="found no plan"):
-        solve_aside(replace(problem, capacity=problem.instances.sum(axis=0) // 4, spot=0), 0.005, 60.0)
+        solve_in_subprocess(replace(problem, capacity=problem.instances.sum(axis=0) // 4, spot=0), 0.005, 60.0)
 
 
 def test_a_process_that_dies_costs_only_the_exact_plan(monkeypatch):
