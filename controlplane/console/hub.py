@@ -25,7 +25,7 @@ from redis.retry import Retry
 from controlplane.console import selectors
 from controlplane.console.attention import Known
 from controlplane.console.state import SILENT_S, LiveState, Source, state_of, without_summaries
-from controlplane.gateway.summary import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
 logger = logging.getLogger(__name__)
 

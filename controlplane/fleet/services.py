@@ -27,7 +27,7 @@ from controlplane.fleet.states import Action, ActionError, InstanceState, check_
 
 logger = logging.getLogger(__name__)
 
-INVENTORY_CHANNEL = "pilothouse:nudge"
+INVENTORY_CHANNEL = "pilothouse:inventory"
 REDIS_TIMEOUT_S = 0.3
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
 # For the one message that hurries a command: fail in well under a second, since the row is already safe.

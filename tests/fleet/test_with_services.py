@@ -101,10 +101,10 @@ def test_a_command_is_told_to_the_workers(redis_url, make_instance):
 
 def test_a_notification_is_heard(redis_url):
     with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe("pilothouse:nudge")
+        heard.subscribe("pilothouse:inventory")
         heard.get_message(timeout=5)  # the subscription itself
         assert services.notify() is True
-        assert until(heard.get_message)["channel"] == b"pilothouse:nudge"
+        assert until(heard.get_message)["channel"] == b"pilothouse:inventory"
 
 
 def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):

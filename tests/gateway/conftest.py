@@ -1,6 +1,7 @@
 """A whole gateway in the test's own event loop: uvicorn, database, scripted backends; no Redis."""
 
 import asyncio
+import gc
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from django.conf import settings
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
 
@@ -60,11 +62,13 @@ async def serving(gateway: Gateway):
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-        if task.done():
-            task.result()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda: 0)  # half a second in a process as large as pytest's, for every gateway
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+            if task.done():
+                task.result()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
@@ -90,7 +94,7 @@ async def house(transactional_db, house_options, monkeypatch):
             await backend.start()
             stack.push_async_callback(backend.stop)
         await database_sync_to_async(make_rows)(backends, **options)
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
