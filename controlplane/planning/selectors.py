@@ -143,7 +143,6 @@ class Window:
     upper_80: float
     lower_95: float
     upper_95: float
-    forecast_id: int
 
 
 def windows_of(forecast: Forecast) -> list[Window]:
@@ -154,7 +153,7 @@ def windows_of(forecast: Forecast) -> list[Window]:
     # A begin between two whole windows is counted to the one it lies in, so that forecasts of one series line up.
     first = int(forecast.start_at.timestamp()) // forecast.window_s
     return [
-        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values, forecast_id=forecast.pk)
+        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
         for at, values in enumerate(columns)
     ]
 

@@ -39,7 +39,8 @@ def binding_rows(plan: Plan) -> list[str]:
         if binds(able, float(smallest[i, j]), float(problem.need_tokens_per_s[i, j])):
             share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
             found.append(
-                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served at home, and {_rate(able)} can be"
+                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served in its own region,"
+                f" and {_rate(able)} can be"
             )
         if 0 < counts[i, j] == problem.min_instances[i, j]:
             found.append(f"{name}: at its minimum of {_count(counts[i, j])}")
@@ -68,7 +69,7 @@ def short_rows(plan: Plan) -> list[str]:
         need, short = problem.need_tokens_per_s[i, j], missing.home_tokens_per_s[i, j]
         found.append(
             f"{problem.models[i]} in {problem.regions[j]}: {_rate(served[i, j])} of the {_rate(need)} that must be served"
-            f" at home can be, {_rate(short)} cannot{_cause(plan, i, j)}"
+            f" in its own region can be, {_rate(short)} cannot{_cause(plan, i, j)}"
         )
     for i, j in np.argwhere(missing.instances > 0).tolist():
         found.append(
@@ -149,7 +150,7 @@ def _why_more(plan: Plan, i: int, j: int, k: int, present: NDArray[np.float64]) 
     others_fall = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] < 0).tolist()]
     sources = _sources(plan, i, j, k)
     if home < need * (1 - TOLERANCE):
-        return f"{_rate(need)} must be served at home, and present instances serve {_rate(home)}{sources}"
+        return f"{_rate(need)} must be served in its own region, and present instances serve {_rate(home)}{sources}"
     if problem.instances[i, j].sum() < problem.min_instances[i, j]:
         return f"below the minimum of {_count(problem.min_instances[i, j])}{sources}"
     if present[i].sum() < total * (1 - TOLERANCE):
@@ -174,6 +175,6 @@ def _why_fewer(plan: Plan, i: int, j: int, k: int, served: NDArray[np.float64]) 
         return f"replaced by {', '.join(grown)}, which costs less for as much; saves ${saved:,.2f}"
     need = problem.need_tokens_per_s[i, j]
     return (
-        f"{_rate(need)} must be served at home, and {_rate(served[i, j])} still can be,"
+        f"{_rate(need)} must be served in its own region, and {_rate(served[i, j])} still can be,"
         f" {_rate(served[i].sum())} in all regions; saves ${saved:,.2f}"
     )

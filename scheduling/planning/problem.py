@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 TOLERANCE = 1e-6
 """Share of a row's need that may be missing through rounding of floats while the row still counts as held."""
 HOME_SHARE = 0.25
-"""What a token that a region cannot serve at home weighs beside one that no region can serve."""
+"""What a token that a region cannot serve itself weighs beside one that no region can serve."""
 BEYOND_HALF = 4.0
 """How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
 

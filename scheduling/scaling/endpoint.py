@@ -175,7 +175,7 @@ def valid(advice: Advice | None, now_s: float) -> bool:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if isfinite(share) else "beyond measure"
+    return f"{100 * share:.0f} %" if isfinite(share) else "unbounded"
 
 
 def use_words(view: EndpointView) -> str:

@@ -46,8 +46,6 @@ class IlpAdvisor:
     niw_share: float = 1.0
     fill: float = 1.0
     """Share of the capability that is planned with."""
-    solved: int = 0
-    solver_s: float = 0.0
     _cost: StartCosts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +111,6 @@ class IlpAdvisor:
                 buffer_tokens_per_s=self.niw_share * niw.reshape(shape),
             )
         )
-        self.solved += 1
-        self.solver_s += plan.wall_s
         return np.asarray(table("instances") + plan.delta[:, :, 0]).reshape(-1)
 
 

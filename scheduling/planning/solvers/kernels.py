@@ -44,7 +44,7 @@ class Terms(NamedTuple):
     need_total: NDArray[np.float64]
     """(l,)"""
     home_weight: NDArray[np.float64]
-    """(l,): price of a token a second missing at home."""
+    """(l,): price of a token a second missing in its own region."""
     total_weight: NDArray[np.float64]
     """(l,): price of a token a second missing everywhere."""
     instance_weight: NDArray[np.float64]

@@ -25,11 +25,11 @@ def test_own_need_own_spot():
     plan = solve(problem, gap=0.0)
     assert plan.delta.tolist() == [[[2, 0], [0, -2]]]
     assert plan.reasons[0, 0, 0] == (
-        "+2 llama on a100 in east: 100 tokens/s must be served at home, and present instances serve 0 tokens/s"
+        "+2 llama on a100 in east: 100 tokens/s must be served in its own region, and present instances serve 0 tokens/s"
         " (1 back from its own spot, 1 on GPUs newly acquired; start $4.50)"
     )
     assert plan.reasons[0, 1, 1] == (
-        "-2 llama on h100 in west: 0 tokens/s must be served at home, and 0 tokens/s still can be,"
+        "-2 llama on h100 in west: 0 tokens/s must be served in its own region, and 0 tokens/s still can be,"
         " 200 tokens/s in all regions; saves $40.00"
     )
 
@@ -77,8 +77,8 @@ def test_rows_that_could_not_hold_say_what_stood_in_the_way():
     assert at_most.infeasible == [
         "llama, all regions: 500 tokens/s of 900 tokens/s can be served, 400 tokens/s cannot; its maximum of instances is"
         " reached",
-        "llama in east: 250 tokens/s of the 450 tokens/s that must be served at home can be, 200 tokens/s cannot; its"
-        " maximum of instances is reached",
+        "llama in east: 250 tokens/s of the 450 tokens/s that must be served in its own region can be, 200 tokens/s cannot;"
+        " its maximum of instances is reached",
     ]
     full = solve(one_model(capacity=[[2, 0], [0, 1]], demand_tokens_per_s=[[[900.0], [0.0]]]), gap=0.0)
     assert full.infeasible[0].endswith("; no room on a100 in east, h100 in east, a100 in west, h100 in west")
