@@ -98,7 +98,7 @@ ENV: dict[str, Variable] = {
         "float",
         12.0,
         "Hours for which forecasts are kept as they were made; then those of a series within an hour become one row, with"
-        " what was said last of each window.",
+        " the last forecast of each window.",
     ),
     "PILOTHOUSE_PLAN_EVERY_S": Variable("float", 3600.0, "Seconds between scaling plans."),
     "PILOTHOUSE_PLAN_DEMAND": Variable(

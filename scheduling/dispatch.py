@@ -23,7 +23,6 @@ from scheduling.queueing.waiting_set import (
     pop,
     push,
     rekey,
-    rekey_many,
     remove,
 )
 from scheduling.routing import predictive, requests_ahead
@@ -34,7 +33,6 @@ from scheduling.routing.routers import (
     POLICY_CODES,
     advance,
     advance_many,
-    fits_ever,
     has_room,
     place,
     release,
@@ -101,12 +99,10 @@ def warm_up() -> None:
     for router in POLICIES.values():
         router(fleet, endpoints, 0, 1, 1)
     has_room(fleet, 0, 1, 1)
-    fits_ever(fleet, endpoints, 0, 1, 1)
     peek(waiting, 0)
     choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, THRESHOLD)
     pressure(fleet, endpoints, 0, 0)
     index_members(fleet, endpoints)
-    rekey_many(waiting, np.zeros(1, np.int32), np.zeros(1))
     place(fleet, endpoints, 0, 1, 1)
     advance_many(fleet, *(np.zeros(0, np.int64) for _ in range(4)))
     engine_priority(0, 0, queue_key(0, 0.0, 1.0, 0, 1.0, 1.0))

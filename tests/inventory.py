@@ -24,7 +24,7 @@ from controlplane.fleet.states import InstanceState
 
 @pytest.fixture(autouse=True)
 def messages(monkeypatch):
-    """What would go out over Redis: ids of delivered commands, and "nudge". Nothing is sent."""
+    """What would go out over Redis: ids of delivered commands, and "notify". Nothing is sent."""
     sent = []
 
     def deliver(command):
@@ -33,7 +33,7 @@ def messages(monkeypatch):
         return True
 
     monkeypatch.setattr(services, "deliver", deliver)
-    monkeypatch.setattr(services, "nudge", lambda: sent.append("nudge") or True)
+    monkeypatch.setattr(services, "notify", lambda: sent.append("notify") or True)
     return sent
 
 

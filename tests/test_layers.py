@@ -241,7 +241,7 @@ def test_every_package_and_app_is_walked():
         ("controlplane.fleet.services", "from workers.tasks.fleet import run_command"),
         ("controlplane.accounts.services", "from controlplane.events.selectors import events_of"),
         ("controlplane.accounts.services", "from controlplane.events import services"),
-        ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import nudge"),
+        ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import notify"),
         ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
         ("controlplane.dispatch.floor", "def late():\n    from controlplane.planning.execution import floor"),
         ("controlplane.dispatch.dispatcher", "from controlplane.gateway.errors import ApiError"),
@@ -277,7 +277,7 @@ def test_a_wrong_import_is_caught(module, line):
         ("controlplane.accounts.services", "from controlplane.events.services import record"),
         ("controlplane.gateway.upstream", "from controlplane.dispatch.port import Placed"),
         ("controlplane.planning.execution.floor", "def late():\n    from workers.tasks.fleet import run_command"),
-        ("controlplane.accounts.admin", "from controlplane.fleet.services import nudge"),
+        ("controlplane.accounts.admin", "from controlplane.fleet.services import notify"),
         ("controlplane.fleet.admin", "from controlplane.fleet import views"),
     ],
 )

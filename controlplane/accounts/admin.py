@@ -27,7 +27,7 @@ from controlplane.accounts.services import create_api_key, create_sign_in_link, 
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.services import nudge
+from controlplane.fleet.services import notify
 
 if TYPE_CHECKING:
     from django.contrib.admin.options import _FieldsetSpec
@@ -170,7 +170,7 @@ class TenantAdmin(AuditedAdmin[Tenant]):
         return tenant.usable_keys
 
     def after_write(self, request: HttpRequest, row: Tenant, *, created: bool) -> None:
-        transaction.on_commit(nudge)
+        transaction.on_commit(notify)
 
 
 @admin.register(Membership)

@@ -68,7 +68,7 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> dict[str
     """Forecasts of demand, newest first: of all SLO classes together, or of the one that `slo_class` names.
 
     They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
-    series that were made within an hour are one row, with what was said last of each window; its note says so.
+    series that were made within an hour are one row, with the last forecast of each window; its note says so.
     """
     exact = {"model": query.model, "region": query.region, "quantity": query.quantity}
     rows = Forecast.objects.filter(slo_class=query.slo_class)

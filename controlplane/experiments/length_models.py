@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from django.conf import settings
+from django.conf import settings as django_settings
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.experiments.foreseen_demand import Told
+from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from forecasting.lengths import MODELS
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.proxy import Effort, Proxy
@@ -59,56 +59,13 @@ PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
 CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
-def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
-    """Fit and test every model. *options*: data, seed, encoder, quick, thorough, strategies (models, commas between).
-
-    Raises DataMissing where the data sets are not there, and ValueError for an unknown model or encoder.
-    """
-    quick, seed = bool(options.get("quick")), int(options["seed"])
-    effort = QUICK if quick else THOROUGH if options.get("thorough") else EFFORT
-    data, encoder = Path(options["data"]), str(options.get("encoder") or MINILM)
-    wanted = options["strategies"].split(",") if options.get("strategies") else list(ORDER)
-    if unknown := set(wanted) - set(ORDER):
-        raise ValueError(f"--strategies: {sorted(unknown)[0]!r} is none of {', '.join(ORDER)}.")
-    split = read_sets(data)
-    test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
-    prompts = len({each.query.text for each in split.training})
-    edges = class_edges([sample.output_tokens for sample in split.training])
-    rows: list[dict[str, Any]] = []
-    teacher: LengthModel | None = None
-    for place, name in enumerate(each for each in ORDER if each in wanted):
-        told("models", place, len(wanted))
-        model = _new(name, encoder, effort, seed, told)
-        rows.append(_row(name, _fitted(model, split.training), test, edges))
-        if isinstance(model, Student) and teacher is not None:
-            rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
-        if isinstance(model, Ours):
-            teacher = model
-    told("models", len(wanted), len(wanted))
-    return {
-        "paper": "lengths",
-        "encoder": encoder,
-        "effort": {"quick": quick, "tuned_samples": effort.tuned, "read_prompts": min(effort.read, prompts)},
-        "seed": seed,
-        "training": {"samples": len(split.training), "prompts": prompts},
-        "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
-        "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
-        "rows": rows,
-        "floor": _floor(temperature_lengths(data)),
-        "among_models": _among_models(test, edges),
-        "ssjf_released": _released(proxy_predictions(data)),
-        "reported": PAPER,
-        "verdict": _verdict(rows),
-    }
-
-
-def _new(name: str, encoder: str, effort: Effort, seed: int, told: Told) -> LengthModel:
+def _new(name: str, encoder: str, effort: Effort, seed: int, progress: Progress) -> LengthModel:
     kind: Any = MODELS[name]
     quick = effort is QUICK
     if issubclass(kind, Proxy):
-        made: LengthModel = kind(encoder, effort, seed, told)
+        made: LengthModel = kind(encoder, effort, seed, progress)
     elif issubclass(kind, Ours):
-        made = kind(encoder, Path(settings.STATE_DIR) / "lengths", seed, told, QUICK_TREES if quick else 120)
+        made = kind(encoder, Path(django_settings.STATE_DIR) / "lengths", seed, progress, QUICK_TREES if quick else 120)
     elif issubclass(kind, Trees):
         made = kind(QUICK_TREES, seed) if quick else kind(seed=seed)
     else:
@@ -246,64 +203,139 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
-    """Print what `measure` gave."""
-    test, training = result["test"], result["training"]
-    table = Table(
-        title=f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
-        f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
-        f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
+class LengthModels(Experiment):
+    name = "lengths"
+    paper = "SSJF, PreServe"
+    section = "Table 2 of each"
+    measures = "error, accuracy, cost of every length model on the same prompts, and the noise floor"
+    results = "length-models.md#the-table"
+    options = (
+        DATA,
+        SEED,
+        Option("strategies", "models, separated by commas (default all)", among=ORDER, several=True),
+        Option("encoder", "minilm, a folder or a name on the Hugging Face hub", MINILM),
+        Option("quick", "fewer samples for encoders, smaller test", flag=True, default=False, group="effort"),
+        Option("thorough", "encoders read all prompts; takes hours", flag=True, default=False, group="effort"),
     )
-    table.add_column("Length model")
-    for head in (
-        "MAE",
-        "Acc-25",
-        "Acc-50",
-        "Acc-100",
-        "rank",
-        "5 classes",
-        "paper",
-        "pinball",
-        "fit, core s",
-        "ms each",
-    ):
-        table.add_column(head, justify="right")
-    for row in result["rows"]:
-        reported = result["reported"]["ssjf"].get(row["model"])
-        table.add_row(
-            row["model"],
-            f"{row['mae']:.1f}",
-            *(f"{100 * row[name]:.1f} %" for name in ("acc_25", "acc_50", "acc_100")),
-            f"{row['rank_correlation']:.3f}",
-            f"{row['five_class_accuracy']:.3f}",
-            "-" if reported is None else f"{reported:.3f}",
-            f"{row['pinball']:.1f}",
-            f"{row['fit_s']:.0f}",
-            f"{row['predict_ms']:.2f}",
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        """Fit and test every model. Raise DataMissing without the data sets, ValueError for an unknown encoder."""
+        quick, seed = settings["quick"], settings["seed"]
+        effort = QUICK if quick else THOROUGH if settings["thorough"] else EFFORT
+        data, encoder, wanted = settings["data"], settings["encoder"], settings["strategies"]
+        split = read_sets(data)
+        test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
+        prompts = len({each.query.text for each in split.training})
+        edges = class_edges([sample.output_tokens for sample in split.training])
+        rows: list[dict[str, Any]] = []
+        teacher: LengthModel | None = None
+        for place, name in enumerate(wanted):
+            progress("models", place, len(wanted))
+            model = _new(name, encoder, effort, seed, progress)
+            rows.append(_row(name, _fitted(model, split.training), test, edges))
+            if isinstance(model, Student) and teacher is not None:
+                rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
+            if isinstance(model, Ours):
+                teacher = model
+        progress("models", len(wanted), len(wanted))
+        return {
+            "paper": "lengths",
+            "encoder": encoder,
+            "effort": {"quick": quick, "tuned_samples": effort.tuned, "read_prompts": min(effort.read, prompts)},
+            "seed": seed,
+            "training": {"samples": len(split.training), "prompts": prompts},
+            "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
+            "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
+            "rows": rows,
+            "floor": _floor(temperature_lengths(data)),
+            "among_models": _among_models(test, edges),
+            "ssjf_released": _released(proxy_predictions(data)),
+            "reported": PAPER,
+            "verdict": _verdict(rows),
+        }
+
+    def show(self, console: Console, result: Result) -> None:
+        test, training = result["test"], result["training"]
+        table = Table(
+            title=f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
+            f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
+            f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
         )
-    for name, reported in result["reported"]["preserve"].items():
-        accuracies = (f"{100 * reported[each]:.1f} %" for each in ("acc_25", "acc_50", "acc_100"))
-        table.add_row(f"PreServe's Table 2: {name}", f"{reported['mae']:.1f}", *accuracies, *["-"] * 6, style="dim")
-    console.print(table)
-    floor = result["floor"]
-    console.print(
-        f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
-        f" {floor['median_cv']:.2f}; who knows a prompt's two other answers is off by {floor['others_mae']:.1f} tokens"
-        f" (mean length {floor['mean_tokens']:.0f}), Acc-25 {100 * floor['others_acc_25']:.1f} %."
-    )
-    if among := result["among_models"]:
+        table.add_column("Length model")
+        for head in (
+            "MAE",
+            "Acc-25",
+            "Acc-50",
+            "Acc-100",
+            "rank",
+            "5 classes",
+            "paper",
+            "pinball",
+            "fit, core s",
+            "ms each",
+        ):
+            table.add_column(head, justify="right")
+        for row in result["rows"]:
+            reported = result["reported"]["ssjf"].get(row["model"])
+            table.add_row(
+                row["model"],
+                f"{row['mae']:.1f}",
+                *(f"{100 * row[name]:.1f} %" for name in ("acc_25", "acc_50", "acc_100")),
+                f"{row['rank_correlation']:.3f}",
+                f"{row['five_class_accuracy']:.3f}",
+                "-" if reported is None else f"{reported:.3f}",
+                f"{row['pinball']:.1f}",
+                f"{row['fit_s']:.0f}",
+                f"{row['predict_ms']:.2f}",
+            )
+        for name, reported in result["reported"]["preserve"].items():
+            accuracies = (f"{100 * reported[each]:.1f} %" for each in ("acc_25", "acc_50", "acc_100"))
+            table.add_row(f"PreServe's Table 2: {name}", f"{reported['mae']:.1f}", *accuracies, *["-"] * 6, style="dim")
+        console.print(table)
+        floor = result["floor"]
         console.print(
-            f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
-            f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
-            f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
+            f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
+            f" {floor['median_cv']:.2f}; who knows a prompt's two other answers is off by {floor['others_mae']:.1f} tokens"
+            f" (mean length {floor['mean_tokens']:.0f}), Acc-25 {100 * floor['others_acc_25']:.1f} %."
         )
-    released = result["ssjf_released"]
-    console.print(
-        f"SSJF's released predictions, {released['requests']:,.0f} requests: right class in"
-        f" {100 * released['five_class_accuracy']:.1f} % (the commonest class alone: {100 * released['commonest']:.1f} %)."
-    )
-    verdict = result["verdict"]
-    console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
-    if verdict["best_encoder"]:
-        word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
-        console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")
+        if among := result["among_models"]:
+            console.print(
+                f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
+                f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
+                f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
+            )
+        released = result["ssjf_released"]
+        console.print(
+            f"SSJF's released predictions, {released['requests']:,.0f} requests: right class"
+            f" in {100 * released['five_class_accuracy']:.1f} %"
+            f" (the commonest class alone: {100 * released['commonest']:.1f} %)."
+        )
+        verdict = result["verdict"]
+        console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
+        if verdict["best_encoder"]:
+            word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
+            console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """Ours are on other data than the papers' (LMSYS-Chat-1M, ShareGPT)."""
+        rows = {row["model"]: row for row in result["rows"]}
+        compared = [
+            Comparison(
+                f"{name}: five-class accuracy", "SSJF, Table 2", figure, _of(rows, name, "five_class_accuracy"), "share"
+            )
+            for name, figure in SSJF_TABLE_2.items()
+        ]
+        return compared + [
+            Comparison(
+                f"preserve: {measure}",
+                "PreServe, Table 2",
+                figure,
+                _of(rows, "preserve", measure),
+                "tokens" if measure == "mae" else "share",
+            )
+            for measure, figure in PRESERVE_TABLE_2["PreServe"].items()
+        ]
+
+
+def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | None:
+    return rows[model][measure] if model in rows else None

@@ -6,7 +6,7 @@ real lengths (proxy_lengths), transferred by rank; or they are the truth.
 
 The paper's routers give a request to an instance at once, and it queues there. Pilothouse holds the queue and gives work
 only where there is room, so the same routers are measured both ways: `deep`, with instances that are given everything, and
-`shallow`, as the house does it.
+`shallow`, as it runs live.
 
 The second scene asks what prefixes are worth: Mooncake's conversations, whose blocks of prompts are known, on instances
 that cache them.
@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.experiments.foreseen_demand import Told
-from controlplane.experiments.measured import rounded
-from controlplane.experiments.scenes import LLAMA_2_7B, ServedModel
+from controlplane.experiments.experiment import DATA, SCALE, SEED, Comparison, Experiment, Progress, Result, Settings
+from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel
 from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Result as Simulated
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceError, load_trace
 
@@ -171,7 +172,7 @@ def full_per_s(engine: EngineConfig, lengths: Lengths) -> float:
     return float(drawn.count * 0.9 / end_s[int(drawn.count * 0.9)])  # the last ones leave instances idle
 
 
-def measured(result: Result, slo_s: float) -> tuple[float, ...]:
+def measured(result: Simulated, slo_s: float) -> tuple[float, ...]:
     """The measures of a `Line`, in its order."""
     outcomes, output = result.outcomes, result.requests.output_tokens
     ttft_s, normalised_s = outcomes["ttft_s"], outcomes["e2e_s"] / output
@@ -193,48 +194,15 @@ def run(
     scene, predictions, per_s = about
     lines = []
     for router in ROUTERS:
-        found = [measured(Simulation(cluster(engine, router, depth), trace).run(), slo_s) for trace in traces]
-        lines.append(Line(scene, depth, predictions, per_s, router, *np.mean(found, axis=0).tolist()))
+        measures = [measured(Simulation(cluster(engine, router, depth), trace).run(), slo_s) for trace in traces]
+        lines.append(Line(scene, depth, predictions, per_s, router, *np.mean(measures, axis=0).tolist()))
     return lines
 
 
-def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
-    """Both scenes. ValueError where the data is not there."""
-    lengths = Lengths.read(options["data"])
-    lines: list[Line] = []
-    about: dict[str, Any] = {}
-    total, done = len(MODELS) * len(DEPTHS) * len(PREDICTIONS) * len(LOADS), 0
-    for model in MODELS:
-        engine = model.engine()
-        slo_s, full = SLO_FACTOR * alone_s(engine, lengths), full_per_s(engine, lengths)
-        about[model.name] = {"slo_s": slo_s, "full_per_s": full}
-        for depth in DEPTHS:
-            for predictions in PREDICTIONS:
-                for load in LOADS:
-                    told("routing", done, total)
-                    per_s = round(load * full * options["scale"], 2)
-                    traces = [
-                        lengths.requests(per_s, FIRST_SEED + options["seed"] + at, true=predictions == "true")
-                        for at in range(SEEDS)
-                    ]
-                    lines += run(engine, slo_s, traces, depth, (model.name, predictions, per_s))
-                    done += 1
-    lines += prefixes(options, told)
-    return {
-        "paper": "preserve-routing",
-        "seed": options["seed"],
-        "scale": options["scale"],
-        "about": {name: rounded(values) for name, values in about.items()},
-        "rows": [line.as_dict() for line in lines],
-        "found": found(lines),
-        "reported": PAPER,
-    }
-
-
-def prefixes(options: dict[str, Any], told: Told) -> list[Line]:
-    """Mooncake's conversations at several speeds, their lengths foreseen as well as a log-normal error of 0.5 allows."""
+def prefixes(settings: Settings, progress: Progress) -> list[Line]:
+    """Mooncake's conversations at several speeds, their lengths predicted with a log-normal error of 0.5."""
     try:
-        workload = load_trace(options["data"] / MOONCAKE, "mooncake")
+        workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
     except TraceError as error:
         raise ValueError(str(error)) from error
     engine = EngineConfig(
@@ -252,13 +220,13 @@ def prefixes(options: dict[str, Any], told: Told) -> list[Line]:
     assert hashes is not None
     full = np.minimum(np.diff(first), workload.prompt_tokens // MOONCAKE_BLOCK_TOKENS)
     blocks = [hashes[at : at + count].tolist() for at, count in zip(first[:-1].tolist(), full.tolist(), strict=True)]
-    factor = np.exp(0.5 * np.random.default_rng([options["seed"], 55]).standard_normal(len(workload)))
+    factor = np.exp(0.5 * np.random.default_rng([settings["seed"], 55]).standard_normal(len(workload)))
     predicted = np.clip(np.rint(workload.output_tokens * factor), 1, 8192)
     lines = []
     for at, speed in enumerate(MOONCAKE_SPEEDS):
-        told("prefixes", at, len(MOONCAKE_SPEEDS))
+        progress("prefixes", at, len(MOONCAKE_SPEEDS))
         trace = make_requests(
-            workload.arrival_s / (speed * options["scale"]),
+            workload.arrival_s / (speed * settings["scale"]),
             workload.prompt_tokens,
             workload.output_tokens,
             predicted_tokens=predicted,
@@ -270,7 +238,7 @@ def prefixes(options: dict[str, Any], told: Told) -> list[Line]:
     return lines
 
 
-def found(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
+def changes(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
     """What PreServe's router and ours change, by model and depth, at the load that the paper speaks of.
 
     That is the one at which `least_request` keeps as near as can be to 88.8 % of the promises; the change is that against
@@ -312,44 +280,96 @@ def _change(line: Line, baselines: Sequence[Line]) -> dict[str, float | None]:
     }
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
-    """Print *result* as tables."""
-    rows = result["rows"]
-    for key in dict.fromkeys((row["scene"], row["depth"], row["predictions"]) for row in rows):
-        table = Table(title=f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}")
-        for head in (
-            "requests/s",
-            "router",
-            "TTFT mean",
-            "p99",
-            "normalised mean",
-            "p99",
-            "SLO met",
-            "preempted",
-            "cached",
-        ):
-            table.add_column(head, justify="left" if head == "router" else "right")
-        for row in rows:
-            if (row["scene"], row["depth"], row["predictions"]) != key:
-                continue
-            table.add_row(
-                f"{row['requests_per_s']:g}",
-                row["router"],
-                f"{row['ttft_mean_s']:.3f} s",
-                f"{row['ttft_p99_s']:.3f} s",
-                f"{1000 * row['normalised_mean_s']:.1f} ms",
-                f"{1000 * row['normalised_p99_s']:.1f} ms",
-                f"{100 * row['slo_met']:.2f} %",
-                f"{row['preemptions']:.0f}",
-                f"{100 * row['cached']:.1f} %",
+class PreserveRouting(Experiment):
+    name = "preserve-routing"
+    paper = "PreServe"
+    section = "5.4"
+    measures = "TTFT, normalised latency and SLO attainment by router and load; what prefix caches are worth"
+    results = "routing.md#against-the-paper"
+    options = (DATA, SCALE, SEED)
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        """Both scenes. ValueError where the data is not there."""
+        lengths = Lengths.read(settings["data"])
+        lines: list[Line] = []
+        about: dict[str, Any] = {}
+        total, done = len(MODELS) * len(DEPTHS) * len(PREDICTIONS) * len(LOADS), 0
+        for model in MODELS:
+            engine = model.engine()
+            slo_s, full = SLO_FACTOR * alone_s(engine, lengths), full_per_s(engine, lengths)
+            about[model.name] = {"slo_s": slo_s, "full_per_s": full}
+            for depth in DEPTHS:
+                for predictions in PREDICTIONS:
+                    for load in LOADS:
+                        progress("routing", done, total)
+                        per_s = round(load * full * settings["scale"], 2)
+                        traces = [
+                            lengths.requests(per_s, FIRST_SEED + settings["seed"] + at, true=predictions == "true")
+                            for at in range(SEEDS)
+                        ]
+                        lines += run(engine, slo_s, traces, depth, (model.name, predictions, per_s))
+                        done += 1
+        lines += prefixes(settings, progress)
+        return {
+            "paper": "preserve-routing",
+            "seed": settings["seed"],
+            "scale": settings["scale"],
+            "about": {name: rounded(values) for name, values in about.items()},
+            "rows": [line.as_dict() for line in lines],
+            "found": changes(lines),
+            "reported": PAPER,
+        }
+
+    def show(self, console: Console, result: Result) -> None:
+        """Print *result* as tables."""
+        rows = result["rows"]
+        for key in dict.fromkeys((row["scene"], row["depth"], row["predictions"]) for row in rows):
+            table = Table(title=f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}")
+            for head in (
+                "requests/s",
+                "router",
+                "TTFT mean",
+                "p99",
+                "normalised mean",
+                "p99",
+                "SLO met",
+                "preempted",
+                "cached",
+            ):
+                table.add_column(head, justify="left" if head == "router" else "right")
+            for row in rows:
+                if (row["scene"], row["depth"], row["predictions"]) != key:
+                    continue
+                table.add_row(
+                    f"{row['requests_per_s']:g}",
+                    row["router"],
+                    f"{row['ttft_mean_s']:.3f} s",
+                    f"{row['ttft_p99_s']:.3f} s",
+                    f"{1000 * row['normalised_mean_s']:.1f} ms",
+                    f"{1000 * row['normalised_p99_s']:.1f} ms",
+                    f"{100 * row['slo_met']:.2f} %",
+                    f"{row['preemptions']:.0f}",
+                    f"{100 * row['cached']:.1f} %",
+                )
+            console.print(table)
+        for key, here in result["found"].items():
+            console.print(
+                f"[bold]{key}[/], at {here['requests_per_s']:g}/s (least request: {here['least_request_slo_met']:.1%})"
             )
-        console.print(table)
-    for key, here in result["found"].items():
-        console.print(
-            f"[bold]{key}[/], at {here['requests_per_s']:g}/s (least request: {here['least_request_slo_met']:.1%})"
-        )
-        for router in ("join_shortest_queue", "preserve", "least_delay"):
-            said = ", ".join(f"{name} {change:+.1%}" for name, change in here[router].items() if change is not None)
-            console.print(f"  {router}: {said}")
-    for name, reported in result["reported"].items():
-        console.print(f"The paper, {name}: " + ", ".join(f"{what} {change:+.1%}" for what, change in reported.items()))
+            for router in ("join_shortest_queue", "preserve", "least_delay"):
+                said = ", ".join(f"{name} {change:+.1%}" for name, change in here[router].items() if change is not None)
+                console.print(f"  {router}: {said}")
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """PreServe's router, and ours, against the best baseline where instances queue and lengths are predicted."""
+        return [
+            Comparison(f"{router}, {model}: {measure}", self.section, figure, _found(result, model, router, measure))
+            for model, figures in PAPER.items()
+            for measure, figure in figures.items()
+            for router in ("preserve", "least_delay")
+        ]
+
+
+def _found(result: Result, model: str, router: str, measure: str) -> float | None:
+    change: float | None = result["found"].get(f"{model}, deep, predicted", {}).get(router, {}).get(measure)
+    return change

@@ -12,19 +12,35 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from controlplane.experiments.advisors import ByCapability
-from controlplane.experiments.capability import measured_capability
-from controlplane.experiments.foreseen_demand import Floats, Foreseen, Told, foresee, windows
-from controlplane.experiments.measured import rounded
-from controlplane.experiments.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
-from controlplane.experiments.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from controlplane.experiments.experiment import (
+    SCALE,
+    SEED,
+    Comparison,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Settings,
+    percent,
+    seconds,
+)
+from controlplane.experiments.shared.advisors import CapabilityAdvisor
+from controlplane.experiments.shared.capability import measured_capability
+from controlplane.experiments.shared.demand import DemandForecasts, Floats, forecast_demand, windows
+from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
+from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from forecasting.workload import FORECASTERS
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import ByEndpoint, make_strategy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import latency_s
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Result as Simulated
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Bounds, run_strategy
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import random_bursts
@@ -33,7 +49,7 @@ from scheduling.simulation.workload.requests import Requests
 WINDOW_S: Final = 600.0
 SERVICES: Final = ("code-like", "chat-like")
 STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve")
-"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together; in the house there is only the one that is live."""
+"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together; `shallow` has only the live one."""
 DEPTHS: Final = ("deep", "shallow")
 PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
@@ -44,7 +60,7 @@ HISTORY_DAYS: Final = 7
 SURGES: Final = 3
 SURGE_S: Final = 900.0
 SURGE_FACTOR: Final = 1.7
-"""Surges that no history foretells, as the paper's code service has them."""
+"""Surges that are in no history, as the paper's code service has them."""
 
 PAPER: Final = {
     "peak_normalised_against_hybrid": -0.786,
@@ -89,37 +105,37 @@ class Setting:
     days: float
     seed: int
     workload: Workload
-    prompt: Foreseen
-    output: Foreseen
+    prompt: DemandForecasts
+    output: DemandForecasts
     capability: Capability
 
 
-def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, told: Told) -> Setting:
-    """Demand of a weekday on, forecasts of prompt and output tokens apart, and Algorithm 1."""
+def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, progress: Progress) -> Setting:
+    """Draw a weekday's demand, forecast prompt and output tokens separately, and run Algorithm 1."""
     scene = preserve(service, scale)
-    told("drawing the demand", 0, 2)
+    progress("drawing the demand", 0, 2)
     past = windows(
         scene.demand(HISTORY_DAYS, seed + 1000), scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S
     )
-    told("drawing the demand", 1, 2)
+    progress("drawing the demand", 1, 2)
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
     workload = scene.demand(days, seed, surges)
     actual = windows(workload, scene.streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
-    told("measuring what instances serve", 0, 1)
+    progress("measuring what instances serve", 0, 1)
     capability = measured_capability(
         scene.models[0].engine(), scene.clients, normalised_s=SLO_S, allowed=ALLOWED, seed=seed
     )
     prompt, output = [
-        foresee(
+        forecast_demand(
             forecaster, getattr(past, quantity), getattr(actual, quantity), WINDOW_S, 1, 2,
-            partial(told, f"forecasting {quantity} tokens by {forecaster}"),
+            partial(progress, f"forecasting {quantity} tokens by {forecaster}"),
         )
         for quantity in ("prompt", "output")
     ]  # fmt: skip
     return Setting(service, scene, days, seed, workload, prompt, output, capability)
 
 
-def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:
+def run(setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
     """Simulate the service under each of *names* at both depths; `static` keeps all instances.
 
     No floor: it would blur what is compared.
@@ -133,10 +149,10 @@ def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:
             cluster = _cluster(replace(scene, ready=scene.instances) if name == "static" else scene, depth)
             requests = scene.requests(cluster, setting.workload, setting.seed)
 
-            def progress(done: int, total: int, about: str = f"{name}, {depth}") -> None:
-                told(f"{setting.service}: simulating {about}", done, total)
+            def report(done: int, total: int, about: str = f"{name}, {depth}") -> None:
+                progress(f"{setting.service}: simulating {about}", done, total)
 
-            result = _simulate(setting, name, depth, cluster, requests, progress)
+            result = _simulate(setting, name, depth, cluster, requests, report)
             rows.append(_row(setting, name, depth, result, time.monotonic() - began_s))
     return rows
 
@@ -151,14 +167,14 @@ def _cluster(scene: Scene, depth: str) -> Cluster:
 
 def _simulate(
     setting: Setting, name: str, depth: str, cluster: Cluster, requests: Requests, progress: Callable[[int, int], None]
-) -> Result:
+) -> Simulated:
     until_s = setting.days * DAY_S
     if name == "static":
         simulation = Simulation(cluster, requests, seed=setting.seed)
         return simulation.run(tick_s=3600.0, until_s=until_s, progress=progress)
     strategy = _strategy(name, depth)
     bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
-    advisor = ByCapability(setting.prompt, setting.output, setting.capability) if strategy.uses_advice else None
+    advisor = CapabilityAdvisor(setting.prompt, setting.output, setting.capability) if strategy.uses_advice else None
     if isinstance(strategy, ReactiveByMemory | HybridByMemory):
         return run_by_memory(
             cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,
@@ -178,7 +194,7 @@ def _strategy(name: str, depth: str) -> ByEndpoint:
     return make_strategy(name)
 
 
-def _row(setting: Setting, name: str, depth: str, result: Result, wall_s: float) -> Row:
+def _row(setting: Setting, name: str, depth: str, result: Simulated, wall_s: float) -> Row:
     normalised_s = latency_s(result, "normalised")
     arrival_s = result.requests.arrival_s
     hours = result.state_s.sum(axis=0) / 3600
@@ -211,8 +227,8 @@ def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
     return float(means.max())
 
 
-def found(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """What stands beside `PAPER`, by depth and service, as far as the strategies that it takes were run.
+def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Changes to hold against `PAPER`, by depth and service, for the strategies that were run.
 
     "both" is of the sum over the services: the paper gives means of both.
     """
@@ -231,3 +247,87 @@ def found(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
                     )
                     result[name][f"{label}, {depth}"] = round(ours / theirs - 1, 4)
     return result
+
+
+class PreserveScaling(Experiment):
+    name = "preserve-scaling"
+    paper = "PreServe"
+    section = "5.3"
+    measures = "peak of normalised latency and instance-hours by scaling strategy"
+    results = "scaling.md#preserves-day"
+    options = (
+        Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
+        SCALE,
+        SEED,
+        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
+        Option("forecaster", "of prompt and output tokens; mlstm is the paper's", "mlstm", among=tuple(FORECASTERS)),
+    )
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        rows, services = [], []
+        for service in SERVICES:
+            setting = prepare(
+                service, settings["scale"], settings["days"], settings["seed"], settings["forecaster"], progress
+            )
+            rows += run(setting, settings["strategies"], progress)
+            capability = setting.capability
+            services.append(
+                {
+                    "service": service,
+                    "requests": len(setting.workload),
+                    "capability_tokens_per_s": {
+                        "prompt": round(capability.prompt_tokens_per_s, 1),
+                        "output": round(capability.output_tokens_per_s, 1),
+                        "total": round(capability.total_tokens_per_s, 1),
+                    },
+                    "forecast_error": {
+                        "prompt": round(setting.prompt.error, 4),
+                        "output": round(setting.output.error, 4),
+                    },
+                }
+            )
+        return {
+            "paper": self.name,
+            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
+            "services": services,
+            "rows": [row.as_dict() for row in rows],
+            "found": changes(rows),
+            "reported": PAPER,
+        }
+
+    def show(self, console: Console, result: Result) -> None:
+        table = Table(title=f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}")
+        for head in ("Service", "Queues", "Strategy"):
+            table.add_column(head)
+        heads = (
+            "instance-hours", "peak 5 min", "peak minute", "mean", f"within {SLO_S} s", "TTFT p95", "out/in",
+        )  # fmt: skip
+        for head in heads:
+            table.add_column(head, justify="right")
+        for row in result["rows"]:
+            latencies = (row[name] for name in ("peak_normalised_s", "peak_minute_normalised_s", "normalised_mean_s"))
+            table.add_row(
+                row["service"],
+                row["depth"],
+                row["strategy"],
+                f"{row['instance_hours']:,.1f}",
+                *(seconds(value) for value in latencies),
+                f"{100 * row['slo_met']:.2f} %",
+                seconds(row["ttft_p95_s"]),
+                f"{row['scale_outs']:,}/{row['scale_ins']:,}",
+            )
+        console.print(table)
+        for name, by_service in result["found"].items():
+            if by_service:
+                values = ", ".join(f"{service} {percent(value)}" for service, value in by_service.items())
+                console.print(f"PreServe, {name.replace('_', ' ')}: {values}")
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """PreServe over both services, by depth."""
+        found = result["found"]
+        return [
+            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, found[name].get(f"both, {depth}"))
+            for name, figure in PAPER.items()
+            for depth in DEPTHS
+            if depth == "deep" or not name.endswith("hybrid_mean")
+        ]

@@ -4,15 +4,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from controlplane.experiments.advisors import HOUR_S, ByProgramme
-from controlplane.experiments.capability import measured_capability
-from controlplane.experiments.foreseen_demand import Floats, Foreseen, Told, Windows, foresee, windows
-from controlplane.experiments.measured import Row, measure_run
-from controlplane.experiments.scenes import DAY_S, INTERACTIVE, OTHER, Scene
+from controlplane.experiments.experiment import (
+    SCALE,
+    SEED,
+    Comparison,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Settings,
+    percent,
+    seconds,
+)
+from controlplane.experiments.shared.advisors import HOUR_S, IlpAdvisor
+from controlplane.experiments.shared.capability import measured_capability
+from controlplane.experiments.shared.demand import DemandForecasts, Floats, Windows, forecast_demand, windows
+from controlplane.experiments.shared.measures import Row, measure_run
+from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
+from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
+from forecasting.workload import BEST, FORECASTERS
 from scheduling.scaling import FLOOR, Floor, Pilothouse, make_strategy
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload.columns import Workload
@@ -25,7 +41,7 @@ OWN_EVERY: Final = 2
 OWN_LOOK: Final = 5
 """Windows that our own forecasts look ahead."""
 STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse", "foreknown")
-"""`foreknown` is no strategy but what the others can be held against: LT-I every window, by the demand that will come."""
+"""`foreknown` is the oracle: LT-I every window, by the demand that will come."""
 HISTORY_WEEKS: Final = 2
 BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
@@ -47,46 +63,46 @@ class Setting:
     days: float
     seed: int
     workload: Workload
-    paper_forecasts: Foreseen
-    own_forecasts: Foreseen
-    foreknown: Foreseen
+    paper_forecasts: DemandForecasts
+    own_forecasts: DemandForecasts
+    foreknown: DemandForecasts
     other_work: Windows
     capability_tokens_per_s: Floats
 
 
 def prepare(
-    scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, own_forecaster: str, told: Told
+    scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, own_forecaster: str, progress: Progress
 ) -> Setting:
-    """Draw the demand, measure what instances serve, and forecast every hour and every window of it."""
+    """Draw the demand, measure what instances serve, and forecast its hours and windows."""
     streams = scene.streams
     past: list[Windows] = []
     for week in range(HISTORY_WEEKS):
-        told("drawing the demand", week, HISTORY_WEEKS + 1)
+        progress("drawing the demand", week, HISTORY_WEEKS + 1)
         drawn = scene.demand(7, seed + 1000 * (HISTORY_WEEKS - week))
         past.append(windows(drawn, streams, [INTERACTIVE], WINDOW_S, 7 * DAY_S))
     history = past[0]
     for more in past[1:]:
         history = history.after(more)
-    told("drawing the demand", HISTORY_WEEKS, HISTORY_WEEKS + 1)
+    progress("drawing the demand", HISTORY_WEEKS, HISTORY_WEEKS + 1)
     workload = scene.demand(days, seed, burst_times(scene, days, seed) if bursts else ())
     actual = windows(workload, streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
     capability = []
     for at, model in enumerate(scene.models):
-        told("measuring what instances serve", at, len(scene.models))
+        progress("measuring what instances serve", at, len(scene.models))
         mix = [client for client in scene.clients if client.model == model.name]
-        found = measured_capability(model.engine(), mix, ttft_s=scene.promises[INTERACTIVE].ttft_s, seed=seed)
+        measured = measured_capability(model.engine(), mix, ttft_s=scene.promises[INTERACTIVE].ttft_s, seed=seed)
         of_model = slice(at * len(scene.regions), (at + 1) * len(scene.regions))
         prompt, output = history.prompt[of_model].sum(), history.output[of_model].sum()
-        capability.append(found.at(float(prompt / (prompt + output))))
+        capability.append(measured.at(float(prompt / (prompt + output))))
     paper, own = (
-        lambda done, total, name=name: told(f"forecasting by {name}", done, total)
+        lambda done, total, name=name: progress(f"forecasting by {name}", done, total)
         for name in (forecaster, own_forecaster)
     )
-    hourly = foresee(forecaster, hour_peaks(history.total), hour_peaks(actual.total), HOUR_S, 1, 1, paper)
-    closer = foresee(own_forecaster, history.total, actual.total, WINDOW_S, OWN_EVERY, OWN_LOOK, own)
+    hourly = forecast_demand(forecaster, hour_peaks(history.total), hour_peaks(actual.total), HOUR_S, 1, 1, paper)
+    closer = forecast_demand(own_forecaster, history.total, actual.total, WINDOW_S, OWN_EVERY, OWN_LOOK, own)
     other = windows(workload, streams, [OTHER], WINDOW_S, days * DAY_S)
     known = actual.total.T[:, :, None]
-    foreknown = Foreseen("foreknown", 1, WINDOW_S, known, known, 0.0)
+    foreknown = DemandForecasts("foreknown", 1, WINDOW_S, known, known, 0.0)
     return Setting(scene, days, seed, workload, hourly, closer, foreknown, other, np.array(capability))
 
 
@@ -103,25 +119,25 @@ def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
     return random_bursts(days * DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
 
 
-def advisor(setting: Setting, strategy: str) -> ByProgramme:
-    """The planner that *strategy* follows: SageServe's by the hour, or our own, closer and oftener."""
+def advisor(setting: Setting, strategy: str) -> IlpAdvisor:
+    """The planner that *strategy* follows: SageServe's hourly one, or our own with shorter windows."""
     scene = setting.scene
-    theirs = ByProgramme(
+    theirs = IlpAdvisor(
         models=[model.name for model in scene.models],
         regions=list(scene.regions),
-        foreseen=setting.paper_forecasts,
+        forecasts=setting.paper_forecasts,
         other_work=setting.other_work,
         capability_tokens_per_s=setting.capability_tokens_per_s,
         capacity=scene.instances * len(scene.models),
         usd_per_hour=scene.usd_per_hour,
     )
     if strategy == "foreknown":
-        return replace(theirs, foreseen=setting.foreknown, every_s=WINDOW_S, look_s=WINDOW_S)
+        return replace(theirs, forecasts=setting.foreknown, every_s=WINDOW_S, look_s=WINDOW_S)
     if strategy != "pilothouse":
         return theirs
     return replace(
         theirs,
-        foreseen=setting.own_forecasts,
+        forecasts=setting.own_forecasts,
         every_s=OWN_EVERY * WINDOW_S,
         look_s=(OWN_EVERY + 1) * WINDOW_S,
         later_s=OWN_LOOK * WINDOW_S,
@@ -130,7 +146,7 @@ def advisor(setting: Setting, strategy: str) -> ByProgramme:
     )
 
 
-def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None = FLOOR) -> list[Row]:
+def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
     """Simulate the demand under each of *names*."""
     scene, rows = setting.scene, []
     promises = [scene.promises[INTERACTIVE], scene.promises[OTHER]]
@@ -151,7 +167,7 @@ def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None 
             demand=demand,
             seed=setting.seed,
             until_s=setting.days * DAY_S,
-            progress=partial(told, f"simulating {name}"),
+            progress=partial(progress, f"simulating {name}"),
         )
         row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
         rows.append(replace(row, strategy=name))
@@ -181,3 +197,117 @@ def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
         for row in rows
         if row is not base
     }
+
+
+class SageServe(Experiment):
+    name = "sageserve"
+    paper = "SageServe"
+    section = "7.3"
+    measures = "instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions"
+    results = "scaling.md#sageserves-week"
+    options = (
+        Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
+        SCALE,
+        SEED,
+        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
+        Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
+        Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
+        Option("forecaster", "of the paper's strategies", "arima", among=tuple(FORECASTERS)),
+        Option("own-forecaster", "of our own strategy", BEST, among=tuple(FORECASTERS)),
+    )
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        scene = sageserve_scene(settings["scale"])
+        demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
+        return {
+            "paper": self.name,
+            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster", "own_forecaster")},
+            "floor": not settings["no_floor"],
+            "models": [model.name for model in scene.models],
+            "reported": PAPER,
+            "runs": [_run_demand(scene, demand, settings, progress) for demand in demands],
+        }
+
+    def show(self, console: Console, result: Result) -> None:
+        for each in result["runs"]:
+            errors = ", ".join(
+                f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items()
+            )
+            console.print(
+                f"[bold]SageServe[/], {result['days']:g} days, {each['demand']}: {each['requests']:,} requests, seed"
+                f" {result['seed']}. Error of the forecasts: {errors}."
+            )
+            console.print(_table(result, each))
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """Changes against reactive; instance-hours are those of the busiest model, as in figure 11."""
+        about = {
+            "instance_hours": ("busiest_hours", "7.3.1, figure 11"),
+            "waste_hours": ("waste_hours", "7.3.3, figure 15"),
+        }
+        return [
+            Comparison(
+                f"{strategy}, {each['demand']}: {measure.replace('_', ' ')}",
+                about[measure][1],
+                figure,
+                each["against_reactive"].get(strategy, {}).get(about[measure][0]),
+            )
+            for each in result["runs"]
+            for strategy, figures in PAPER.items()
+            for measure, figure in figures.items()
+        ]
+
+
+def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Result of all strategies under *demand*, plain or bursts."""
+    setting = prepare(
+        scene,
+        settings["days"],
+        settings["seed"],
+        demand == "bursts",
+        settings["forecaster"],
+        settings["own_forecaster"],
+        progress,
+    )
+    rows = run(setting, settings["strategies"], progress, None if settings["no_floor"] else FLOOR)
+    return {
+        "demand": demand,
+        "requests": len(setting.workload),
+        "capability_tokens_per_s": [round(float(each), 1) for each in setting.capability_tokens_per_s],
+        "forecast_error": {
+            f"{setting.paper_forecasts.forecaster}, next hour": round(setting.paper_forecasts.error, 4),
+            f"{setting.own_forecasts.forecaster}, next window": round(setting.own_forecasts.error, 4),
+        },
+        "rows": [row.as_dict() for row in rows],
+        "against_reactive": against_reactive(rows),
+    }
+
+
+def _table(result: Result, each: dict[str, Any]) -> Table:
+    """Strategies of one demand."""
+    busiest = result["models"][0]
+    table = Table(title=f"Interactive latencies; {'over' if result['floor'] else 'without'} the reactive floor")
+    table.add_column("Strategy")
+    heads = (
+        "hours", "change", f"{busiest} hours", "change", "waste (h)", "change", "USD", "TTFT p95", "E2E p95", "SLO met",
+        "out/in",
+    )  # fmt: skip
+    for head in heads:
+        table.add_column(head, justify="right")
+    for row in each["rows"]:
+        change = each["against_reactive"].get(row["strategy"], {})
+        table.add_row(
+            row["strategy"],
+            f"{row['instance_hours']:,.0f}",
+            percent(change.get("instance_hours")),
+            f"{row['hours_by_model'][busiest]:,.0f}",
+            percent(change.get("busiest_hours")),
+            f"{row['waste_hours']:,.1f}",
+            percent(change.get("waste_hours")),
+            f"{row['usd']:,.0f}",
+            seconds(row["ttft_p95_s"]),
+            seconds(row["e2e_p95_s"]),
+            f"{100 * row['slo_met']:.2f} %",
+            f"{row['scale_outs']:,}/{row['scale_ins']:,}",
+        )
+    return table

@@ -1,6 +1,6 @@
 """What the length model that is shipped is worth: its own file, on prompts and conversations that it was not fitted to.
 
-Predictions are taken raw, put right online by the class that the live service uses, and beside a moving histogram of what
+Predictions are taken raw, corrected online by the class that the live service uses, and beside a moving histogram of what
 the tenant's requests by that model came to. On conversations (`sharegpt_eval`: every answer of the assistant, its prompt is
 all turns before it) also what shortest-first gains by them in our simulator, as a share of what it gains when lengths are
 known.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.experiments.foreseen_demand import Told
+from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Progress, Result, Settings
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
 from controlplane.experiments.ssjf import BATCH, CONTEXT, cluster
 from forecasting.lengths import LengthQuery, Sample, Student, bundled
@@ -44,7 +44,7 @@ ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}
 LOAD: Final = 0.8
 REMEMBERED: Final = 1000
 """Lengths of each (model, tenant) in the histogram."""
-WAYS: Final = ("raw", "calibrated", "histogram")
+METHODS: Final = ("raw", "calibrated", "histogram")
 Values = NDArray[np.float64]
 
 
@@ -65,32 +65,21 @@ class MovingHistogram:
 
 
 def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str, Values]:
-    """What each of `WAYS` says, one after the other; of each group all is predicted before any of it is learned."""
+    """Predict by each of `METHODS`; all of a group is predicted before any of it is learned."""
     online, histogram = Online(student), MovingHistogram()
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    tokens_by_method: dict[str, list[float]] = {method: [] for method in METHODS}
     for group in groups:
         waiting = []
         for sample in group:
             tokens, quantiles = student.predict_one(sample.query)
-            righted = online.right(sample.query, tokens, quantiles.tolist())
-            for way, value in zip(WAYS, (tokens, righted.tokens, histogram.predict(sample.query)), strict=True):
-                found[way].append(value)
-            waiting.append((sample, righted))
-        for sample, righted in waiting:
-            online.learn(sample.query, righted, sample.output_tokens)
+            corrected = online.right(sample.query, tokens, quantiles.tolist())
+            for method, value in zip(METHODS, (tokens, corrected.tokens, histogram.predict(sample.query)), strict=True):
+                tokens_by_method[method].append(value)
+            waiting.append((sample, corrected))
+        for sample, corrected in waiting:
+            online.learn(sample.query, corrected, sample.output_tokens)
             histogram.learn(sample.query, sample.output_tokens)
-    return {way: np.array(values) for way, values in found.items()}
-
-
-def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
-    """{"unseen", "conversations"}: measures of each, or {"skipped": why}. *options*: data, seed."""
-    folder, seed, student = Path(options["data"]), int(options["seed"]), bundled()
-    told("shipped length model", 0, 2)
-    unseen = _unseen(student, folder, seed)
-    told("shipped length model", 1, 2)
-    conversations = _conversations(student, folder, seed)
-    told("shipped length model", 2, 2)
-    return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
+    return {method: np.array(values) for method, values in tokens_by_method.items()}
 
 
 def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
@@ -112,9 +101,9 @@ def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
     return {
         "prompts": len(drawn),
         "samples": len(samples),
-        "rows": {way: _errors(values, samples) for way, values in said.items()},
+        "rows": {method: _errors(values, samples) for method, values in said.items()},
         "mae_by_set": {
-            name: {way: _errors(values, samples, mine)["mae"] for way, values in said.items()}
+            name: {method: _errors(values, samples, mine)["mae"] for method, values in said.items()}
             for name, mine in sets.items()
         },
     }
@@ -165,14 +154,14 @@ def _conversations(student: Student, folder: Path, seed: int) -> dict[str, Any]:
     jct_s = _job_completion(samples, said, seed)
     most = jct_s["fcfs"] - jct_s["known"]
     rows = {
-        way: {**_errors(values, samples), "gain_share": (jct_s["fcfs"] - jct_s[way]) / most}
-        for way, values in said.items()
+        method: {**_errors(values, samples), "gain_share": (jct_s["fcfs"] - jct_s[method]) / most}
+        for method, values in said.items()
     }
     return {"conversations": len(whole), "answers": len(samples), "load": LOAD, "jct_mean_s": jct_s, "rows": rows}
 
 
 def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: int) -> dict[str, float]:
-    """Mean job completion time by arrival, shortest first by what each way said, and with the lengths known."""
+    """Mean job completion time by arrival, shortest first by each method's prediction, and by known lengths."""
     output = np.array([sample.output_tokens for sample in samples], np.int64)
     prompt = np.minimum(
         np.array([max(1, sample.query.prompt_tokens) for sample in samples], np.int64), CONTEXT - output
@@ -189,44 +178,61 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
     capacity_per_s = len(samples) / at_once.max()
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(samples))
     arrival_s = np.cumsum(gaps) / (LOAD * capacity_per_s)
-    found = {
-        "fcfs": run(arrival_s, "fcfs", known),
-        "known": run(arrival_s, "sjf", known),
-    }
-    found |= {way: run(arrival_s, "shortest", values) for way, values in said.items()}
-    return {name: float(times.mean()) for name, times in found.items()}
+    jct_s = {"fcfs": run(arrival_s, "fcfs", output), "known": run(arrival_s, "sjf", output)}
+    jct_s |= {method: run(arrival_s, "shortest", values) for method, values in said.items()}
+    return {name: float(times.mean()) for name, times in jct_s.items()}
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
-    """Print what `measure` gave."""
-    unseen, conversations = result["unseen"], result["conversations"]
-    if "skipped" in unseen:
-        console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
-    else:
-        table = Table(
-            title=f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
-        )
-        for head in ("", "MAE", "median ratio", *unseen["mae_by_set"]):
+class ShippedLengths(Experiment):
+    name = "lengths-shipped"
+    paper = "none"
+    section = "our own measurement"
+    measures = "error of the shipped length model on unseen prompts and conversations, and what SJF gains by it"
+    results = "length-models.md#what-the-shipped-file-is-worth"
+    options = (DATA, SEED)
+
+    def compare(self, result: Result) -> list[Comparison]:
+        return []
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        """{"unseen", "conversations"}: measures of each, or {"skipped": why}."""
+        folder, seed, student = settings["data"], settings["seed"], bundled()
+        progress("shipped length model", 0, 2)
+        unseen = _unseen(student, folder, seed)
+        progress("shipped length model", 1, 2)
+        conversations = _conversations(student, folder, seed)
+        progress("shipped length model", 2, 2)
+        return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
+
+    def show(self, console: Console, result: Result) -> None:
+        unseen, conversations = result["unseen"], result["conversations"]
+        if "skipped" in unseen:
+            console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
+        else:
+            table = Table(
+                title=f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
+            )
+            for head in ("", "MAE", "median ratio", *unseen["mae_by_set"]):
+                table.add_column(head, justify="right" if head else "left")
+            for method, row in unseen["rows"].items():
+                by_set = (f"{each[method]:.1f}" for each in unseen["mae_by_set"].values())
+                table.add_row(method, f"{row['mae']:.1f}", f"{row['median_ratio']:.2f}", *by_set)
+            console.print(table)
+        if "skipped" in conversations:
+            console.print(f"Conversations: skipped. {conversations['skipped']}")
+            return
+        table = Table(title=f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations")
+        for head in ("", "MAE", "median ratio", f"mean JCT at load {LOAD:g} (s)", "share of the possible gain"):
             table.add_column(head, justify="right" if head else "left")
-        for way, row in unseen["rows"].items():
-            by_set = (f"{each[way]:.1f}" for each in unseen["mae_by_set"].values())
-            table.add_row(way, f"{row['mae']:.1f}", f"{row['median_ratio']:.2f}", *by_set)
+        jct_s = conversations["jct_mean_s"]
+        table.add_row("by arrival", "", "", f"{jct_s['fcfs']:,.1f}", "0 %")
+        for method, row in conversations["rows"].items():
+            figures = (
+                f"{row['mae']:.1f}",
+                f"{row['median_ratio']:.2f}",
+                f"{jct_s[method]:,.1f}",
+                f"{100 * row['gain_share']:.0f} %",
+            )
+            table.add_row(method, *figures)
+        table.add_row("lengths known", "", "", f"{jct_s['known']:,.1f}", "100 %")
         console.print(table)
-    if "skipped" in conversations:
-        console.print(f"Conversations: skipped. {conversations['skipped']}")
-        return
-    table = Table(title=f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations")
-    for head in ("", "MAE", "median ratio", f"mean JCT at load {LOAD:g} (s)", "share of the possible gain"):
-        table.add_column(head, justify="right" if head else "left")
-    jct_s = conversations["jct_mean_s"]
-    table.add_row("by arrival", "", "", f"{jct_s['fcfs']:,.1f}", "0 %")
-    for way, row in conversations["rows"].items():
-        figures = (
-            f"{row['mae']:.1f}",
-            f"{row['median_ratio']:.2f}",
-            f"{jct_s[way]:,.1f}",
-            f"{100 * row['gain_share']:.0f} %",
-        )
-        table.add_row(way, *figures)
-    table.add_row("lengths known", "", "", f"{jct_s['known']:,.1f}", "100 %")
-    console.print(table)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.experiments.foreseen_demand import Told
-from controlplane.experiments.measured import rounded
+from controlplane.experiments.experiment import SEED, Comparison, Experiment, Option, Progress, Result, Settings
+from controlplane.experiments.shared.measures import rounded
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
@@ -126,48 +126,6 @@ def read_lengths(folder: Path) -> Lengths:
     return Lengths(output[drawn], predicted)
 
 
-def measure(options: dict[str, Any], told: Told) -> dict[str, Any]:
-    """Every run: {"rows", "found", "reported", ...}; `scale` times 4,000 requests each. ValueError as `read_lengths`."""
-    folder, seed = Path(options["data"]), int(options["seed"])
-    lengths = read_lengths(folder)
-    count = max(50, round(4000 * options["scale"]))
-    capacity: dict[tuple[str, int, int, bool], float] = {}
-    rows: list[Row] = []
-    plans = list(_plans(folder))
-    students = student_lengths(folder)
-    if students is not None:
-        plans.append(("predictor", "continuous", STUDENT, BATCH, USUAL_LOAD, USUAL_CV, 1, None))
-    for done, (varied, mode, value, batch, load, cv, rounds, trace) in enumerate(plans):
-        told("ssjf", done, len(plans))
-        said = students if value == STUDENT and students is not None else lengths
-        jobs = draw_jobs(said, count, seed, rounds)
-        key = (mode, batch, rounds, said is students)
-        if key not in capacity:
-            capacity[key] = _capacity(jobs, mode, batch)
-        gaps = _gaps(count, seed, cv) if trace is None else _trace_gaps(trace, count)
-        arrival_s = np.cumsum(gaps) / (load * capacity[key])
-        requests = make_requests(arrival_s, jobs[0], jobs[1], predicted_tokens=jobs[2])
-        chosen = [("ssjf", value)] if varied == "stretch" else [(ordering, STRETCH) for ordering in ORDERINGS]
-        if varied == "stretch" and value == STRETCHES[0]:
-            chosen += [("shortest", STRETCH), ("sjf", STRETCH)]
-        for ordering, stretch in chosen:
-            rows.append(_row(requests, varied, mode, value, batch, ordering, float(stretch)))
-    told("ssjf", len(plans), len(plans))
-    return {
-        "paper": "ssjf",
-        "seed": seed,
-        "requests": count,
-        "stretch": STRETCH,
-        "mean_output_tokens": round(float(lengths.output.mean()), 1),
-        "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
-        "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
-                           for (mode, batch, rounds, student), value in capacity.items() if not student},
-        "rows": [row.as_dict() for row in rows],
-        "found": found(rows),
-        "reported": PAPER,
-    }  # fmt: skip
-
-
 def student_lengths(folder: Path) -> Lengths | None:
     """Answers to prompts that our bundled student has not seen, and what it says of them; None without those sets."""
     from forecasting.lengths import bundled
@@ -199,8 +157,8 @@ def _plans(folder: Path) -> Iterable[Plan]:
         if mode != "none":
             for size in BATCHES:
                 yield "batch", mode, size, size, USUAL_LOAD, USUAL_CV, 1, None
-        for turn in ROUNDS:
-            yield "rounds", mode, turn, batch, USUAL_LOAD, USUAL_CV, turn, None
+        for round_ in ROUNDS:
+            yield "rounds", mode, round_, batch, USUAL_LOAD, USUAL_CV, round_, None
     yield "predictor", "continuous", "BERT", BATCH, USUAL_LOAD, USUAL_CV, 1, None
     for stretch in STRETCHES:
         yield "stretch", "continuous", stretch, BATCH, USUAL_LOAD, USUAL_CV, 1, None
@@ -285,7 +243,7 @@ def _row(
     )
 
 
-def found(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """{what varies: {mode: {ordering: against FCFS, the mean over its values and the best of them}}}.
 
     JCT as a reduction, throughputs as factors.
@@ -303,10 +261,10 @@ def found(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]
                 row.throughput_arriving / max(before.throughput_arriving, 1e-9),
             )
         )
-    told: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    changes: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for (varied, mode, ordering), values in gathered.items():
         reductions, whole, arriving = np.array(values).T
-        told.setdefault(varied, {}).setdefault(mode, {})[ordering] = rounded(
+        changes.setdefault(varied, {}).setdefault(mode, {})[ordering] = rounded(
             {
                 "jct_reduction": float(reductions.mean()),
                 "jct_reduction_most": float(reductions.max()),
@@ -315,68 +273,138 @@ def found(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]
                 "throughput_arriving_factor_most": float(arriving.max()),
             }
         )
-    return told
-
-
-def show(console: Console, result: dict[str, Any]) -> None:
-    """The result of `measure` as tables."""
-    console.print(
-        f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
-        f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
-    )
-    table = Table(title="Mean job completion time against FCFS, and throughput of the whole run")
-    for head in ("Varied", "Batching"):
-        table.add_column(head)
-    for head in ("value", "FCFS (s)", "ssjf", "shortest", "sjf", "FCFS (1/s)", "ssjf", "sjf", "p99 ssjf / FCFS"):
-        table.add_column(head, justify="right")
-    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in result["rows"]:
-        groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
-    for (varied, mode, value), by in groups.items():
-        if varied == "stretch":
-            continue
-        fcfs = by["fcfs"]
-        table.add_row(
-            varied,
-            mode,
-            f"{value}",
-            f"{fcfs['jct_mean_s']:,.2f}",
-            *(f"{100 * (by[name]['jct_mean_s'] / fcfs['jct_mean_s'] - 1):+.1f} %" for name in ORDERINGS[1:]),
-            f"{fcfs['throughput']:.2f}",
-            *(f"x {by[name]['throughput'] / fcfs['throughput']:.2f}" for name in ("ssjf", "sjf")),
-            f"{by['ssjf']['jct_p99_s'] / fcfs['jct_p99_s']:.2f}",
-        )
-    console.print(table)
-    table = Table(title="Aging: ssjf by its stretch, continuous batching")
-    for head in ("stretch", "mean JCT (s)", "p50", "p99", "longest wait"):
-        table.add_column(head, justify="right")
-    for row in result["rows"]:
-        if row["varied"] == "stretch":
-            name = f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"]
-            values = (row[each] for each in ("jct_mean_s", "jct_p50_s", "jct_p99_s", "wait_most_s"))
-            table.add_row(name, *(f"{value:,.2f}" for value in values))
-    console.print(table)
-    table = Table(title="Against FCFS: ours over all values, and what the paper says")
-    for head in ("Varied", "Batching", "JCT ssjf", "paper", "JCT sjf", "paper", "throughput ssjf", "arriving", "paper"):
-        table.add_column(head, justify="left" if head in ("Varied", "Batching") else "right")
-    for varied, modes in result["found"].items():
-        if varied == "predictor":
-            continue  # two sets of lengths, which the first table has line by line
-        for mode, by in modes.items():
-            paper = {name: PAPER[name].get(varied, {}).get(mode, (None, None)) for name in PAPER}
-            table.add_row(
-                varied,
-                mode,
-                f"-{100 * by['ssjf']['jct_reduction']:.1f} %",
-                _less(paper["jct_reduction"][0]),
-                f"-{100 * by['sjf']['jct_reduction']:.1f} %",
-                _less(paper["jct_reduction"][1]),
-                f"x {by['ssjf']['throughput_factor']:.2f}",
-                f"x {by['ssjf']['throughput_arriving_factor_most']:.2f}",
-                "-" if paper["throughput_factor"][0] is None else f"x {paper['throughput_factor'][0]:g}",
-            )
-    console.print(table)
+    return changes
 
 
 def _less(value: float | None) -> str:
     return "-" if value is None else f"-{100 * value:.1f} %"
+
+
+class Ssjf(Experiment):
+    name = "ssjf"
+    paper = "SSJF"
+    section = "4.2, 4.3"
+    measures = (
+        "mean job completion time and throughput by ordering: rate, burstiness, traces, batch size, rounds, aging"
+    )
+    results = "ordering.md#measured"
+    options = (
+        Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
+        Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
+        SEED,
+    )
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        """Every run: {"rows", "found", "reported", ...}; `scale` times 4,000 requests each. ValueError as `read_lengths`."""
+        folder, seed = settings["data"], settings["seed"]
+        lengths = read_lengths(folder)
+        count = max(50, round(4000 * settings["scale"]))
+        capacity: dict[tuple[str, int, int, bool], float] = {}
+        rows: list[Row] = []
+        plans = list(_plans(folder))
+        students = student_lengths(folder)
+        if students is not None:
+            plans.append(("predictor", "continuous", STUDENT, BATCH, USUAL_LOAD, USUAL_CV, 1, None))
+        for done, (varied, mode, value, batch, load, cv, rounds, trace) in enumerate(plans):
+            progress("ssjf", done, len(plans))
+            said = students if value == STUDENT and students is not None else lengths
+            jobs = draw_jobs(said, count, seed, rounds)
+            key = (mode, batch, rounds, said is students)
+            if key not in capacity:
+                capacity[key] = _capacity(jobs, mode, batch)
+            gaps = _gaps(count, seed, cv) if trace is None else _trace_gaps(trace, count)
+            arrival_s = np.cumsum(gaps) / (load * capacity[key])
+            requests = make_requests(arrival_s, jobs[0], jobs[1], predicted_tokens=jobs[2])
+            chosen = [("ssjf", value)] if varied == "stretch" else [(ordering, STRETCH) for ordering in ORDERINGS]
+            if varied == "stretch" and value == STRETCHES[0]:
+                chosen += [("shortest", STRETCH), ("sjf", STRETCH)]
+            for ordering, stretch in chosen:
+                rows.append(_row(requests, varied, mode, value, batch, ordering, float(stretch)))
+        progress("ssjf", len(plans), len(plans))
+        return {
+            "paper": "ssjf",
+            "seed": seed,
+            "requests": count,
+            "stretch": STRETCH,
+            "mean_output_tokens": round(float(lengths.output.mean()), 1),
+            "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
+            "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
+                               for (mode, batch, rounds, student), value in capacity.items() if not student},
+            "rows": [row.as_dict() for row in rows],
+            "found": against_fcfs(rows),
+            "reported": PAPER,
+        }  # fmt: skip
+
+    def show(self, console: Console, result: Result) -> None:
+        console.print(
+            f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
+            f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
+        )
+        table = Table(title="Mean job completion time against FCFS, and throughput of the whole run")
+        for head in ("Varied", "Batching"):
+            table.add_column(head)
+        for head in ("value", "FCFS (s)", "ssjf", "shortest", "sjf", "FCFS (1/s)", "ssjf", "sjf", "p99 ssjf / FCFS"):
+            table.add_column(head, justify="right")
+        groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+        for row in result["rows"]:
+            groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
+        for (varied, mode, value), by in groups.items():
+            if varied == "stretch":
+                continue
+            fcfs = by["fcfs"]
+            table.add_row(
+                varied,
+                mode,
+                f"{value}",
+                f"{fcfs['jct_mean_s']:,.2f}",
+                *(f"{100 * (by[name]['jct_mean_s'] / fcfs['jct_mean_s'] - 1):+.1f} %" for name in ORDERINGS[1:]),
+                f"{fcfs['throughput']:.2f}",
+                *(f"x {by[name]['throughput'] / fcfs['throughput']:.2f}" for name in ("ssjf", "sjf")),
+                f"{by['ssjf']['jct_p99_s'] / fcfs['jct_p99_s']:.2f}",
+            )
+        console.print(table)
+        table = Table(title="Aging: ssjf by its stretch, continuous batching")
+        for head in ("stretch", "mean JCT (s)", "p50", "p99", "longest wait"):
+            table.add_column(head, justify="right")
+        for row in result["rows"]:
+            if row["varied"] == "stretch":
+                name = f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"]
+                values = (row[each] for each in ("jct_mean_s", "jct_p50_s", "jct_p99_s", "wait_most_s"))
+                table.add_row(name, *(f"{value:,.2f}" for value in values))
+        console.print(table)
+        table = Table(title="Against FCFS, over all values")
+        for head in ("Varied", "Batching"):
+            table.add_column(head)
+        for head in ("JCT ssjf", "JCT sjf", "throughput ssjf", "arriving"):
+            table.add_column(head, justify="right")
+        for varied, modes in result["found"].items():
+            if varied == "predictor":
+                continue  # two sets of lengths, which the first table has line by line
+            for mode, by in modes.items():
+                table.add_row(
+                    varied,
+                    mode,
+                    f"-{100 * by['ssjf']['jct_reduction']:.1f} %",
+                    f"-{100 * by['sjf']['jct_reduction']:.1f} %",
+                    f"x {by['ssjf']['throughput_factor']:.2f}",
+                    f"x {by['ssjf']['throughput_arriving_factor_most']:.2f}",
+                )
+        console.print(table)
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """SSJF and its oracle against FCFS, the mean over the values of what varies."""
+        rows = []
+        for measure, by_varied in PAPER.items():
+            for varied, modes in by_varied.items():
+                for mode, figures in modes.items():
+                    ours = result["found"].get(varied, {}).get(mode, {})
+                    for ordering, figure in zip(("ssjf", "sjf"), figures, strict=True):
+                        if figure is None:
+                            continue
+                        about, value = f"{varied}, {mode}, {ordering}", ours.get(ordering, {}).get(measure)
+                        if measure == "jct_reduction":
+                            change = None if value is None else -value
+                            rows.append(Comparison(f"mean JCT: {about}", "4.2", -figure, change))
+                        else:
+                            rows.append(Comparison(f"throughput: {about}", "4.2", figure, value, "factor"))
+        return rows

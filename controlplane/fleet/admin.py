@@ -45,7 +45,7 @@ class InventoryAdmin(AuditedAdmin[Row]):
     """Every change is felt by the gateways at once."""
 
     def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
-        transaction.on_commit(services.nudge)
+        transaction.on_commit(services.notify)
 
 
 class RegionCounts(TypedDict):

@@ -1,7 +1,7 @@
 """Writes to the inventory. Every move of an instance, and every operator's action, is an event in the same transaction.
 
 Moves that need no process (drain, resume) happen at once. Where a process must act, an `InstanceCommand` row is written
-and a Celery worker carries it out (`workers/tasks/fleet.py`). The row is the promise, the message only a hurry-up: when
+and a Celery worker carries it out (`workers/tasks/fleet.py`). The row is the promise, the message only a notification: when
 the broker is down the row stays pending, `delivered` on the returned command is False, and `run_pending_commands` takes
 it up later.
 """
@@ -28,8 +28,8 @@ from controlplane.fleet.states import Action, ActionError, InstanceState, check_
 
 logger = logging.getLogger(__name__)
 
-NUDGE_CHANNEL = "pilothouse:nudge"
-NUDGE_TIMEOUT_S = 0.3
+INVENTORY_CHANNEL = "pilothouse:inventory"
+REDIS_TIMEOUT_S = 0.3
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
 # For the one message that hurries a command: fail in well under a second, since the row is already safe.
 MOST_UNREAD = 10
@@ -96,7 +96,7 @@ def _count_failure(row: Instance, reason: str, now: datetime) -> str:
 def drain(instance: Instance, actor: User | str, reason: str) -> Instance:
     """Let *instance* finish what it runs and give it nothing new. Raises ActionError unless it is ready."""
     row = _lock(instance, Action.DRAIN)
-    transaction.on_commit(nudge)
+    transaction.on_commit(notify)
     return _moved(instance, move(row, InstanceState.DRAINING, actor=actor, reason=reason))
 
 
@@ -107,7 +107,7 @@ def resume(instance: Instance, actor: User | str, reason: str) -> Instance:
     under_way = open_command(row)
     if under_way is not None:
         raise ActionError(f"{row.name} cannot resume: a {under_way.verb} is {under_way.state}")
-    transaction.on_commit(nudge)
+    transaction.on_commit(notify)
     return _moved(instance, move(row, InstanceState.READY, actor=actor, reason=reason))
 
 
@@ -139,7 +139,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
         row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
     if row.launcher == Launcher.EXTERNAL:
         row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
-        transaction.on_commit(nudge)
+        transaction.on_commit(notify)
         _moved(instance, row)
         return None
     _moved(instance, row)
@@ -155,7 +155,7 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
     """
     row = _lock(instance, Action.STOP)
     if row.launcher == Launcher.EXTERNAL:
-        transaction.on_commit(nudge)
+        transaction.on_commit(notify)
         _moved(instance, move(row, InstanceState.STOPPED, actor=actor, reason=reason))
         return None
     if row.state == InstanceState.READY:
@@ -166,7 +166,7 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
 
 @transaction.atomic
 def sleep(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
-    """Have *instance* finish what it runs, then put its weights aside; `wake` brings it back faster than a start."""
+    """Have *instance* finish what it runs, then offload its weights; `wake` brings it back faster than a start."""
     row = _lock(instance, Action.SLEEP)
     if row.state == InstanceState.READY:
         row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to sleep: {reason}")
@@ -211,9 +211,9 @@ def open_command(instance: Instance) -> InstanceCommand | None:
 
 
 def deliver(command: InstanceCommand) -> bool:
-    """Tell the Celery workers about *command* now; False, in under a second, if the broker does not answer.
+    """Notify the Celery workers of *command* now; False, in under a second, if the broker does not answer.
 
-    Where another host acts for its instance, the worker of that host's queue is told.
+    Where another host acts for its instance, the worker of that host's queue is notified.
     """
     instance = command.instance
     queue = hosts.queue_of(instance) if hosts.obstacle(instance) else ""
@@ -240,29 +240,29 @@ def tell_workers(task: str, *args: object, expires_s: float | None = None, queue
                 **route,
             )
     except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("%s %s waits for its turn: broker: %s", task.rpartition(".")[2], args or "", error)
+        logger.warning("%s %s is delivered later: broker: %s", task.rpartition(".")[2], args or "", error)
         return False
     return True
 
 
 def _unread(queue: str) -> int:
     """Messages in *queue* that no worker has taken yet."""
-    options = {"socket_connect_timeout": NUDGE_TIMEOUT_S, "socket_timeout": NUDGE_TIMEOUT_S}
+    options = {"socket_connect_timeout": REDIS_TIMEOUT_S, "socket_timeout": REDIS_TIMEOUT_S}
     with redis.Redis.from_url(settings.REDIS_URL, **options) as client:
         return int(client.llen(queue))
 
 
-def nudge() -> bool:
+def notify() -> bool:
     """Ask the gateways to read the inventory now, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
     try:
         with redis.Redis.from_url(
             settings.REDIS_URL,
-            socket_connect_timeout=NUDGE_TIMEOUT_S,
-            socket_timeout=NUDGE_TIMEOUT_S,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            socket_timeout=REDIS_TIMEOUT_S,
         ) as client:
-            client.publish(NUDGE_CHANNEL, "inventory")
+            client.publish(INVENTORY_CHANNEL, "inventory")
     except (redis.RedisError, OSError) as error:
-        logger.debug("nudge not sent: %s", error)
+        logger.debug("notification not sent: %s", error)
         return False
     return True
 
@@ -305,6 +305,6 @@ def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: s
         after={"command": command.pk},
         reason=reason,
     )
-    transaction.on_commit(nudge)
+    transaction.on_commit(notify)
     transaction.on_commit(partial(deliver, command))
     return command

@@ -31,7 +31,7 @@ from controlplane.dispatch.wire import (
     SUMMARY_EXPIRES_S,
     SUMMARY_KEY,
 )
-from controlplane.fleet.services import NUDGE_CHANNEL
+from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.accounting import FLEET
 from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
@@ -262,7 +262,7 @@ class Publisher:
         while True:
             with contextlib.suppress(RedisError, OSError):
                 async with self._redis.pubsub() as nudges:
-                    await nudges.subscribe(NUDGE_CHANNEL)
+                    await nudges.subscribe(INVENTORY_CHANNEL)
                     while True:
                         if await nudges.get_message(ignore_subscribe_messages=True, timeout=30.0):
                             self._refresh()

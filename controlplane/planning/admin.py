@@ -75,7 +75,7 @@ class Approve(Decision):
 
 class Reject(Decision):
     verb, title, button = "reject", "Reject plans", "Reject"
-    question = "The plans are laid aside; instances stay as they are."
+    question = "The plans are rejected; instances stay as they are."
 
 
 @admin.register(ScalingPlan)

@@ -25,6 +25,6 @@ def seed() -> Counter[str]:
     with_policy = set(ScalingPolicy.objects.values_list("model__name", flat=True))
     for model in Model.objects.filter(name__in=POLICIES.keys() - with_policy).order_by("name"):
         strategy, mode = POLICIES[model.name]
-        set_policy(model, strategy, mode, {}, "seed_demo", "the demo shows each way")
+        set_policy(model, strategy, mode, {}, "seed_demo", "the demo shows each mode")
         created["scaling policies"] += 1
     return created

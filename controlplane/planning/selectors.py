@@ -31,7 +31,7 @@ LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)
 SHARE_OVER = timedelta(days=1)
-FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still says something within it
+FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still reaches into it
 
 Series = list[float | None]
 
@@ -143,7 +143,6 @@ class Window:
     upper_80: float
     lower_95: float
     upper_95: float
-    forecast_id: int
 
 
 def windows_of(forecast: Forecast) -> list[Window]:
@@ -154,7 +153,7 @@ def windows_of(forecast: Forecast) -> list[Window]:
     # A begin between two whole windows is counted to the one it lies in, so that forecasts of one series line up.
     first = int(forecast.start_at.timestamp()) // forecast.window_s
     return [
-        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values, forecast_id=forecast.pk)
+        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
         for at, values in enumerate(columns)
     ]
 
@@ -186,7 +185,7 @@ def forecast_failure(now: datetime) -> Event | None:
 def track(newest: Forecast, since: datetime) -> list[Window]:
     """What was expected of each window since *since* and is expected of those to come, oldest first.
 
-    A past window has what was said last before it: that is what plans were made from. Forecasts with windows of
+    A past window has the last forecast before it, from which plans were made. Forecasts with windows of
     another length than *newest* are left out.
     """
     rows = (
@@ -194,10 +193,10 @@ def track(newest: Forecast, since: datetime) -> list[Window]:
         .filter(made_at__gte=since - FORECASTS_READ_BEFORE, window_s=newest.window_s, pk__lte=newest.pk)
         .order_by("pk")
     )
-    found: dict[datetime, Window] = {}
+    by_start: dict[datetime, Window] = {}
     for row in rows:
-        found.update((window.start, window) for window in windows_of(row))
-    return [found[start] for start in sorted(found) if start >= since]
+        by_start.update((window.start, window) for window in windows_of(row))
+    return [by_start[start] for start in sorted(by_start) if start >= since]
 
 
 @dataclass(frozen=True, slots=True)

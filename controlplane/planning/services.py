@@ -1,6 +1,6 @@
 """Writes of planning: what operators decide about plans and policies, and the results of backtests.
 
-Approving is a row like any other promise: a Celery worker is told at once, and when no broker answers, beat finds the
+Approving is a row like any other promise: a Celery worker is notified at once, and when no broker answers, beat finds the
 approved plan within seconds. What the planners write is in modules of their own, and what others call of it is named here
 too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between plans), `executor` (instances),
 `comparison` (strategies simulated).
@@ -57,7 +57,7 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
     ):
         plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
     _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
-    transaction.on_commit(hurry)
+    transaction.on_commit(notify_workers)
     return _shown(plan, row)
 
 
@@ -112,8 +112,8 @@ def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Seque
     return row
 
 
-def hurry(task: str = APPLY_PLANS_TASK) -> bool:
-    """Tell the workers to look at the rows now; False, in under a second, if the broker does not answer."""
+def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:
+    """Notify the workers to look at the rows now; False, in under a second, if the broker does not answer."""
     return tell_workers(task, expires_s=60)
 
 

@@ -31,10 +31,9 @@ ORDERINGS: Final[dict[str, int]] = {
 
 `ssjf` is speculative shortest job first with aging (SSJF section 6; Shadmi 2022), `shortest` the same without aging, as
 the paper has it, `sjf` its oracle: by the output that will really come, which only a simulation knows. `deadline` is
-earliest deadline first and `slack` least slack first.
+earliest deadline first and `slack` least slack first. A deployment cannot have `shortest`, which may starve a request,
+nor `sjf`.
 """
-SIMULATED_ONLY: Final = frozenset({"shortest", "sjf"})
-"""Those that a deployment cannot have: one may starve a request, the other needs to know what has not happened yet."""
 
 STRETCH: Final = 100.0
 """Of `ssjf` where nothing else is said: how many of its own service times later the others count as having come."""

@@ -222,16 +222,6 @@ def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
 
 
 @compiled
-def rekey_many(waiting: WaitingArrays, slots: NDArray[np.int32], keys: NDArray[np.float64]) -> int:
-    """`rekey` each of *slots* with its key; how many of them waited. For planners that reorder a queue at once."""
-    moved = 0
-    for index in range(slots.size):
-        if rekey(waiting, slots[index], keys[index]):
-            moved += 1
-    return moved
-
-
-@compiled
 def enqueue(
     waiting: WaitingArrays,
     endpoint: int,

@@ -45,22 +45,6 @@ def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_token
 
 
 @compiled
-def fits_ever(
-    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
-) -> bool:
-    """Whether some instance of *endpoint*, once idle, could hold the request.
-
-    A member of unknown capacity (still loading) may, so it counts. False for an endpoint without members: ask whether
-    it has any before refusing a request as too long.
-    """
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        capacity = fleet.kv_capacity_tokens[endpoints.members[at]]
-        if capacity == 0 or prompt_tokens + output_tokens <= capacity:
-            return True
-    return False
-
-
-@compiled
 def round_robin(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:

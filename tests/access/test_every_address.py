@@ -40,7 +40,7 @@ EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 def world(make_instance, make_request, deployment, acme, globex, live, monkeypatch):
     from controlplane.planning import services
 
-    monkeypatch.setattr(services, "hurry", lambda *args: True)  # no broker is asked
+    monkeypatch.setattr(services, "notify_workers", lambda *args: True)  # no broker is asked
     world = World(make_instance, make_request, deployment, acme, globex, live)
     monkeypatch.setattr(records, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
     return world

@@ -195,7 +195,7 @@ class TestDeployments:
         assert (event.kind, event.reason, event.user) == ("deployment.changed", "calmer", fleet_admin)
         assert event.before == {"max_instances": 3, "routing_policy": "join_shortest_queue"}
         assert event.after == {"max_instances": 2, "routing_policy": "round_robin"}
-        assert messages == ["nudge"]
+        assert messages == ["notify"]
 
     @pytest.mark.parametrize(
         ("change", "field"),

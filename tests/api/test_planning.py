@@ -27,8 +27,8 @@ LISTS = [
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(services, "hurry", lambda: True)
+def notified(monkeypatch):
+    monkeypatch.setattr(services, "notify_workers", lambda: True)
 
 
 @pytest.fixture

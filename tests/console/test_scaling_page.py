@@ -21,10 +21,10 @@ from tests.console import planning_rows
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
+def notified(monkeypatch):
     """No broker is asked: what would have been sent is noted."""
     sent = []
-    monkeypatch.setattr(services, "hurry", lambda *args: sent.append(args) or True)
+    monkeypatch.setattr(services, "notify_workers", lambda *args: sent.append(args) or True)
     return sent
 
 

@@ -10,6 +10,7 @@ from django.core.management import get_commands
 
 import controlplane
 from controlplane.operations import Operations
+from tests.docs import experiments
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,11 @@ def anchors(page: Path) -> set[str]:
 def test_the_configuration_table_is_that_of_the_code() -> None:
     written = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
     assert written == table().strip(), "run `python -m tests.docs.configuration`"
+
+
+def test_the_table_of_experiments_is_that_of_the_registry() -> None:
+    written = experiments.PAGE.read_text().partition(experiments.BEGIN)[2].partition(experiments.END)[0].strip()
+    assert written == experiments.table().strip(), "run `python -m tests.docs.experiments`"
 
 
 def test_every_command_is_in_operations() -> None:

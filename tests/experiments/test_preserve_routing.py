@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from rich.console import Console
 
 from controlplane.experiments import preserve_routing
-from controlplane.experiments.preserve_routing import DEPTHS, PREDICTIONS, ROUTERS, Line, found, transferred
+from controlplane.experiments.preserve_routing import DEPTHS, PREDICTIONS, ROUTERS, Line, changes, transferred
 
 
 @pytest.fixture
@@ -76,10 +76,15 @@ def test_every_line_is_measured_and_shown(data):
         best = min(at_load[name]["ttft_mean_s"] for name in preserve_routing.BASELINES)
         assert here["preserve"]["ttft_mean"] == pytest.approx(at_load["preserve"]["ttft_mean_s"] / best - 1, abs=2e-3)
     console = Console(file=StringIO(), width=200)
-    preserve_routing.show(console, result)
+    preserve_routing.PreserveRouting().show(console, result)
     text = console.file.getvalue()
     assert "llama-2-13b: shallow queues at instances" in text
-    assert "The paper, llama-2-7b" in text
+    compared = {row.measure: row for row in preserve_routing.PreserveRouting().compare(result)}
+    assert compared["preserve, llama-2-7b: ttft_mean"].paper == -0.711
+    assert (
+        compared["preserve, llama-2-7b: ttft_mean"].ours
+        == (result["found"]["llama-2-7b, deep, predicted"]["preserve"]["ttft_mean"])
+    )
 
 
 def test_data_that_is_not_there_is_named(tmp_path):
@@ -102,7 +107,7 @@ def test_the_load_spoken_of_is_the_one_where_least_request_is_near_the_papers():
         for per_s, slo_met in ((7.0, 0.99), (8.0, 0.9), (9.0, 0.5))
         for at, router in enumerate(ROUTERS)
     ]
-    (here,) = found(lines).values()
+    (here,) = changes(lines).values()
     assert here["requests_per_s"] == 8.0
     assert here["preserve"]["ttft_mean"] == pytest.approx(0.4)
     assert here["preserve"]["violations"] == pytest.approx(0.0)

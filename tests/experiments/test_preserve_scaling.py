@@ -9,11 +9,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.experiments import preserve_scaling as preserve
-from controlplane.experiments import sageserve, scenes
-from controlplane.experiments.advisors import ByCapability, ByProgramme
-from controlplane.experiments.capability import measured_capability, rough_requests_per_s
-from controlplane.experiments.foreseen_demand import Foreseen, Windows, foresee, windows
-from controlplane.experiments.measured import hours_by_model
+from controlplane.experiments import sageserve
+from controlplane.experiments.shared import scenes
+from controlplane.experiments.shared.advisors import CapabilityAdvisor, IlpAdvisor
+from controlplane.experiments.shared.capability import measured_capability, rough_requests_per_s
+from controlplane.experiments.shared.demand import DemandForecasts, Windows, forecast_demand, windows
+from controlplane.experiments.shared.measures import hours_by_model
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import make_strategy
 from scheduling.simulation.strategies import Bounds, run_strategy
@@ -37,7 +38,7 @@ def without_times(value):
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
-    monkeypatch.setattr("controlplane.experiments.capability.WINDOW_S", 60.0)
+    monkeypatch.setattr("controlplane.experiments.shared.capability.WINDOW_S", 60.0)
 
 
 def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
@@ -86,8 +87,11 @@ def test_preserve_is_measured_and_shown():
     assert not any("shallow" in key for key in answer["found"]["peak_normalised_against_hybrid_mean"])
     assert answer["reported"] == preserve.PAPER
     text = run("preserve-scaling", *SMALL, "--strategies", "static,preserve")
-    assert "the paper: -44.5 %" in text
-    assert "peak normalised against hybrid: not measured" in text
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.count("│") == 5]
+    compared = {row[0]: row[1:] for row in cells}
+    assert compared["instance hours against static, deep"][:2] == ["5.3", "-44.5 %"]
+    assert compared["instance hours against static, deep"][2].endswith(" %")
+    assert compared["peak normalised against hybrid, deep"][2] == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -128,15 +132,15 @@ def test_demand_by_window_is_the_requests_own():
 def test_a_forecast_knows_only_what_lies_behind_it():
     random = np.random.default_rng(0)
     history, actual = random.uniform(50, 100, (2, 432)), random.uniform(50, 100, (2, 36))
-    made = foresee("seasonal_naive", history, actual, 600.0, 6, 3)
+    made = forecast_demand("seasonal_naive", history, actual, 600.0, 6, 3)
     assert made.mean.shape == (6, 2, 3)
     changed = actual.copy()
     changed[:, 12:] *= 10
-    again = foresee("seasonal_naive", history, changed, 600.0, 6, 3)
+    again = forecast_demand("seasonal_naive", history, changed, 600.0, 6, 3)
     assert (again.mean[:3] == made.mean[:3]).all()
     assert [made.at(now_s) for now_s in (0.0, 3599.0, 3600.0, 1e9)] == [0, 0, 1, 5]
     with pytest.raises(ValueError, match="no forecaster 'x'"):
-        foresee("x", history, actual, 600.0, 6, 3)
+        forecast_demand("x", history, actual, 600.0, 6, 3)
 
 
 def test_hour_peaks():
@@ -146,10 +150,10 @@ def test_hour_peaks():
 
 def test_the_programme_asks_for_what_the_forecast_needs():
     mean = np.array([[[100.0, 400.0], [100.0, 100.0]]])
-    advisor = ByProgramme(
+    advisor = IlpAdvisor(
         models=["llama"],
         regions=["east", "west"],
-        foreseen=Foreseen("x", 1, 600.0, mean, mean * 2, 0.0),
+        forecasts=DemandForecasts("x", 1, 600.0, mean, mean * 2, 0.0),
         other_work=Windows(600.0, np.full((2, 9), 50.0), np.zeros((2, 9))),
         capability_tokens_per_s=np.array([100.0]),
         capacity=20,
@@ -171,9 +175,9 @@ def test_the_programme_asks_for_what_the_forecast_needs():
 def test_algorithm_2_looks_at_the_window_after_this_one():
     def seen(values):
         mean = np.array([[values]])
-        return Foreseen("x", 1, 600.0, mean, mean, 0.0)
+        return DemandForecasts("x", 1, 600.0, mean, mean, 0.0)
 
-    advisor = ByCapability(seen([900.0, 300.0]), seen([0.0, 50.0]), Capability(100.0, 50.0, 120.0, "measured"))
+    advisor = CapabilityAdvisor(seen([900.0, 300.0]), seen([0.0, 50.0]), Capability(100.0, 50.0, 120.0, "measured"))
     (made,) = advisor.advise(10.0, [view()])
     assert (made.target_instances, made.forecast_tokens_per_s, made.valid_until_s) == (3, 350.0, 610.0)
 
@@ -200,13 +204,13 @@ def test_hours_follow_an_instance_to_another_model():
     assert sum(hours.values()) == pytest.approx(paid.sum() - paid[5] - paid[0])
 
 
-def test_silos_hold_the_same_requests_apart():
+def test_silos_separate_the_same_requests():
     scene = scenes.sageserve(0.02)
     workload = scene.demand(0.05, 1)
     one, two = (scene.requests(scene.cluster(siloed), workload, 1) for siloed in (False, True))
     cluster = scene.cluster(siloed=True)
     assert len(cluster.instances) == len(scene.cluster().instances) == 240
-    apart = np.array([name.endswith(scenes.SILO) for name in cluster.models])[two.model]
-    assert (apart == (two.slo_class == 1)).all()
+    siloed = np.array([name.endswith(scenes.SILO) for name in cluster.models])[two.model]
+    assert (siloed == (two.slo_class == 1)).all()
     assert (one.prompt_tokens == two.prompt_tokens).all()
     assert all(a <= b for a, b in pairwise(one.arrival_s[:100]))

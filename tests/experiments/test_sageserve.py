@@ -1,31 +1,32 @@
-"""What SageServe's reproduction holds strategies against, and what our own plans are made for."""
+"""What SageServe's experiment compares strategies with, and what our own plans are made for."""
 
 import pytest
 
-from controlplane.experiments import sageserve, scenes
-from controlplane.experiments.foreseen_demand import windows
+from controlplane.experiments import sageserve
+from controlplane.experiments.shared import scenes
+from controlplane.experiments.shared.demand import windows
 from scheduling.scaling import Pilothouse
 
 
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
-    monkeypatch.setattr("controlplane.experiments.capability.WINDOW_S", 60.0)
+    monkeypatch.setattr("controlplane.experiments.shared.capability.WINDOW_S", 60.0)
 
 
-def test_foreknown_plans_for_the_demand_that_comes_and_is_told_apart():
+def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     setting = sageserve.prepare(
-        scenes.sageserve(0.03), 0.03, 1, False, "seasonal_naive", "seasonal_naive", lambda *told: None
+        scenes.sageserve(0.03), 0.03, 1, False, "seasonal_naive", "seasonal_naive", lambda *step: None
     )
     came = windows(setting.workload, setting.scene.streams, [scenes.INTERACTIVE], 600.0, 0.03 * 86_400)
     advisor = sageserve.advisor(setting, "foreknown")
     for at in range(came.total.shape[1]):
-        known = advisor.foreseen.mean[advisor.foreseen.at(at * advisor.every_s)]
+        known = advisor.forecasts.mean[advisor.forecasts.at(at * advisor.every_s)]
         assert known.shape == (12, 1)
         assert (known[:, 0] == came.total[:, at]).all()
-    (row,) = sageserve.run(setting, ["foreknown"], lambda *told: None)
+    (row,) = sageserve.run(setting, ["foreknown"], lambda *step: None)
     assert row.strategy == "foreknown"
-    assert row.instance_hours < sageserve.run(setting, ["reactive"], lambda *told: None)[0].instance_hours * 1.05
+    assert row.instance_hours < sageserve.run(setting, ["reactive"], lambda *step: None)[0].instance_hours * 1.05
 
 
 def test_our_own_plans_keep_more_than_they_add_for():

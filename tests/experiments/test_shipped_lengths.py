@@ -43,7 +43,7 @@ def test_both_parts_are_measured(tmp_path: Path) -> None:
     result = json.loads(run(tmp_path, "--json"))
     for part in ("unseen", "conversations"):
         rows = result[part]["rows"]
-        assert set(rows) == set(shipped_lengths.WAYS)
+        assert set(rows) == set(shipped_lengths.METHODS)
         assert all(row["mae"] > 0 and row["median_ratio"] > 0 for row in rows.values())
     assert result["conversations"]["answers"] == sum(1 + number % 4 for number in range(30))
     jct_s = result["conversations"]["jct_mean_s"]
@@ -63,7 +63,7 @@ def test_nothing_of_a_prompt_is_learned_before_all_of_it_is_predicted() -> None:
     query = LengthQuery("What is it?", 3, "m", "t")
     once, again = ([Sample(query, 900)] * 5 for _ in range(2))
     said = shipped_lengths.predicted(bundled(), [once, again])
-    for way in ("calibrated", "histogram"):
-        assert len(set(said[way][:5])) == 1
-        assert said[way][5] > said[way][0]
+    for method in ("calibrated", "histogram"):
+        assert len(set(said[method][:5])) == 1
+        assert said[method][5] > said[method][0]
     assert said["raw"][5] == pytest.approx(said["raw"][0])

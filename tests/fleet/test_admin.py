@@ -130,7 +130,7 @@ class TestRows:
                 reverse("admin:fleet_region_change", args=[region.pk]),
                 {"name": "us-east", "title": "East", "active": "on"},
             )
-        assert messages == ["nudge"]
+        assert messages == ["notify"]
 
 
 class TestSecrets:

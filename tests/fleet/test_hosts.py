@@ -58,7 +58,7 @@ def sent(monkeypatch, settings):
     monkeypatch.setattr(tasks, "tell_workers", tell)
     monkeypatch.setattr(services, "deliver", deliver)
     monkeypatch.setattr(tasks, "deliver", deliver)
-    monkeypatch.setattr(tasks, "nudge", lambda: True)
+    monkeypatch.setattr(tasks, "notify", lambda: True)
     return found
 
 

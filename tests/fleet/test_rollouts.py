@@ -91,7 +91,7 @@ def world(deployment, node, make_instance, monkeypatch):
     monkeypatch.setattr(tasks, "launcher_for", lambda instance: launcher)
     monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
     monkeypatch.setattr(tasks, "deliver", lambda command: True)
-    monkeypatch.setattr(tasks, "nudge", lambda: True)
+    monkeypatch.setattr(tasks, "notify", lambda: True)
     world = World(deployment, launcher)
     for name in ("a", "b"):
         services.start(make_instance(state=S.PROVISIONING, name=name, node=node), "test", "begin")

@@ -18,7 +18,7 @@ def committed(django_capture_on_commit_callbacks):
 
 
 class TestDrainAndResume:
-    def test_they_move_at_once_and_nudge(self, make_instance, operator, committed, messages):
+    def test_they_move_at_once_and_notify(self, make_instance, operator, committed, messages):
         instance = make_instance()
         with committed():
             services.drain(instance, operator, "new driver")
@@ -26,7 +26,7 @@ class TestDrainAndResume:
         with committed():
             services.resume(instance, operator, "done")
         assert instance.state == S.READY
-        assert messages == ["nudge", "nudge"]
+        assert messages == ["notify", "notify"]
         assert not InstanceCommand.objects.exists()
 
     def test_resume_waits_for_nothing_that_is_under_way(self, make_instance, operator):
@@ -43,7 +43,7 @@ class TestStop:
             command = services.stop(instance, operator, "retired")
         assert (instance.state, command.verb, command.actor) == (S.DRAINING, CommandVerb.STOP, "operator")
         assert command.delivered is True
-        assert messages == ["nudge", command.pk]
+        assert messages == ["notify", command.pk]
         assert Event.objects.filter(kind="instance.stop_requested", reason="retired").exists()
 
     @pytest.mark.parametrize("state", [S.PROVISIONING, S.LOADING, S.DRAINING, S.SLEEPING, S.FAILED])
@@ -147,7 +147,7 @@ class TestWords:
     @pytest.mark.django_db(transaction=True)
     def test_a_broker_that_is_down_is_said_and_loses_nothing(self, make_instance, operator, monkeypatch, settings):
         monkeypatch.undo()  # the real `deliver`
-        monkeypatch.setattr(services, "nudge", lambda: False)
+        monkeypatch.setattr(services, "notify", lambda: False)
         monkeypatch.setattr(services.celery_app.conf, "broker_url", "redis://127.0.0.1:1/0")
         monkeypatch.setattr(services.celery_app.conf, "broker_write_url", "redis://127.0.0.1:1/0")
         sentence = services.act(Action.STOP, make_instance(), operator, "x")
@@ -174,10 +174,10 @@ class TestWords:
                 services.act(action, instance, operator, "x")
 
 
-def test_nudge_never_raises(settings, monkeypatch):
+def test_notify_never_raises(settings, monkeypatch):
     monkeypatch.undo()
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    assert services.nudge() is False
+    assert services.notify() is False
 
 
 def test_lists_take_one_query(make_instance, django_assert_num_queries):

@@ -87,10 +87,10 @@ def client(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def delivered(monkeypatch):
-    """The tasks' own view of `deliver` and `nudge`."""
+    """The tasks' own view of `deliver` and `notify`."""
     sent = []
     monkeypatch.setattr(tasks, "deliver", lambda command: sent.append(command.pk) or True)
-    monkeypatch.setattr(tasks, "nudge", lambda: True)
+    monkeypatch.setattr(tasks, "notify", lambda: True)
     return sent
 
 

@@ -99,12 +99,12 @@ def test_a_command_is_told_to_the_workers(redis_url, make_instance):
     assert message["headers"]["argsrepr"] == f"[{command.pk}]"
 
 
-def test_a_nudge_is_heard(redis_url):
+def test_a_notification_is_heard(redis_url):
     with redis.Redis.from_url(redis_url) as client, client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe("pilothouse:nudge")
+        heard.subscribe("pilothouse:inventory")
         heard.get_message(timeout=5)  # the subscription itself
-        assert services.nudge() is True
-        assert until(heard.get_message)["channel"] == b"pilothouse:nudge"
+        assert services.notify() is True
+        assert until(heard.get_message)["channel"] == b"pilothouse:inventory"
 
 
 def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):

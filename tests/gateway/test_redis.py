@@ -102,7 +102,7 @@ class TestWithRedis:
         await database_sync_to_async(Instance.objects.update)(state="draining")
         await asyncio.sleep(0.2)
         assert house.gateway.topology.fleet.accepting.sum() == 1
-        await bus.publish("pilothouse:nudge", "x")
+        await bus.publish("pilothouse:inventory", "x")
         await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
 
     async def test_a_second_process_stands_by_and_takes_over(self, house, monkeypatch):

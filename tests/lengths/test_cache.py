@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery
-from forecasting.lengths.service.cache import BINS, MODELS, LengthCache, signature, signature_plain
+from forecasting.lengths.service.cache import BINS, MODELS, LengthCache, signature
+from tests.oracles.signature import signature_plain
 
 STORY = (
     "Please write a friendly letter to my neighbour and thank her for the lemon cake that she baked for the summer "

@@ -78,13 +78,6 @@ class PlainFleet:
             if instance.endpoint == endpoint and instance.has_room(prompt_tokens, output_tokens)
         ]
 
-    def fits_ever(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> bool:
-        return any(
-            instance.kv_capacity_tokens == 0 or prompt_tokens + output_tokens <= instance.kv_capacity_tokens
-            for instance in self.instances
-            if instance.endpoint == endpoint
-        )
-
     def round_robin(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> int:
         last = self.cursor.get(endpoint, -1)
         slots = self.with_room(endpoint, prompt_tokens, output_tokens)

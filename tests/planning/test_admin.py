@@ -16,8 +16,8 @@ PLANS = "admin:planning_scalingplan_changelist"
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(services, "hurry", lambda: True)
+def notified(monkeypatch):
+    monkeypatch.setattr(services, "notify_workers", lambda: True)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A whole house of which parts die in the middle of a surge: it goes on serving, and its floor goes on adding instances.
+"""A whole stack of which parts die in the middle of a surge: it goes on serving, and its floor goes on adding instances.
 
 Celery and Redis are stopped (SIGSTOP), not killed: the supervisor would start them again at once, and a part that hangs is
 worse than one that is gone. The solver is broken from the start.
@@ -53,7 +53,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 
 @pytest.fixture(scope="module")
-def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+def stack(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """Emulated fleet without traffic, planned by the minute with a solver that always fails."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(textwrap.dedent(BROKEN_SOLVER))
@@ -63,23 +63,23 @@ def house(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "PYTHONPATH": str(folder),
         "PILOTHOUSE_FLOOR_PATIENCE_S": "2",
     }
-    house = RunningStack(f"--port {address.port} --no-traffic", **environment)
+    stack = RunningStack(f"--port {address.port} --no-traffic", **environment)
     try:
-        house.wait_until_up()
-        yield house
+        stack.wait_until_up()
+        yield stack
     finally:
-        house.kill()
+        stack.kill()
 
 
 def shell(address: Address, code: str) -> str:
-    """What *code* prints in a process beside the house."""
+    """What *code* prints in a process beside the stack."""
     said = address.manage("shell", "--no-imports", "-c", textwrap.dedent(code))
     assert said.returncode == 0, said.stderr
     return said.stdout.strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
-def secret(house: RunningStack, address: Address) -> str:
+def secret(stack: RunningStack, address: Address) -> str:
     return shell(
         address,
         """
@@ -116,24 +116,24 @@ def parents() -> dict[int, int]:
     return found
 
 
-def processes_called(house: RunningStack, word: str) -> list[int]:
-    """Processes of *house* with *word* in their command line; Redis writes over its environment, so descent decides."""
+def processes_called(stack: RunningStack, word: str) -> list[int]:
+    """Processes of *stack* with *word* in their command line; Redis writes over its environment, so descent decides."""
     parent, found = parents(), []
     for process in parent:
         at = process
-        while at > 1 and at != house.process.pid:
+        while at > 1 and at != stack.process.pid:
             at = parent.get(at, 0)
         with suppress(OSError):
-            if at == house.process.pid and word in (Path("/proc") / str(process) / "cmdline").read_text():
+            if at == stack.process.pid and word in (Path("/proc") / str(process) / "cmdline").read_text():
                 found.append(process)
     return found
 
 
 @contextmanager
-def hanging(house: RunningStack, word: str) -> Iterator[None]:
-    """Every process of the house that is called *word* stands still meanwhile."""
-    stopped = processes_called(house, word)
-    assert stopped, f"nothing of the house is called {word}"
+def hanging(stack: RunningStack, word: str) -> Iterator[None]:
+    """Every process of the stack that is called *word* stands still meanwhile."""
+    stopped = processes_called(stack, word)
+    assert stopped, f"nothing of the stack is called {word}"
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
     try:
@@ -182,15 +182,15 @@ def added_and_ready(address: Address, model: str, before: int):
     [("workers.celery", "llama-3.2-3b", 3000), ("redis-server", "llama-2-70b", 800)],
     ids=["celery", "redis"],
 )
-async def test_a_surge_is_served_and_the_floor_adds_an_instance(house, address, secret, word, model, tokens):
+async def test_a_surge_is_served_and_the_floor_adds_an_instance(stack, address, secret, word, model, tokens):
     before = len(moves(address, model))
-    with hanging(house, word):
+    with hanging(stack, word):
         statuses = await surge(address, secret, model, tokens, added_and_ready(address, model, before))
     assert set(statuses) == {200}
-    assert "ok" in house.get(f"{address.url}/healthz").lower()
+    assert "ok" in stack.get(f"{address.url}/healthz").lower()
 
 
-async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(house, address, secret):
+async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(stack, address, secret):
     """A plan is due every minute once demand of two minutes is known; each fails, which is one event, and there is none.
 
     Both surges may have been in one minute, so some demand goes on.
@@ -218,8 +218,8 @@ async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(house, address
             await asyncio.sleep(5.0)
 
 
-def test_what_stood_still_goes_on(house: RunningStack, address: Address) -> None:
-    """The workers are back: they find no command left over, and the house stops as it should."""
+def test_what_stood_still_goes_on(stack: RunningStack, address: Address) -> None:
+    """The workers are back: they find no command left over, and the stack stops as it should."""
     left = shell(
         address,
         """
@@ -228,6 +228,6 @@ def test_what_stood_still_goes_on(house: RunningStack, address: Address) -> None
         """,
     )
     assert left == "0"
-    assert Path(f"/proc/{house.process.pid}").exists()
-    house.interrupt()
-    assert house.processes() == []
+    assert Path(f"/proc/{stack.process.pid}").exists()
+    stack.interrupt()
+    assert stack.processes() == []

@@ -224,7 +224,7 @@ class TestAdvice:
             quantity: Forecast(window_s=600, start_at=advisor._replay.from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
             for quantity in ("prompt", "output")
         }
-        told = {}
+        solved = {}
         for name in ("pilothouse", "lt_ua"):
             made = comparison.Advisor(advisor._replay, name)
             monkeypatch.setattr(
@@ -233,9 +233,9 @@ class TestAdvice:
                 {(*PLACE, quantity): ([0.0], [row]) for quantity, row in rows.items()},
             )
             made._within_s = float("inf")
-            told[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
-        assert (max(told["pilothouse"][2]), max(told["pilothouse"][3])) == (4800.0, 4000.0)
-        assert (max(told["lt_ua"][2]), max(told["lt_ua"][3])) == (2000.0, 2000.0)
+            solved[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
+        assert (max(solved["pilothouse"][2]), max(solved["pilothouse"][3])) == (4800.0, 4000.0)
+        assert (max(solved["lt_ua"][2]), max(solved["lt_ua"][3])) == (2000.0, 2000.0)
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
         calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s

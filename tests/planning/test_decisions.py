@@ -16,10 +16,10 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
+def notified(monkeypatch):
     """What would be sent to the workers."""
     sent = []
-    monkeypatch.setattr(services, "hurry", lambda: sent.append("apply") or True)
+    monkeypatch.setattr(services, "notify_workers", lambda: sent.append("apply") or True)
     return sent
 
 
@@ -36,7 +36,7 @@ def make_plan(language_model):
 
 class TestPlans:
     def test_an_approved_plan_is_for_the_workers(
-        self, make_plan, operator, hurried, django_capture_on_commit_callbacks
+        self, make_plan, operator, notified, django_capture_on_commit_callbacks
     ):
         plan = make_plan(targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 2}])
         with django_capture_on_commit_callbacks(execute=True):
@@ -45,17 +45,17 @@ class TestPlans:
         plan.refresh_from_db()
         assert plan.status == PlanStatus.APPROVED
         assert plan.decided_at is not None
-        assert hurried == ["apply"]
+        assert notified == ["apply"]
         event = Event.objects.get(kind="plan.approved")
         assert (event.user, event.reason, event.before) == (operator, "the evening peak", {"status": "advice"})
         assert event.after["targets"] == plan.targets
 
-    def test_a_rejected_one_is_not(self, make_plan, operator, hurried, django_capture_on_commit_callbacks):
+    def test_a_rejected_one_is_not(self, make_plan, operator, notified, django_capture_on_commit_callbacks):
         plan = make_plan()
         with django_capture_on_commit_callbacks(execute=True):
             services.reject(plan, operator, "we know better")
         assert plan.status == PlanStatus.REJECTED
-        assert hurried == []
+        assert notified == []
         assert Event.objects.get(kind="plan.rejected").reason == "we know better"
 
     @pytest.mark.parametrize("decide", [services.approve, services.reject])
@@ -175,4 +175,4 @@ class TestBacktests:
 
 def test_a_broker_that_does_not_answer_is_said_and_nothing_is_raised(monkeypatch, settings):
     monkeypatch.undo()
-    assert services.hurry() is False
+    assert services.notify_workers() is False

@@ -161,7 +161,7 @@ def test_an_operator_and_a_strategy_start_the_same_instance_once(make_instance, 
 
 
 def test_two_admins_do_not_register_instances_for_the_same_gpus(deployment, node, fleet_admin, monkeypatch):
-    """The second is told by the form: the row would be there before its start is refused."""
+    """The form refuses the second: the row would be there before its start is refused."""
     Node.objects.update(gpu_count=2)
     monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
 

@@ -62,7 +62,7 @@ def test_an_hour_of_forecasts_becomes_one_row_and_the_page_shows_the_same():
     assert (row.made_at.hour, row.made_at.minute) == (8, 59)
     assert (row.start_at.hour, row.start_at.minute) == (8, 0)
     assert len(row.mean) == len(row.upper_95) == 60 + AHEAD - 1
-    assert row.note == "60 forecasts in one: what was said last of each window."
+    assert row.note == "60 forecasts in one: the last forecast of each window."
     assert tasks.prune_planning() == 0
 
 
@@ -84,8 +84,10 @@ def test_what_does_not_follow_stays_apart():
     before = shown()
     tasks.prune_planning()
     assert shown() == before
-    told = [(row.made_at.strftime("%H:%M"), row.note.partition(":")[0]) for row in Forecast.objects.order_by("made_at")]
-    assert told == [
+    notes = [
+        (row.made_at.strftime("%H:%M"), row.note.partition(":")[0]) for row in Forecast.objects.order_by("made_at")
+    ]
+    assert notes == [
         ("07:10", "5 forecasts in one"),
         ("07:11", ""),
         ("07:18", "7 forecasts in one"),

@@ -480,7 +480,7 @@ class TestPlans:
         policy(language_model, PolicyMode.AUTO)
         profile.delete()
         assert services.make_plans(NOW) == []
-        assert "neither profile nor ledger" in caplog.text
+        assert "no capability from profile or ledger" in caplog.text
 
     def test_demand_beyond_all_capacity_is_said(self, make_minutes, make_instance, language_model, node):
         make_instance(node=node)

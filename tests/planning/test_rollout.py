@@ -19,7 +19,7 @@ S = InstanceState
 @pytest.fixture(autouse=True)
 def no_load(monkeypatch):
     monkeypatch.setattr(live_views, "read", lambda: None)
-    monkeypatch.setattr(services, "hurry", lambda: True)
+    monkeypatch.setattr(services, "notify_workers", lambda: True)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ PLACE = ("llama-3.1-8b", "us-east")
 
 @pytest.fixture
 def load(monkeypatch):
-    """`load(use=0.9, …)`: what the gateway says of the endpoint; `load.alive` is what it was told."""
+    """`load(use=0.9, …)`: what the gateway says of the endpoint; `load.alive` is what was published to it."""
 
     class Published:
         def __init__(self):

@@ -22,7 +22,7 @@ from controlplane.events.services import record
 from controlplane.fleet import hosts, revisions
 from controlplane.fleet.launching import launch_spec
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
-from controlplane.fleet.services import deliver, move, nudge, tell_workers
+from controlplane.fleet.services import deliver, move, notify, tell_workers
 from controlplane.fleet.states import ActionError, InstanceState, check_move
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
@@ -70,7 +70,7 @@ def run_command(command_id: int) -> None:
         _fail(command, f"unexpected {type(error).__name__}: {error}")
     else:
         _close(command, CommandState.DONE)
-    nudge()
+    notify()
     next_command = instance.commands.filter(state=CommandState.PENDING).order_by("pk").first()
     if next_command is not None:
         deliver(next_command)
@@ -89,7 +89,7 @@ def run_pending_commands() -> int:
 
 @shared_task
 def watch_loading(forward: bool = True) -> int:
-    """Fail instances whose server ended while loading: silence is normal then, so heartbeats cannot tell.
+    """Fail instances whose server ended while loading: silence is normal then, so heartbeats do not show it.
 
     Looks at what this host started; the workers of other hosts are asked to do the same (*forward*). Returns how many
     were failed.
@@ -109,7 +109,7 @@ def watch_loading(forward: bool = True) -> int:
             continue  # it was moved in the meantime
         failed += 1
     if failed:
-        nudge()
+        notify()
     return failed
 
 
@@ -244,7 +244,7 @@ def _client(instance: Instance, timeout_s: float) -> VllmClient:
 
 
 async def _until_sleeping(client: VllmClient, wanted: bool) -> None:
-    """Wait until the server says so itself; an answer to the call alone is no proof. Raises VllmError."""
+    """Wait until the server reports the state itself; an answer to the call alone is no proof. Raise VllmError."""
     deadline = time.monotonic() + SLEEP_PROOF_S
     while await client.is_sleeping() != wanted:
         if time.monotonic() > deadline:
@@ -279,9 +279,9 @@ VERBS: dict[CommandVerb, Callable[[Instance, InstanceCommand], None]] = {
 
 
 def _pass_on(command: InstanceCommand, why: str) -> None:
-    """Leave *command* to the host that it belongs to: say so on its row and once as an event, and tell that host.
+    """Leave *command* to the host that it belongs to: note it on its row and once as an event, and notify that host.
 
-    Told again by `run_pending_commands` only: a worker that listens on a queue that is not its own must not spin.
+    Delivered again by `run_pending_commands` only: a worker that listens on a queue that is not its own must not spin.
     """
     if command.error == why:
         return

@@ -40,7 +40,7 @@ def observe_instances() -> int:
             due.append(instance)
     for instance, engine in zip(due, asyncio.run(_measure_all(due)), strict=True):
         if engine is not None:
-            # Not one that was started anew meanwhile: what it was says nothing of what it is.
+            # Not one that was restarted in between: its old state says nothing of the new one.
             same = Instance.objects.filter(pk=instance.pk, url=instance.url, state__in=ANSWERING)
             changed += same.update(engine=engine)
     return changed

@@ -158,4 +158,4 @@ async def _running(urls: list[str]) -> dict[str, int]:
             return None
         return url, metrics.running + metrics.waiting
 
-    return dict(found for found in await asyncio.gather(*map(ask, urls)) if found)
+    return dict(answer for answer in await asyncio.gather(*map(ask, urls)) if answer)

@@ -72,9 +72,6 @@ class VllmClient:
     async def metrics(self) -> VllmMetrics:
         return parse(await self._call("GET", "/metrics"))
 
-    async def metrics_text(self) -> str:
-        return (await self._call("GET", "/metrics")).decode("utf-8", "replace")
-
     async def models(self) -> list[ModelCard]:
         cards = (await self._json("GET", "/v1/models")).get("data", [])
         return [

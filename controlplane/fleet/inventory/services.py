@@ -33,7 +33,7 @@ def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str
     record_creation(row, actor, reason=reason)
     if isinstance(row, Instance):
         services.start(row, actor, reason or "created")
-    transaction.on_commit(services.nudge)
+    transaction.on_commit(services.notify)
     return row
 
 
@@ -54,7 +54,7 @@ def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, r
     _set_many(row, many)
     _check_many(kind, row)
     if record_change(row, before, actor, reason=reason) is not None:
-        transaction.on_commit(services.nudge)
+        transaction.on_commit(services.notify)
     return row
 
 
@@ -74,7 +74,7 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
         more = f" and {len(users) - 3} more" if len(users) > 3 else ""
         text = f"{row} is used by {', '.join(users[:3])}{more}."
         raise ValidationError(text) from error
-    transaction.on_commit(services.nudge)
+    transaction.on_commit(services.notify)
 
 
 def _set(kind: Kind, row: Any, values: Mapping[str, Any]) -> dict[str, Any]:

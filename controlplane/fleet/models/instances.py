@@ -152,7 +152,7 @@ class CommandState(models.TextChoices):
 class InstanceCommand(models.Model):
     """Something to be done to an instance by a Celery worker. Running one twice does no more than running it once."""
 
-    # Of the object that a service returned: whether the workers were told at once. None: not tried (not committed).
+    # Of the object that a service returned: whether the workers were notified at once. None: not tried (not committed).
     delivered: bool | None = None
 
     instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="commands")

@@ -44,11 +44,11 @@ TOO_LITTLE = "Too little to compare"
 AGAIN_S = 120.0
 """When there was too little, it is tried again after this."""
 LEFT_OUT = frozenset({"siloed"})
-"""Needs pools apart for each kind of work, which this fleet does not have."""
+"""Needs separate pools for each kind of work, which this fleet does not have."""
 USUAL_START_S = 120.0
 """From asking for an instance until it serves, where none was seen to start."""
 LONGEST_START_S = 7200.0
-"""What takes longer (SageServe 7.1: two hours, with weights from afar) was a house that was off meanwhile."""
+"""What takes longer (SageServe 7.1: two hours, with weights from afar) happened while the stack was stopped."""
 SETTLE_S = 600.0
 """After the last request came: hours are counted so long at the most, or one that waits would add hours of everything."""
 BLOCK_TOKENS = 16
@@ -59,7 +59,7 @@ TRACES = 500
 def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     """Simulate the last *hours* under every strategy and keep the result as a row.
 
-    With too little to go by, the row says so and has no lines. Bounded in requests and time by the settings.
+    With too few requests, the row notes it and has no lines. Bounded in requests and time by the settings.
     """
     since = now - timedelta(hours=hours)
     rows = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=now, outcome=Outcome.DONE)
@@ -145,21 +145,21 @@ class Replay:
             "predicted_output_tokens",
         )
         newest = rows.order_by("-arrived_at").values_list(*columns)[: settings.COMPARE_REQUESTS]
-        found = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
-        if not found:
+        replayed = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
+        if not replayed:
             return None
         cluster, usd = _cluster(fleet, deployments, start_s(), round_trips_s(rows))
-        from_at = found[0][0]
+        from_at = replayed[0][0]
         classes = list(SloClass.objects.order_by("priority", "name"))
         numbers = {row.name: number for number, row in enumerate(classes)}
         promises = [_promise(row) for row in classes]
-        _, models, regions, names, prompt, output, predicted = zip(*found, strict=True)
+        _, models, regions, names, prompt, output, predicted = zip(*replayed, strict=True)
         model = np.array([cluster.models.index(name) for name in models])
         longest = np.array(cluster.longest_tokens())[model]
         output_tokens = np.minimum(output, longest - 1)
         prompt_tokens = np.minimum(prompt, longest - output_tokens)
-        known = np.array([numbers.get(name, 0) for name in names])
-        arrived_s = [(row[0] - from_at).total_seconds() for row in found]
+        slo_class = np.array([numbers.get(name, 0) for name in names])
+        arrived_s = [(row[0] - from_at).total_seconds() for row in replayed]
         requests = make_requests(
             arrived_s,
             prompt_tokens,
@@ -167,14 +167,14 @@ class Replay:
             model=model,
             region=np.array([cluster.regions.index(name) for name in regions]),
             predicted_tokens=np.clip(predicted, 1, longest - prompt_tokens),
-            slo_class=known,
-            priority=np.array([row.priority for row in classes])[known],
-            deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[known],
+            slo_class=slo_class,
+            priority=np.array([row.priority for row in classes])[slo_class],
+            deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[slo_class],
         )
         notes = []
         cut = len(newest) == settings.COMPARE_REQUESTS
         if cut:
-            minutes = (now - found[0][0]).total_seconds() / 60
+            minutes = (now - replayed[0][0]).total_seconds() / 60
             notes.append(f"the newest {settings.COMPARE_REQUESTS:,} requests, of {minutes:.1f} min")
         return cls(
             fleet=fleet,
@@ -261,12 +261,12 @@ class Advisor:
         self._within_s = within.total_seconds()
         self._forecasts: dict[tuple[str, str, str], tuple[list[float], list[Forecast]]] = {}
         for row in rows:
-            times, found = self._forecasts.setdefault((row.model, row.region, row.quantity), ([], []))
+            times, forecasts = self._forecasts.setdefault((row.model, row.region, row.quantity), ([], []))
             times.append(row.made_at.timestamp())
-            found.append(row)
+            forecasts.append(row)
 
     def advise(self, now_s: float, views: Sequence["EndpointView"]) -> list["Advice | None"]:
-        """As live: the plan is made anew when it is due; between, what it says of the next minutes moves on."""
+        """As live: make a new plan when it is due; in between, shift its windows with time."""
         from scheduling.scaling import Advice, soon_of
 
         if self._plan is None or now_s - self._plan.made_at_s >= settings.PLAN_EVERY_S - 1.0:
@@ -288,7 +288,7 @@ class Advisor:
         shorter = {endpoint: self._expected(endpoint, at, self._towards.soon) for endpoint in endpoints}
         soon = {endpoint: prompt + output for endpoint, (prompt, output) in shorter.items()}
         share = self._prompt_share(expected)
-        theta = {key: found.at(share.get(key[0], 0.5)) for key, found in self._capability.items()}
+        theta = {key: served.at(share.get(key[0], 0.5)) for key, served in self._capability.items()}
         fleet = replace(self._replay.fleet, present=self._present(views), spare=Counter())
         totals = {endpoint: prompt + output for endpoint, (prompt, output) in expected.items()}
         planned = inventory.problem_of(fleet, totals, {}, theta, self._horizon, settings.PLAN_EPSILON)
@@ -309,7 +309,7 @@ class Advisor:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Prompt and output tokens a second of the windows to come, as known *at* that time (`plans.ahead`)."""
         start = demand.window_start(at, settings.FORECAST_WINDOW_S)
-        found = []
+        tokens_per_s = []
         for quantity in demand.COLUMNS:
             times, rows = self._forecasts.get((*endpoint, quantity), ([], []))
             number = bisect_right(times, at.timestamp()) - 1
@@ -321,8 +321,8 @@ class Advisor:
                 last = self._counted.of(endpoint, quantity)[max(0, until - 10) : until]
                 highest = float(np.nanmax(last)) if np.isfinite(last).any() else 0.0
                 values = np.full(settings.FORECAST_WINDOWS, highest)
-            found.append(values)
-        return found[0], found[1]
+            tokens_per_s.append(values)
+        return tokens_per_s[0], tokens_per_s[1]
 
     @staticmethod
     def _prompt_share(

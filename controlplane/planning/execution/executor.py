@@ -1,4 +1,4 @@
-"""Moving instances for scaling: the nearest way to one more, the least loaded to go, and never past a bound.
+"""Moving instances for scaling: the nearest method to add one, the least loaded to go, and never past a bound.
 
 Every move is one transaction that locks the endpoint's deployments and their nodes, counts again and acts, so that planner,
 strategies, floor and operators cannot step on each other, and repeating one that was cut off does no harm. A move writes
@@ -102,7 +102,7 @@ def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
 def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bool = False) -> ScalingMove:
     """One instance more at an endpoint, on *gpu_type* or (empty) where it is there soonest, then cheapest.
 
-    The nearest way counts: one that still drains is taken back, a sleeping one woken, a stopped one started, then a new
+    The nearest method counts: one that still drains is taken back, a sleeping one woken, a stopped one started, then a new
     one made beside its siblings, at last a failed one started again. Below the minimum a failed one comes before a new one,
     and is waited for; with *to_minimum* nothing is added above it. Raises Refused, which says what stands in the way, or
     Waits.
@@ -119,13 +119,15 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
             obstacles.append(
                 f"{deployment.gpu_type.name}: {count} instances are there, at most {deployment.max_instances}"
             )
-    ways = _ways(open_to_more)
-    for way in sorted(ways, key=lambda way: (way.rank, way.deployment.tensor_parallel * _usd(way.deployment))):
+    methods = _methods(open_to_more)
+    for method in sorted(
+        methods, key=lambda method: (method.rank, method.deployment.tensor_parallel * _usd(method.deployment))
+    ):
         try:
             with transaction.atomic():
-                instance, how = way.go(why)
+                instance, how = method.go(why)
         except (ActionError, ValidationError) as error:
-            obstacles.append(f"{way.deployment.gpu_type.name}: {_sentence(error)}")
+            obstacles.append(f"{method.deployment.gpu_type.name}: {_sentence(error)}")
         else:
             return _moved(instance, +1, why, how)
     if not obstacles and to_minimum and not open_to_more:
@@ -226,11 +228,11 @@ def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
     return True
 
 
-# The ways to one more
+# Methods to add an instance
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Method:
     rank: int
     deployment: Deployment
     instance: Instance | None  # None: a new row
@@ -260,9 +262,9 @@ class _Way:
                 return row, f"started again ({was})"
 
 
-def _ways(deployments: Sequence[Deployment]) -> list[_Way]:
-    """Every way, best rank first among those of one deployment."""
-    ways = []
+def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
+    """Every method, best rank first among those of one deployment."""
+    methods = []
     for deployment in deployments:
         rows = list(deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model"))
         rows.sort(key=lambda row: row.state_changed_at, reverse=True)
@@ -270,11 +272,11 @@ def _ways(deployments: Sequence[Deployment]) -> list[_Way]:
         for row in rows:
             rank = _rank(row, missing > 0)
             if rank is not None:
-                ways.append(_Way(rank, deployment, row))
+                methods.append(_Method(rank, deployment, row))
         if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
             continue  # they are to come back; one row more would only be one more that fails
-        ways.append(_Way(NEW, deployment, None))
-    return ways
+        methods.append(_Method(NEW, deployment, None))
+    return methods
 
 
 def _coming_back(rows: Sequence[Instance]) -> int:

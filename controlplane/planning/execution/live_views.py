@@ -1,4 +1,4 @@
-"""Live load as strategies see it: what the gateway publishes of every endpoint, beside what the rows say."""
+"""Live load as strategies see it: what the gateway publishes of every endpoint, joined with its rows."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ LOAD = (
     "since_ready_s",
 )
 UNKNOWN = {"use": math.inf, "since_ready_s": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
-"""What null stands for, by name: JSON has neither infinity nor NaN."""
+"""Values of null, by name: JSON has neither infinity nor NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class Load:
 def read() -> Load | None:
     """The load that the gateway published in the last seconds; None if none did or Redis does not answer.
 
-    None too while the gateway is young: what little runs then does not mean that little is asked for.
+    None too just after the gateway started: low load then does not mean low demand.
     """
-    said = _said()
-    if said is None or said["up_s"] < SETTLED_S:
+    published = _published()
+    if published is None or published["up_s"] < SETTLED_S:
         return None
-    return Load({(row["model"], row["region"]): row for row in said["endpoints"]}, said["running"])
+    return Load({(row["model"], row["region"]): row for row in published["endpoints"]}, published["running"])
 
 
 def running() -> Mapping[str, int]:
-    """Requests by instance that the gateway has given it and not yet answered whole; empty if it has not said lately."""
-    said = _said()
-    return said["running"] if said else {}
+    """Requests by instance that the gateway has given it and not yet answered whole; empty without a recent summary."""
+    published = _published()
+    return published["running"] if published else {}
 
 
-def _said() -> dict[str, Any] | None:
+def _published() -> dict[str, Any] | None:
     """What the gateway published in the last seconds."""
     try:
         with _redis() as client:
@@ -76,8 +76,8 @@ def _said() -> dict[str, Any] | None:
         return None
     if text is None:
         return None
-    said = orjson.loads(text)
-    return said if time.time() - said["ts"] <= FRESH_S else None
+    published = orjson.loads(text)
+    return published if time.time() - published["ts"] <= FRESH_S else None
 
 
 def say_alive(models: Iterable[str], for_s: float) -> None:
@@ -86,11 +86,11 @@ def say_alive(models: Iterable[str], for_s: float) -> None:
         with _redis() as client:
             client.set(STRATEGIST_KEY, orjson.dumps(sorted(models)), px=max(1, int(1000 * for_s)))
     except (redis.RedisError, OSError) as error:
-        logger.warning("planning: the gateway is not told that strategies are alive: %s", error)
+        logger.warning("planning: cannot publish that strategies are alive: %s", error)
 
 
 def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
-    """The endpoints of *model* that the gateway speaks of, by region: counts and bounds from rows, load from *load*."""
+    """The endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*."""
     from scheduling.scaling import EndpointView
 
     bounds = {
@@ -105,7 +105,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
     for region, state in rows.values_list("deployment__region__name", "state"):
         states.get(region, []).append(state)
     changed = dict(ScalingMove.objects.filter(model=model).order_by().values_list("region").annotate(Max("at")))
-    found = []
+    endpoint_views = []
     for region in sorted(bounds):
         seen = load.endpoints.get((model, region))
         if seen is None:
@@ -116,7 +116,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         ready = min(seen["ready"], present)
         last = changed.get(region)
         figures: dict[str, Any] = {name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in LOAD}
-        found.append(
+        endpoint_views.append(
             EndpointView(
                 model=model,
                 region=region,
@@ -131,7 +131,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
                 **figures,
             )
         )
-    return found
+    return endpoint_views
 
 
 def _redis() -> redis.Redis:

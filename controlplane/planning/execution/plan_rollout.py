@@ -180,8 +180,10 @@ def _with_note(plan: ScalingPlan, words: str) -> str:
 
 def _why(plan: ScalingPlan, target: dict[str, Any]) -> executor.Why:
     inputs = {"plan": plan.pk, "approved_by": plan.decided_by, "target": {**target}}
-    said = target.get("reason", "")
+    reason = target.get("reason", "")
     reason = (
-        said if said and target["target"] != target["present"] else f"The plan asks for {target['target']} instances."
+        reason
+        if reason and target["target"] != target["present"]
+        else f"The plan asks for {target['target']} instances."
     )
     return executor.Why(MoveSource.PLAN, plan.strategy, reason, inputs, plan)

@@ -30,9 +30,9 @@ AS_SPOT = ", lent out as spot once drained"
 
 
 def run_strategies(now: datetime) -> list[ScalingMove]:
-    """One look by every automatic strategy whose tick has come; the moves that were made.
+    """Run every automatic strategy whose tick has come; return the moves made.
 
-    A strategy that raises costs its own model the tick; its floor takes over, since it is not said to be alive.
+    A strategy that raises costs its own model the tick; its floor takes over, since its heartbeat stops.
     """
     keys = list(ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).values_list("pk", flat=True))
     load = live_views.read() if keys else None
@@ -118,7 +118,7 @@ def _carry_out(
 
 
 def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
-    """What *plan* says of its model in *region*; None if it says nothing."""
+    """Return the advice of *plan* for *region*; None if it has none."""
     from scheduling.scaling import Advice, soon_of
 
     rows = [row for row in plan.targets if row["region"] == region]

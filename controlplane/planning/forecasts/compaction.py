@@ -1,8 +1,8 @@
 """Forecasts that have had their time are folded: those of one series that were made within an hour become one row.
 
-At a forecast a minute, ten windows ahead, each window is foretold ten times. While it is to come, all that was said of it
+At a forecast a minute, ten windows ahead, each window is forecast ten times. Until it begins, every forecast of it
 matters: plans are made from the newest forecast, and comparisons replay which one was the newest when. Of a window that is
-long over, only what was said last before it is looked at again: the Forecast page draws that and judges it. A folded row
+long over, only the last forecast before it is used again: the Forecast page draws that and judges it. A folded row
 keeps just that, under the key and the time of the last of its forecasts, so that the page shows the same before and after.
 """
 
@@ -84,16 +84,16 @@ def _follows(row: Forecast, last: Forecast) -> bool:
 
 
 def _put_together(run: Sequence[Forecast]) -> int:
-    """Write what *run* said last of each window into its last row, and delete the others."""
+    """Write the last forecast of each window of *run* into its last row, and delete the others."""
     *others, row = run
     if not others:
         return 0
-    said = {window.start: window for each in run for window in windows_of(each)}
-    windows = [said[start] for start in sorted(said)]
+    latest = {window.start: window for each in run for window in windows_of(each)}
+    windows = [latest[start] for start in sorted(latest)]
     row.start_at = windows[0].start
     for name in BANDS:
         setattr(row, name, [getattr(window, name) for window in windows])
-    row.note = f"{len(run)} forecasts in one: what was said last of each window. {row.note}".strip()[:255]
+    row.note = f"{len(run)} forecasts in one: the last forecast of each window. {row.note}".strip()[:255]
     row.save(update_fields=["start_at", "note", *BANDS])
     gone, _ = Forecast.objects.filter(pk__in=[each.pk for each in others]).delete()
     return gone

@@ -40,8 +40,8 @@ class Demand:
 
     def of(self, endpoint: Endpoint, quantity: Quantity, slo_class: str = "") -> NDArray[np.float64]:
         """The series of *endpoint*; one without any request is measured zeros (and the gaps of all)."""
-        found = self.tokens_per_s.get((endpoint, quantity, slo_class))
-        return found if found is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
+        series = self.tokens_per_s.get((endpoint, quantity, slo_class))
+        return series if series is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
 
     def by_class(self) -> list[Key]:
         """Every series of a single class that has any token."""
@@ -67,7 +67,7 @@ def last_complete(now: datetime, window_s: int) -> datetime:
 def read(since: datetime, until: datetime, window_s: int) -> Demand:
     """Demand of every endpoint in the whole windows from *since* to *until*, of all SLO classes together and of each.
 
-    A window in which no minute has a row of any series is a gap: nothing tells a quiet minute from one in which the
+    A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one in which the
     gateway did not run. A minute with rows of other series alone is a measured zero. *window_s* is a multiple of 60.
     """
     if window_s % MINUTE_S:
@@ -136,5 +136,5 @@ def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:
 
 def _moment(text: str) -> datetime:
     """The time that a database wrote as *text*: SQLite does without the time zone, which is UTC."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

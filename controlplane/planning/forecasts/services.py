@@ -1,8 +1,8 @@
 """Forecasts of every endpoint's demand, made from the ledger's minute rows and kept as rows.
 
-What a forecaster has learned is kept in the state folder, one file a series, so that it is fitted rarely and otherwise
-only told what is new. Losing those files costs a fit. Plans are made from the series of all SLO classes together; those of
-single classes are for who looks.
+A fitted forecaster is kept in the state folder, one file a series: it is fitted rarely and otherwise updated with new
+windows. Losing those files costs a fit. Plans are made from the series of all SLO classes together; those of single
+classes are for display.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 LEAST_WINDOWS = 2
 """With fewer there is nothing to forecast from; plans go by the last minutes."""
 GROWN = 1.5
-"""A forecaster that was fitted on few windows is fitted anew when there are so many times as many."""
+"""Factor of known windows after which a forecaster is refitted."""
 CLASSES_SHARE = 0.1
 """How much of the time between forecasts those of single classes may take: plans do without them, and come after them."""
 REFITS_SHARE = 0.5
@@ -49,7 +49,7 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
 
     Series are of all SLO classes together, whose rows are stored first, and of each class with demand. Where a forecaster
-    fails, a simpler one stands in, and the row's note says so; a series for which none is left costs that series alone.
+    fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no forecast.
     Raises what the first of them raised when no series has a forecast.
     """
     window_s = settings.FORECAST_WINDOW_S
@@ -127,9 +127,9 @@ class _Making:
         series, error = next(iter(failed.items()))
         what = "have no forecast" if self.without else "are forecast by a simpler forecaster"
         text = f"{len(failed)} series {what}. {series}: {type(error).__name__}: {error}"[:500]
-        said = Event.objects.filter(kind=FAILED_KIND, at__gt=now - SAY_AGAIN).exists()
-        logger.warning("planning: %s", text, exc_info=None if said else error)
-        if not said:
+        reported = Event.objects.filter(kind=FAILED_KIND, at__gt=now - SAY_AGAIN).exists()
+        logger.warning("planning: %s", text, exc_info=None if reported else error)
+        if not reported:
             severity = Severity.CRITICAL if self.without else Severity.WARNING
             record(FAILED_KIND, actor="planner", reason=text, inputs={"series": sorted(failed)}, severity=severity)
         if self.without and not Forecast.objects.filter(made_at=now).exists():
@@ -168,15 +168,15 @@ class _Learner:
         self.note = self.file.with_suffix(".json")
         self.refit_until_s = refit_until_s
         self.error: Exception | None = None
-        """What a forecaster raised, so that a simpler one stands in from now on."""
+        """What a forecaster raised; a simpler one replaces it from then on."""
 
     def predict(self, horizon: int) -> "Predicted":
-        found = self._loaded()
-        if found is None:
-            found = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
-            found[0].fit(self.series)
-            self._keep(*found)
-        forecaster, fitted = found
+        pair = self._loaded()
+        if pair is None:
+            pair = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
+            pair[0].fit(self.series)
+            self._keep(*pair)
+        forecaster, fitted = pair
         failed = len(forecaster.failed)
         predicted = forecaster.predict(horizon)
         if len(forecaster.failed) > failed:
@@ -190,7 +190,7 @@ class _Learner:
         return Fallback(FORECASTERS[self.name]())
 
     def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
-        """The forecaster of the last time, told what came since; None if it is to be fitted."""
+        """Load the last forecaster, updated with what came since; None if it is to be fitted."""
         from forecasting.workload import Fallback, load
 
         try:
@@ -204,7 +204,7 @@ class _Learner:
         except FileNotFoundError:
             return None
         except Exception as error:
-            logger.warning("planning: %s is fitted anew, its file cannot be read: %s", self.series.name, error)
+            logger.warning("planning: %s is refitted, its file cannot be read: %s", self.series.name, error)
             return None
         new = round((self.series.end_s - knows_until_s) / self.series.window_s)
         if not 0 <= new <= len(self.series):

@@ -31,15 +31,15 @@ USUAL_LENGTHS = (512.0, 128.0)
 
 
 def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
-    """By (model, GPU type); a pair of which neither ledger nor profile tells anything is left out."""
+    """By (model, GPU type); a pair with neither ledger windows nor a profile is left out."""
     from scheduling.planning.capacity import UNKNOWN, profile_capability
 
     windows, itl_ms = _windows(now), _strictest_itl_ms()
     lengths = {model: mean_lengths(model, now) for model in fleet.models}
-    found: dict[Key, Capability] = {}
+    capabilities: dict[Key, Capability] = {}
     for (model, _, gpu_type), deployment in fleet.deployments.items():
         key = model, gpu_type
-        if key in found:
+        if key in capabilities:
             continue
         seen = np.array(windows.get(key, []), np.float64).reshape(-1, 4)
         prompt, output, violations, requests = seen.T
@@ -54,14 +54,14 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
             violations_allowed=MISSED_SHARE,
         )
         if one.source != UNKNOWN and one.total_tokens_per_s > 0:
-            found[key] = one
-    return found
+            capabilities[key] = one
+    return capabilities
 
 
 def by_profile(
     deployment: Deployment, prompt_tokens: float, output_tokens: float, itl_ms: float | None
 ) -> "Capability | None":
-    """What the profile of *deployment* says of requests of that many tokens; None if it has none."""
+    """Capability by the profile of *deployment* for requests of that many tokens; None without a profile."""
     from scheduling.planning.capacity import capability_from_profile
 
     row = deployment.profile()
@@ -114,11 +114,11 @@ def _windows(now: datetime) -> dict[Key, list[tuple[float, float, float, float]]
         total = sums[instance, int(minute.timestamp()) // WINDOW_S]
         for at, value in enumerate(values):
             total[at] += value
-    found: dict[Key, list[tuple[float, float, float, float]]] = defaultdict(list)
+    windows: dict[Key, list[tuple[float, float, float, float]]] = defaultdict(list)
     for (instance, _), (prompt, output, missed, count) in sorted(sums.items()):
         if instance in hardware:
-            found[hardware[instance]].append((prompt, output, missed, count))
-    return found
+            windows[hardware[instance]].append((prompt, output, missed, count))
+    return windows
 
 
 def _strictest_itl_ms() -> float | None:

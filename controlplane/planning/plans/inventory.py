@@ -29,7 +29,7 @@ class Fleet:
     deployments: dict[tuple[str, str, str], Deployment]
     present: Counter[tuple[str, str, str]]
     spare: Counter[tuple[str, str, str]]
-    """Instances that sleep, so that they come back in seconds: the live fleet's nearest to spot."""
+    """Sleeping instances, which wake in seconds: the live fleet's equivalent of spot."""
     units: dict[tuple[str, str], int]
     """GPUs by (region, GPU type) that planned instances may have; none where no hardware is kept."""
     models: tuple[str, ...] = field(default=())
@@ -40,7 +40,7 @@ class Fleet:
         models: dict[tuple[str, str], set[str]] = defaultdict(set)
         for model, region, gpu_type in self.deployments:
             models[region, gpu_type].add(model)
-        return {place: (place[1], tuple(sorted(found))) for place, found in models.items()}
+        return {place: (place[1], tuple(sorted(names))) for place, names in models.items()}
 
 
 def read(models: set[str]) -> Fleet:

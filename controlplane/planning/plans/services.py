@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
 RECENT = timedelta(minutes=10)
-"""Where there is no forecast yet, the demand of this time stands in for it."""
+"""Without a forecast, the demand of this past time is used."""
 OPEN = (PlanStatus.ADVICE, PlanStatus.SHADOW)
 
 
@@ -82,7 +82,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
     measured = capability.read(fleet, now)
     unknown = {place[0] for place, count in fleet.present.items() if count and (place[0], place[2]) not in measured}
     if unknown:  # a plan would take away what it cannot value
-        logger.warning("planning: no plan for %s: neither profile nor ledger tells what an instance serves", unknown)
+        logger.warning("planning: no plan for %s: no capability from profile or ledger", unknown)
         fleet = inventory.read(set(policies) - unknown)
     if not fleet.deployments:
         return []
@@ -95,7 +95,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
         fleet,
         expected.tokens_per_s,
         expected.buffer_tokens_per_s,
-        {key: found.at(expected.prompt_share(key[0])) for key, found in measured.items()},
+        {key: each.at(expected.prompt_share(key[0])) for key, each in measured.items()},
         horizon,
         settings.PLAN_EPSILON,
     )
@@ -177,9 +177,9 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
 def ahead(
     forecast: Forecast, start: datetime, count: int, band: str = "upper_80", towards: float = 0.0
 ) -> NDArray[np.float64] | None:
-    """What *forecast* says of the *count* windows from *start*; its last one stands for those beyond it.
+    """Return *forecast* for *count* windows from *start*; its last one is repeated beyond its end.
 
-    Its mean (*towards* 0), the upper end of *band* (1) or what lies between. None if it says nothing of the time from
+    Its mean (*towards* 0), the upper end of *band* (1) or what lies between. None if it does not cover the time from
     *start* on, or its windows are of another length.
     """
     values: NDArray[np.float64] = np.array(forecast.mean, np.float64)
@@ -357,15 +357,15 @@ def _inputs(
             },
             "capability_tokens_per_s": {
                 gpu_type: {
-                    "prompt": round(found.prompt_tokens_per_s, 1),
-                    "output": round(found.output_tokens_per_s, 1),
-                    "total": round(found.total_tokens_per_s, 1),
-                    "used": round(found.at(expected.prompt_share(model)), 1),
-                    "source": found.source,
-                    "windows": found.windows,
-                    "note": found.note,
+                    "prompt": round(each.prompt_tokens_per_s, 1),
+                    "output": round(each.output_tokens_per_s, 1),
+                    "total": round(each.total_tokens_per_s, 1),
+                    "used": round(each.at(expected.prompt_share(model)), 1),
+                    "source": each.source,
+                    "windows": each.windows,
+                    "note": each.note,
                 }
-                for (name, gpu_type), found in measured.items()
+                for (name, gpu_type), each in measured.items()
                 if name == model
             },
             "bounds": {

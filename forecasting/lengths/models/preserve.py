@@ -22,7 +22,6 @@ FILLED_TO: Final = 0.25
 """The paper's mu."""
 REPLACED: Final = 0.15
 SYNONYMS: Final = 5
-PROMPT_RATE: Final = 1e-3
 MOST_COPIES: Final = 20
 """Of one sample: a bucket with a single answer is not worth hundreds."""
 

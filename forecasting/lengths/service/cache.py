@@ -12,7 +12,6 @@ through bands that each name at most one entry, so that a look-up compares at mo
 import hashlib
 import math
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -223,33 +222,6 @@ def signature(text: str) -> tuple[NDArray[np.uint32] | None, int]:
         return None, 0
     bins = np.empty(BINS, np.uint32)
     return bins, int(_sign(raw, bins))
-
-
-def signature_plain(text: str) -> tuple[NDArray[np.uint32] | None, int]:
-    """The same in plain Python: what `signature` is tested against."""
-    raw = text.lower().encode(errors="surrogatepass")
-    if len(raw) - SHINGLE_BYTES + 1 < LEAST_SHINGLES:
-        return None, 0
-    least: dict[int, int] = {}
-    for at in range(len(raw) - SHINGLE_BYTES + 1):
-        value = _mix_plain(int.from_bytes(raw[at : at + SHINGLE_BYTES], "big"))
-        where, rest = value >> 58, (value >> 26) & 0xFFFFFFFF
-        least[where] = min(rest, least.get(where, 0xFFFFFFFF))
-    bins = []
-    for where in range(BINS):
-        steps = next(steps for steps in range(BINS) if (where + steps) % BINS in least)
-        bins.append((least[(where + steps) % BINS] + steps * 0x9E3779B9) & 0xFFFFFFFF)
-    numbers = 0
-    for byte in re.sub(rb"[^0-9]+", b" ", raw).lstrip():
-        numbers = _mix_plain(numbers ^ byte)
-    return np.array(bins, np.uint32), numbers
-
-
-def _mix_plain(value: int) -> int:
-    value = (value * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    value ^= value >> 32
-    value = (value * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 32)
 
 
 def _pieces(bins: NDArray[np.uint32]) -> list[bytes]:

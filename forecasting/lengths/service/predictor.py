@@ -68,12 +68,6 @@ class Quick(Protocol):
     def predict_one(self, query: LengthQuery) -> tuple[float, Sequence[float]]: ...
 
 
-class Predictor(Protocol):
-    async def ask(self, query: LengthQuery) -> Answer | Why: ...
-
-    async def stop(self) -> None: ...
-
-
 def checked(tokens: Any, quantiles: Any) -> Answer | Why:
     """A model's figures, if they can be lengths at all: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
     try:

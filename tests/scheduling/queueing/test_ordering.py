@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import USUAL, Profile
-from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, SIMULATED_ONLY, due_s, engine_priority, queue_key
+from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, due_s, engine_priority, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, pop
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
 from scheduling.simulation.single_instance import serve
@@ -251,7 +251,7 @@ def test_a_deployment_is_refused_the_others_with_a_reason():
     from controlplane.fleet.models.serving import NOT_LIVE, STRETCH, OrderingPolicy
     from scheduling.queueing import ordering
 
-    assert set(NOT_LIVE) == SIMULATED_ONLY
-    assert set(OrderingPolicy.values) | SIMULATED_ONLY == set(ORDERINGS)
-    assert not set(OrderingPolicy.values) & SIMULATED_ONLY
+    assert set(NOT_LIVE) == {"shortest", "sjf"}
+    assert set(OrderingPolicy.values) | set(NOT_LIVE) == set(ORDERINGS)
+    assert not set(OrderingPolicy.values) & set(NOT_LIVE)
     assert STRETCH == ordering.STRETCH

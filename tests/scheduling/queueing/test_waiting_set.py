@@ -14,7 +14,6 @@ from scheduling.queueing.waiting_set import (
     pop,
     push,
     rekey,
-    rekey_many,
     remove,
 )
 from tests.oracles.dispatch import PlainQueue
@@ -71,15 +70,6 @@ class HeapAgainstSortedList(RuleBasedStateMachine):
     def rekey(self, data, key):
         slot = self.taken_slot(data)
         assert rekey(self.waiting, slot, key) == any(queue.rekey(slot, key) for queue in self.queues)
-
-    @precondition(lambda self: self.taken)
-    @rule(data=st.data(), new_keys=st.lists(keys, min_size=1, max_size=5))
-    def reorder(self, data, new_keys):
-        slots = [self.taken_slot(data) for _ in new_keys]
-        moved = rekey_many(self.waiting, np.array(slots, np.int32), np.array(new_keys))
-        assert moved == sum(
-            any(queue.rekey(slot, key) for queue in self.queues) for slot, key in zip(slots, new_keys, strict=True)
-        )
 
     @precondition(lambda self: any(self.waiting.position[slot] < 0 for slot in self.taken))
     @rule(data=st.data(), endpoint=endpoint_numbers, key=keys)

@@ -10,7 +10,6 @@ from scheduling.routing.routers import (
     POLICY_CODES,
     advance,
     advance_many,
-    fits_ever,
     has_room,
     place,
     release,
@@ -59,14 +58,11 @@ def test_kernels_only_read(policy, plain, endpoint):
     assert all((old == new).all() for old, new in zip(before, (*fleet, *endpoints), strict=True))
 
 
-@given(plain=plain_fleets, endpoint=endpoint_numbers, prompt_tokens=few_tokens, output_tokens=few_tokens)
-def test_room_and_fits_ever_as_their_twins(plain, endpoint, prompt_tokens, output_tokens):
-    fleet, endpoints = as_arrays(plain)
+@given(plain=plain_fleets, prompt_tokens=few_tokens, output_tokens=few_tokens)
+def test_room_is_as_its_twin(plain, prompt_tokens, output_tokens):
+    fleet, _ = as_arrays(plain)
     for slot, instance in enumerate(plain.instances):
         assert has_room(fleet, slot, prompt_tokens, output_tokens) == instance.has_room(prompt_tokens, output_tokens)
-    assert fits_ever(fleet, endpoints, endpoint, prompt_tokens, output_tokens) == plain.fits_ever(
-        endpoint, prompt_tokens, output_tokens
-    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -126,9 +122,8 @@ def test_an_unknown_policy_code_is_refused():
         route(fleet, endpoints, 99, 0, 1, 1)
 
 
-def test_an_instance_of_unknown_capacity_may_fit_but_has_no_room():
-    fleet, endpoints = idle_fleet(1, kv_capacity_tokens=0)
-    assert fits_ever(fleet, endpoints, 0, 1000, 1000)
+def test_an_instance_of_unknown_capacity_has_no_room():
+    fleet, _ = idle_fleet(1, kv_capacity_tokens=0)
     assert not has_room(fleet, 0, 1000, 1000)
 
 

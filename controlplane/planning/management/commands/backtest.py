@@ -30,7 +30,7 @@ from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, Trace
 from scheduling.table_files import Row, csv_rows
 
 WIDTH = 170  # where no terminal says otherwise
-HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown apart
+HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown separately
 FIT_DAYS = 7.0
 FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
 MOST_BINS = 1_000_000
@@ -38,7 +38,7 @@ MOST_BINS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One source: what it is called in the stored result, and its series by name, prompt and output apart."""
+    """One source: what it is called in the stored result, and its series by name, prompt and output separately."""
 
     source: str
     series: dict[str, dict[str, Series]]
@@ -47,7 +47,7 @@ class Demand:
 class Command(BaseCommand):
     help = (
         "Say how well each forecaster would have done: fit it on the first days of a series, then forecast every further"
-        " window in its turn. Reads the ledger's minutes, or a trace; docs/forecasting.md explains the table."
+        " window. Reads the ledger's minutes, or a trace; docs/forecasting.md explains the table."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -73,7 +73,7 @@ class Command(BaseCommand):
             help=f"of {', '.join(FORECASTERS)} (default all)",
         )  # fmt: skip
         parser.add_argument("--quantity", choices=QUANTITIES, help="tokens of that kind only (default both)")
-        parser.add_argument("--model", default="", help="of this model only, where the source tells models apart")
+        parser.add_argument("--model", default="", help="of this model only, where the source names models")
         parser.add_argument("--region", default="", help="of this region only (ledger)")
         parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
         parser.add_argument(
@@ -111,8 +111,8 @@ class Command(BaseCommand):
                         {"series": name, "quantity": quantity, "fit_windows": fit, "test_windows": test,
                          "gaps": int(np.count_nonzero(~series.known[: fit + test]))}
                     )  # fmt: skip
-                    found = self._run(progress, series, chosen, fit, test, horizon, f"{name} {quantity}")
-                    rows += [{**row, "series": name, "quantity": quantity} for row in found]
+                    results = self._run(progress, series, chosen, fit, test, horizon, f"{name} {quantity}")
+                    rows += [{**row, "series": name, "quantity": quantity} for row in results]
         if not options["no_store"]:
             try:
                 services.store_backtest(demand.source, round(window_s), horizon, rows)
@@ -135,7 +135,7 @@ class Command(BaseCommand):
     def _run(
         self, progress: Progress, series: Series, chosen: dict[str, Any], fit: int, test: int, horizon: int, name: str
     ) -> list[dict[str, Any]]:
-        found = []
+        results = []
         for forecaster, make in chosen.items():
             bar = progress.add_task(f"{name}: {forecaster}", total=test)
 
@@ -143,7 +143,7 @@ class Command(BaseCommand):
                 progress.update(bar, completed=done)
 
             try:
-                found += backtest(
+                results += backtest(
                     series,
                     {forecaster: make},
                     fit,
@@ -154,7 +154,7 @@ class Command(BaseCommand):
             except ValueError as error:
                 raise CommandError(f"{name}: {error}") from error
             progress.remove_task(bar)
-        return found
+        return results
 
 
 def split(series: Series, name: str, fit_days: float | None, test_days: float | None) -> tuple[int, int]:
@@ -231,12 +231,12 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
     if row is None:
         raise TraceError(path, 1, "", "holds no bin")
     places = np.array(bins) - bins[0]
-    found = {}
+    series = {}
     for quantity in QUANTITIES:
         values = np.full(places[-1] + 1, np.nan)
         values[places] = rates[quantity]
-        found[quantity] = aggregate(Series(bins[0] * SERVEGEN_BIN_S, SERVEGEN_BIN_S, values, quantity), window_s)
-    return found
+        series[quantity] = aggregate(Series(bins[0] * SERVEGEN_BIN_S, SERVEGEN_BIN_S, values, quantity), window_s)
+    return series
 
 
 def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Demand:

@@ -52,7 +52,7 @@ class HybridByMemory(Hybrid):
 
 
 class MemoryControl(Control):
-    """A strategy at work that is told, as use, how full memory is: that of the fullest instance, or of all together."""
+    """Give a strategy KV memory as use: that of the fullest instance, or of all together."""
 
     fullest = True
 

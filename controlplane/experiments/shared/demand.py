@@ -1,4 +1,4 @@
-"""Demand by window, and what a forecaster would have said of it at every step, from what lay behind it only."""
+"""Demand by window, and forecasts of it at every step from the windows before it only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from forecasting.workload.series import Series
 from scheduling.simulation.workload.columns import Workload
 
 Floats = NDArray[np.float64]
-Told = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and of how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def windows(
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class DemandForecasts:
     """Forecasts made at the begin of every *every*-th window for the *horizon* windows from then on."""
 
     forecaster: str
@@ -80,7 +78,7 @@ class Foreseen:
         return min(int(now_s // (self.every * self.window_s)), len(self.mean) - 1)
 
 
-def foresee(
+def forecast_demand(
     name: str,
     history: Floats,
     actual: Floats,
@@ -88,7 +86,7 @@ def foresee(
     every: int,
     horizon: int,
     progress: Callable[[int, int], None] | None = None,
-) -> Foreseen:
+) -> DemandForecasts:
     """Forecasts by the forecaster *name* while *actual* (streams, windows) comes in after *history*.
 
     As live, a simpler forecaster stands in where it fails, and the name in the answer says so. ValueError for a name
@@ -114,4 +112,4 @@ def foresee(
     first = actual[:, ::every].T
     wrong = np.abs(mean[:, :, 0] - first).sum() / max(first.sum(), 1e-9)
     by = f"{name} (failed: {failed} of {streams} series by a simpler one)" if failed else name
-    return Foreseen(by, every, window_s, mean, upper, float(wrong))
+    return DemandForecasts(by, every, window_s, mean, upper, float(wrong))

@@ -1,4 +1,4 @@
-"""The slow planners of a simulation: forecasts that were foreseen, turned into instances by the ILP or by Algorithm 2."""
+"""The slow planners of a simulation: forecasts turned into instances by the ILP or by Algorithm 2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.experiments.foreseen_demand import Foreseen, Windows
+from controlplane.experiments.shared.demand import DemandForecasts, Windows
 from scheduling.planning.capacity import Capability, instances_needed
 from scheduling.planning.planner import solve
 from scheduling.planning.problem import Problem, StartCosts
@@ -17,7 +17,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(slots=True)
-class ByProgramme:
+class IlpAdvisor:
     """SageServe's planner (sections 5 and 6.4): every *every_s*, the ILP over models and regions.
 
     Demand is the interactive forecast, by its mean or by *quantile* towards the upper end of the 80 % band; beta is
@@ -26,7 +26,7 @@ class ByProgramme:
 
     models: Sequence[str]
     regions: Sequence[str]
-    foreseen: Foreseen
+    forecasts: DemandForecasts
     other_work: Windows
     capability_tokens_per_s: Floats
     """By model: what an instance serves within its promises."""
@@ -46,22 +46,20 @@ class ByProgramme:
     niw_share: float = 1.0
     fill: float = 1.0
     """Share of the capability that is planned with."""
-    solved: int = 0
-    solver_s: float = 0.0
     _cost: StartCosts = field(init=False)
 
     def __post_init__(self) -> None:
         self._cost = StartCosts.paid_while_starting([self.usd_per_hour], HOUR_S, len(self.models))
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
-        step = self.foreseen.at(now_s)
-        windows = max(1, round(self.look_s / self.foreseen.window_s))
+        step = self.forecasts.at(now_s)
+        windows = max(1, round(self.look_s / self.forecasts.window_s))
         demand = self._demand(step, windows, self.upper)
         niw = self._other(now_s)
         targets = self._solve(demand, niw, views)
         soon = None
         if self.later_s > self.look_s:
-            longer = self._demand(step, round(self.later_s / self.foreseen.window_s), self.later_upper)
+            longer = self._demand(step, round(self.later_s / self.forecasts.window_s), self.later_upper)
             soon, targets = targets, np.maximum(targets, self._solve(longer, niw, views))
         expected = demand.max(axis=1) + niw
         each = np.repeat(self.capability_tokens_per_s * self.fill, len(self.regions))
@@ -78,7 +76,7 @@ class ByProgramme:
         ]
 
     def _demand(self, step: int, windows: int, towards_upper: float) -> Floats:
-        mean, upper = self.foreseen.mean[step], self.foreseen.upper_80[step]
+        mean, upper = self.forecasts.mean[step], self.forecasts.upper_80[step]
         between: Floats = mean + towards_upper * (upper - mean)
         return between[:, :windows]
 
@@ -115,20 +113,18 @@ class ByProgramme:
                 buffer_tokens_per_s=self.niw_share * niw.reshape(shape),
             )
         )
-        self.solved += 1
-        self.solver_s += plan.wall_s
         return np.asarray(table("instances") + plan.delta[:, :, 0]).reshape(-1)
 
 
 @dataclass(slots=True)
-class ByCapability:
+class CapabilityAdvisor:
     """PreServe's planner (Algorithm 2): at the begin of a window, the instances that the next one asks for.
 
     N is the largest of three ratios: prompt, output and all tokens by what an instance was seen to serve of each.
     """
 
-    prompt: Foreseen
-    output: Foreseen
+    prompt: DemandForecasts
+    output: DemandForecasts
     capability: Capability
     every_s: float = 600.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from controlplane.experiments.scenes import SILO
+from controlplane.experiments.shared.scenes import SILO
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.measures.results import Promise, kept, latency_s
 from scheduling.simulation.simulator import Result

@@ -18,7 +18,7 @@ DAY_S = 86_400.0
 INTERACTIVE, OTHER = "interactive", "non-interactive"
 BLOCK_TOKENS = 16
 SILO = " (non-interactive)"
-"""Put behind a model's name for the pool of its other work, where pools are apart."""
+"""Put behind a model's name for the pool of its other work, where pools are separate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Scene:
     ready: int
     """Of those, ready at the start."""
     silo: int
-    """Of those, for work that is not interactive where pools are apart."""
+    """Of those, for work that is not interactive where pools are separate."""
     min_instances: int
     max_instances: int
     usd_per_hour: float
@@ -110,8 +110,8 @@ class Scene:
         names = np.array([cluster.models.index(name) for name in workload.model.names], np.int16)
         model = names[workload.model.codes]
         if self.models[0].name + SILO in cluster.models:
-            apart = np.array([cluster.models.index(name + SILO) for name in workload.model.names], np.int16)
-            model = np.where(other, apart[workload.model.codes], model)
+            silos = np.array([cluster.models.index(name + SILO) for name in workload.model.names], np.int16)
+            model = np.where(other, silos[workload.model.codes], model)
         regions = np.array([cluster.regions.index(name) for name in workload.region.names], np.int16)
         return make_requests(
             workload.arrival_s,

@@ -1,0 +1,1 @@
+"""What the experiments share: fleets with their demand, forecasts, capability, advisors, measures."""
