@@ -178,7 +178,7 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
     capacity_per_s = len(samples) / at_once.max()
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(samples))
     arrival_s = np.cumsum(gaps) / (LOAD * capacity_per_s)
-    jct_s = {"fcfs": run(arrival_s, "fcfs", output), "known": run(arrival_s, "sjf", output)}
+    jct_s = {"fcfs": run(arrival_s, "fcfs", known), "known": run(arrival_s, "sjf", known)}
     jct_s |= {method: run(arrival_s, "shortest", values) for method, values in said.items()}
     return {name: float(times.mean()) for name, times in jct_s.items()}
 
