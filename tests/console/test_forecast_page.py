@@ -491,5 +491,5 @@ def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
     nothing = [None] * 6
     outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
     bands = charts._band(starts, outlook, 80)
-    assert [list(trace.y) for trace in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
-    assert [trace.fill for trace in bands] == [None, "tonexty", None, "tonexty"]
+    assert [list(edge.y) for edge in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
+    assert [edge.more.get("fill") for edge in bands] == [None, "tonexty", None, "tonexty"]

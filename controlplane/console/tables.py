@@ -1,0 +1,35 @@
+"""Tables declared by their columns: one mapping gives headings, rows and the CSV file."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import StreamingHttpResponse
+
+from controlplane.exports import csv_response
+
+Columns = Mapping[str, str | Callable[[Any], Any]]
+"""Heading with its unit to where the value stands: a path of keys or attributes (`model.name`), or a function of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    header: tuple[str, ...]
+    rows: Iterable[list[Any]]
+
+    def csv(self, name: str) -> StreamingHttpResponse:
+        return csv_response(name, self.header, self.rows)
+
+
+def table(columns: Columns, rows: Iterable[Any]) -> Table:
+    """*rows* are read when the table is: those of a file are streamed."""
+    return Table(tuple(columns), ([value(row, column) for column in columns.values()] for row in rows))
+
+
+def value(row: Any, column: str | Callable[[Any], Any]) -> Any:
+    """None as soon as a part of the path is None or, in a mapping, missing."""
+    if callable(column):
+        return column(row)
+    for part in column.split("."):
+        row = row.get(part) if isinstance(row, Mapping) else None if row is None else getattr(row, part)
+    return row
