@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from django.http import StreamingHttpResponse
@@ -33,3 +34,13 @@ def value(row: Any, column: str | Callable[[Any], Any]) -> Any:
     for part in column.split("."):
         row = row.get(part) if isinstance(row, Mapping) else None if row is None else getattr(row, part)
     return row
+
+
+def moment(name: str) -> Callable[[Mapping[str, Any]], datetime | None]:
+    """The time at *name*, kept in seconds since the epoch."""
+
+    def read(row: Mapping[str, Any]) -> datetime | None:
+        seconds = row.get(name)
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    return read

@@ -88,7 +88,7 @@ def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
     assert matrix.regions == (("us-east", "US East"), ("us-west", "us-west"))
     assert (east.present, east.target, east.delta, east.aside) == (3, 4, 1, "1 starting")
     assert (west.present, west.target, west.delta, west.aside) == (1, 0, -1, "1 draining")
-    assert (line.present, line.target, line.delta) == (4, 4, 0)
+    assert (line.present, line.planned, line.delta) == (4, 4, 0)
     assert matrix.totals == [(3, 4), (1, 0)]
     each = 2 * 1.35
     assert matrix.usd_now == pytest.approx(4 * each)
@@ -101,7 +101,7 @@ def test_a_plan_that_is_out_of_date_says_nothing(two_places, now):
     plan = planning_rows.plan(model, now - timedelta(hours=3), "carried_out", (1, 1))
     matrix = tables.matrix("", {model.name: plan}, {}, now)
     assert [cell.target for cell in matrix.lines[0].cells] == [None, None]
-    assert matrix.target == matrix.present == 4
+    assert matrix.planned == matrix.present == 4
     assert cards.card_of(plan, {}, now).expired
 
 

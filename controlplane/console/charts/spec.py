@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from django.http import StreamingHttpResponse
 from plotly.colors import sequential
 
 from controlplane.console.formats import NONE
@@ -207,10 +208,10 @@ class Chart:
             return [list(row) for row in self.table.rows]
         return [list(row) for row in zip(self.x, *(series.y for series in self._columns), strict=True)]
 
-    @property
-    def csv_header(self) -> tuple[str, ...]:
-        """In files times are UTC; on pages they are in the zone of the pages."""
-        return (f"{self.header[0]} (UTC)", *self.header[1:]) if self._of_times else self.header
+    def csv(self, name: str) -> StreamingHttpResponse:
+        """The file of the rows. In files times are UTC; on pages they are in the zone of the pages."""
+        header = (f"{self.header[0]} (UTC)", *self.header[1:]) if self._of_times else self.header
+        return Table(header, self.rows).csv(name)
 
     @property
     def _of_times(self) -> bool:

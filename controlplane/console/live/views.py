@@ -1,6 +1,7 @@
-"""The live connection of pages, and for browsers without a websocket the snapshot that they fetch instead."""
+"""What live pages share: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
 from controlplane.console.filters import View
 from controlplane.console.live import deltas
@@ -37,6 +39,12 @@ def json_response(request: HttpRequest, data: Any) -> HttpResponse:
     if request.headers.get("If-None-Match") == etag:
         return HttpResponse(status=304, headers=headers)
     return HttpResponse(body, content_type="application/json", headers=headers)
+
+
+def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpResponse:
+    """Those of *charts* that `?charts=KEY,KEY` names, as JSON."""
+    wanted = set(request.GET.get("charts", "").split(","))
+    return json_response(request, {"charts": {one.key: one.payload() for one in charts if one.key in wanted}, **more})
 
 
 @require_GET

@@ -14,25 +14,26 @@ from controlplane.console.filters import choice, number, view_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.selectors.events import event_row, event_title, subject_href
+from controlplane.console.tables import table
 from controlplane.events.models import Severity
 from controlplane.events.selectors import event_kinds, filter_events, page_of_events, visible_events
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.exports import ROW_LIMIT
 
 SINCE_H = (1, 24, 168)
-CSV_HEADER = (
-    "Event",
-    "At (UTC)",
-    "Kind",
-    "Severity",
-    "Actor",
-    "Subject type",
-    "Subject id",
-    "Subject",
-    "Reason",
-    "Before (JSON)",
-    "After (JSON)",
-    "Inputs (JSON)",
-)
+COLUMNS = {
+    "Event": "pk",
+    "At (UTC)": "at",
+    "Kind": "kind",
+    "Severity": "severity",
+    "Actor": "actor",
+    "Subject type": "subject_type",
+    "Subject id": "subject_id",
+    "Subject": "subject",
+    "Reason": "reason",
+    "Before (JSON)": "before",
+    "After (JSON)": "after",
+    "Inputs (JSON)": "inputs",
+}
 
 
 @require_safe
@@ -52,27 +53,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
     rows = filter_events(visible_events(request.user), **filters, since=since)
     if query.get("format") == "csv":
         limited = rows.order_by("-pk")[:ROW_LIMIT]
-        return csv_response(
-            "events",
-            CSV_HEADER,
-            (
-                (
-                    row.pk,
-                    row.at,
-                    row.kind,
-                    row.severity,
-                    row.actor,
-                    row.subject_type,
-                    row.subject_id,
-                    row.subject,
-                    row.reason,
-                    row.before,
-                    row.after,
-                    row.inputs,
-                )
-                for row in limited.iterator(chunk_size=1000)
-            ),
-        )
+        return table(COLUMNS, limited.iterator(chunk_size=1000)).csv("events")
     cursor = number(query, "before")
     page = page_of_events(rows, cursor)
     filtered = any(filters.values()) or hours is not None

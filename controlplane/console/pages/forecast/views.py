@@ -1,6 +1,7 @@
 """Forecast: what demand is expected of each series, what the instances could do, and how far forecasters can be trusted."""
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -15,7 +16,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import choice, number, view_of
 from controlplane.console.live.hub import hub
-from controlplane.console.live.views import json_response, live_context
+from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
 from controlplane.console.pages.forecast.selectors import (
     DEFAULT_RANGE_H,
@@ -30,43 +31,44 @@ from controlplane.console.pages.forecast.selectors import (
     series_rows,
 )
 from controlplane.console.selectors.names import region_names
+from controlplane.console.tables import table, value
 from controlplane.events.models import Event
-from controlplane.exports import csv_response
 from controlplane.fleet.models import SloClass
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Backtest, Quantity
 
 USE_WARNING = 0.8
-SERIES_CSV = (
-    "Model",
-    "Region",
-    "Ready (instances)",
-    "Demand, last 10 min (tok/s)",
-    "Next window (tok/s)",
-    "Peak ahead (tok/s)",
-    "Peak at (UTC)",
-    "Capacity (tok/s)",
-    "Peak of capacity (ratio)",
-    "Forecaster",
-    "Made (UTC)",
-    "Note",
-)
-BACKTEST_CSV = (
-    "Forecaster",
-    *(
-        f"{quantity} {what}"
-        for quantity in ("Prompt:", "Output:")
-        for what in (
-            "mean APE (ratio)",
-            "max APE (ratio)",
-            "pinball loss (ratio)",
-            "within 80 % (ratio)",
-            "within 95 % (ratio)",
-        )
-    ),
-    "Fit (s)",
-)
+SERIES = {
+    "Model": "model",
+    "Region": "region",
+    "Ready (instances)": "ready",
+    "Demand, last 10 min (tok/s)": "demand",
+    "Next window (tok/s)": "next",
+    "Peak ahead (tok/s)": "peak",
+    "Peak at (UTC)": "peak_at",
+    "Capacity (tok/s)": "capacity",
+    "Peak of capacity (ratio)": "use",
+    "Forecaster": "forecaster",
+    "Made (UTC)": "made_at",
+    "Note": "note",
+}
+SCORES = {
+    "mean APE (ratio)": "mean_ape",
+    "max APE (ratio)": "max_ape",
+    "pinball loss (ratio)": "pinball",
+    "within 80 % (ratio)": "coverage_80",
+    "within 95 % (ratio)": "coverage_95",
+}
+BACKTEST = {
+    "Forecaster": "title",
+    **{
+        f"{quantity}: {heading}": partial(lambda at, name, row: value(row["scores"][at], name), at, name)
+        for at, quantity in enumerate(("Prompt", "Output"))
+        for heading, name in SCORES.items()
+    },
+    "Fit (s)": "fit_s",
+}
 
 
 def class_names() -> list[str]:
@@ -201,33 +203,13 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
 
 
 def _csv(
-    table: str, charts: dict[str, Chart], rows: list[dict[str, Any]], board: list[dict[str, Any]]
+    name: str, charts: dict[str, Chart], rows: list[dict[str, Any]], board: list[dict[str, Any]]
 ) -> HttpResponseBase:
-    if table in charts:
-        return csv_response(charts[table].key, charts[table].csv_header, charts[table].rows)
-    if table == "backtest":
-        return csv_response("backtest", BACKTEST_CSV, (_board_line(row) for row in board))
-    fields = (
-        "model",
-        "region",
-        "ready",
-        "demand",
-        "next",
-        "peak",
-        "peak_at",
-        "capacity",
-        "use",
-        "forecaster",
-        "made_at",
-        "note",
-    )
-    return csv_response("series", SERIES_CSV, ([row[field] for field in fields] for row in rows))
-
-
-def _board_line(row: dict[str, Any]) -> list[Any]:
-    fields = ("mean_ape", "max_ape", "pinball", "coverage_80", "coverage_95")
-    cells = [score[field] if score else None for score in row["scores"] for field in fields]
-    return [row["title"], *cells, row["fit_s"]]
+    if name in charts:
+        return charts[name].csv(name)
+    if name == "backtest":
+        return table(BACKTEST, board).csv("backtest")
+    return table(SERIES, rows).csv("series")
 
 
 @require_GET
@@ -239,5 +221,4 @@ def charts(request: HttpRequest) -> HttpResponse:
     backtest, series = chosen_backtest(request, planning.backtests())
     key = ("forecast", asked, backtest.pk if backtest else 0, series, int(now.timestamp()) // 30)
     drawn = once(key, lambda: charts_of(asked, see(asked, now) if asked else None, backtest, series))
-    wanted = set(request.GET.get("charts", "").split(","))
-    return json_response(request, {"charts": {chart.key: chart.payload() for chart in drawn if chart.key in wanted}})
+    return redrawn(request, drawn)

@@ -1,7 +1,6 @@
 """Instances: the list, one instance, and what an operator does to it."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import messages
@@ -21,8 +20,8 @@ from controlplane.console.pages.requests.selectors import visible_requests
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
+from controlplane.console.tables import moment, table
 from controlplane.events.selectors import events_about
-from controlplane.exports import csv_response
 from controlplane.fleet import engine_logs, revisions, rollouts, services
 from controlplane.fleet.models import Instance
 from controlplane.fleet.selectors import instances as instances_with_all
@@ -50,29 +49,27 @@ SORTED_BY = (
     "heartbeat_at",
     "state_since",
 )
-CSV_COLUMNS = (
-    ("name", "Instance"),
-    ("status", "State"),
-    ("model", "Model"),
-    ("region", "Region"),
-    ("gpu_type", "GPU type"),
-    ("running", "Running (requests)"),
-    ("waiting", "Waiting (requests)"),
-    ("requests_ahead", "Given ahead (requests)"),
-    ("round_trip_ms", "Dispatch round trip (ms)"),
-    ("max_num_seqs", "Limit (requests)"),
-    ("use_ratio", "Use, the highest of sequences and KV cache (ratio)"),
-    ("kv_ratio", "KV cache (ratio)"),
-    ("output_tokens_per_s", "Output (tokens/s)"),
-    ("ttft_p95_ms", "TTFT p95 (ms)"),
-    ("itl_p95_ms", "ITL p95 (ms)"),
-    ("preemptions_per_min", "Preemptions (1/min)"),
-    ("prefix_hit_ratio", "Prefix hits (ratio)"),
-    ("heartbeat_at", "Last heartbeat (UTC)"),
-    ("state_since", "In this state since (UTC)"),
-)
-TIMES = {"heartbeat_at", "state_since"}
-
+COLUMNS = {
+    "Instance": "name",
+    "State": "status",
+    "Model": "model",
+    "Region": "region",
+    "GPU type": "gpu_type",
+    "Running (requests)": "running",
+    "Waiting (requests)": "waiting",
+    "Given ahead (requests)": "requests_ahead",
+    "Dispatch round trip (ms)": "round_trip_ms",
+    "Limit (requests)": "max_num_seqs",
+    "Use, the highest of sequences and KV cache (ratio)": "use_ratio",
+    "KV cache (ratio)": "kv_ratio",
+    "Output (tokens/s)": "output_tokens_per_s",
+    "TTFT p95 (ms)": "ttft_p95_ms",
+    "ITL p95 (ms)": "itl_p95_ms",
+    "Preemptions (1/min)": "preemptions_per_min",
+    "Prefix hits (ratio)": "prefix_hit_ratio",
+    "Last heartbeat (UTC)": moment("heartbeat_at"),
+    "In this state since (UTC)": moment("state_since"),
+}
 # What each action does, for its dialog; and whether it is one to think about.
 ACTION_TEXTS = {
     Action.DRAIN: (
@@ -91,15 +88,7 @@ ACTION_TEXTS = {
 
 
 def instances_csv(rows: Iterable[dict[str, Any]]) -> HttpResponseBase:
-    def value(row: dict[str, Any], field: str) -> Any:
-        cell = row.get(field)
-        return datetime.fromtimestamp(cell, UTC) if field in TIMES and cell is not None else cell
-
-    return csv_response(
-        "instances",
-        [header for _, header in CSV_COLUMNS],
-        ([value(row, field) for field, _ in CSV_COLUMNS] for row in rows),
-    )
+    return table(COLUMNS, rows).csv("instances")
 
 
 def sort_rows(rows: list[dict[str, Any]], field: str, descending: bool) -> list[dict[str, Any]]:
@@ -156,7 +145,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     charts = instance_charts(state, view, row)
     if request.GET.get("format") == "csv":
         chart = next((chart for chart in charts if chart.key == view.table), charts[0])
-        return csv_response(f"{row.name}-{chart.key}", chart.csv_header, chart.rows)
+        return chart.csv(f"{row.name}-{chart.key}")
     context = {
         **live_context(state, view, "overview,instances,events"),
         "instance": row,

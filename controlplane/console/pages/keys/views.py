@@ -15,19 +15,20 @@ from controlplane.accounts.selectors import manageable_api_keys, tenants_with_ma
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import signed_in
 from controlplane.console.filters import choice
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.console.tables import table
+from controlplane.exports import ROW_LIMIT
 
 ROWS_SHOWN = 200
-CSV_HEADER = (
-    "Name",
-    "Key",
-    "Tenant",
-    "Created by",
-    "Created (UTC)",
-    "Last used (UTC)",
-    "Expires (UTC)",
-    "Revoked (UTC)",
-)
+COLUMNS = {
+    "Name": "name",
+    "Key": "prefix",
+    "Tenant": "tenant.name",
+    "Created by": lambda key: key.created_by.get_username() if key.created_by else None,
+    "Created (UTC)": "created_at",
+    "Last used (UTC)": "last_used_at",
+    "Expires (UTC)": "expires_at",
+    "Revoked (UTC)": "revoked_at",
+}
 
 
 @never_cache
@@ -53,23 +54,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
     if show == "usable":
         rows = rows.filter(revoked_at__isnull=True)
     if request.GET.get("format") == "csv":
-        return csv_response(
-            "api-keys",
-            CSV_HEADER,
-            (
-                (
-                    row.name,
-                    row.prefix,
-                    row.tenant.name,
-                    row.created_by.get_username() if row.created_by else None,
-                    row.created_at,
-                    row.last_used_at,
-                    row.expires_at,
-                    row.revoked_at,
-                )
-                for row in rows[:ROW_LIMIT].iterator(chunk_size=1000)
-            ),
-        )
+        return table(COLUMNS, rows[:ROW_LIMIT].iterator(chunk_size=1000)).csv("api-keys")
     context = {
         "rows": rows[:ROWS_SHOWN],
         "rows_total": rows.count(),

@@ -11,47 +11,38 @@ from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Duel, Measures, Scope
 
-MEASURES = (
-    "requests",
-    "mean_output",
-    "mae",
-    "relative_error",
-    "bias",
-    "acc_25",
-    "acc_50",
-    "acc_100",
-    "coverage_median",
-    "coverage_upper",
-)
-COLUMNS = ("model", "tenant", *MEASURES)
-MEASURES_CSV = (
-    "Requests",
-    "Mean length (tokens)",
-    "MAE (tokens)",
-    "Error of length (ratio)",
-    "Bias (tokens)",
-    "Within 25 tokens (ratio)",
-    "Within 50 tokens (ratio)",
-    "Within 100 tokens (ratio)",
-    "At most the median (ratio)",
-    "At most the 0.9 quantile (ratio)",
-)
-VERSIONS_CSV = (
-    "Version",
-    "Kind",
-    "State",
-    "Trained (UTC)",
-    "Samples",
-    "Held out: MAE (tokens)",
-    "Held out: within 25 (ratio)",
-    "Held out: within 50 (ratio)",
-    "Held out: within 100 (ratio)",
-    "Held out: rank correlation (-1 to 1)",
-    "Live: requests",
-    "Live: MAE (tokens)",
-    "Live: within 100 (ratio)",
-    "Note",
-)
+MEASURES = {
+    "Requests": "requests",
+    "Mean length (tokens)": "mean_output",
+    "MAE (tokens)": "mae",
+    "Error of length (ratio)": "relative_error",
+    "Bias (tokens)": "bias",
+    "Within 25 tokens (ratio)": "acc_25",
+    "Within 50 tokens (ratio)": "acc_50",
+    "Within 100 tokens (ratio)": "acc_100",
+    "At most the median (ratio)": "coverage_median",
+    "At most the 0.9 quantile (ratio)": "coverage_upper",
+}
+COLUMNS = ("model", "tenant", *MEASURES.values())
+_MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
+LINES = {"Model": "model", "Tenant": "tenant", **_MEASURED}
+SOURCES = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
+VERSIONS = {
+    "Version": "version.number",
+    "Kind": "version.kind",
+    "State": lambda row: row.version.get_state_display(),
+    "Trained (UTC)": "version.trained_at",
+    "Samples": "version.samples",
+    "Held out: MAE (tokens)": "held_out.mae",
+    "Held out: within 25 (ratio)": "held_out.acc_25",
+    "Held out: within 50 (ratio)": "held_out.acc_50",
+    "Held out: within 100 (ratio)": "held_out.acc_100",
+    "Held out: rank correlation (-1 to 1)": "held_out.rank_correlation",
+    "Live: requests": "live.requests",
+    "Live: MAE (tokens)": "live.mae",
+    "Live: within 100 (ratio)": "live.acc_100",
+    "Note": "version.note",
+}
 VERSIONS_SHOWN = 12
 HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
 MEANINGS = {
@@ -59,10 +50,6 @@ MEANINGS = {
     SEMANTIC: "a prompt much like one seen before",
     PRIOR: "the moving mean of its tenant and class",
 }
-
-
-def cells(measures: Measures) -> list[float | None]:
-    return [getattr(measures, name) for name in MEASURES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +143,3 @@ def compare(scope: Scope) -> Duel | None:
     """The shadow that predicts now against what is active, where both predicted."""
     active, shadow = services.in_use()
     return selectors.duel(active.name, f"{SHADOW} {shadow.name}", scope) if shadow else None
-
-
-def version_line(row: VersionRow) -> list[Any]:
-    """For the CSV file."""
-    version, held_out, live = row.version, row.held_out, row.live
-    return [
-        version.number,
-        version.kind,
-        version.get_state_display(),
-        version.trained_at,
-        version.samples,
-        *held_out.values(),
-        live.requests,
-        live.mae,
-        live.acc_100,
-        version.note,
-    ]

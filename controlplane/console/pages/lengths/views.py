@@ -19,7 +19,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import choice, number, order_of, view_of
 from controlplane.console.live import length_service, tiles
 from controlplane.console.live.hub import hub
-from controlplane.console.live.views import json_response, live_context
+from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.lengths import tables
 from controlplane.console.pages.lengths.charts import (
     calibration,
@@ -27,7 +27,7 @@ from controlplane.console.pages.lengths.charts import (
     error_over_time,
     predicted_against_actual,
 )
-from controlplane.exports import csv_response
+from controlplane.console.tables import table
 from controlplane.fleet.states import ActionError
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion
@@ -36,8 +36,6 @@ from controlplane.lengths.selectors import Scope
 RANGES_H = (1, 6, 24, 168)
 DEFAULT_RANGE_H = 6
 CHARTS_EVERY_S = 15
-LINES_CSV = ("Model", "Tenant", *tables.MEASURES_CSV)
-SOURCES_CSV = ("Predicted by", "Share of requests (ratio)", *tables.MEASURES_CSV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +132,14 @@ def _csv(
     found: dict[str, selectors.Measures],
     asked: Asked,
 ) -> HttpResponseBase:
-    table = request.GET.get("table", "")
-    if table in charts:
-        return csv_response(f"lengths-{table}", charts[table].csv_header, charts[table].rows)
-    if table == "sources":
-        rows = ([row.name, row.share, *tables.cells(row.measures)] for row in tables.sources(found))
-        return csv_response("lengths-sources", SOURCES_CSV, rows)
-    if table == "versions" and asked.everything:
-        versions = map(tables.version_line, tables.version_rows(found, None))
-        return csv_response("length-versions", tables.VERSIONS_CSV, versions)
-    rows = ([line.model, line.tenant, *tables.cells(line.measures)] for line in lines)
-    return csv_response("lengths", LINES_CSV, rows)
+    name = request.GET.get("table", "")
+    if name in charts:
+        return charts[name].csv(f"lengths-{name}")
+    if name == "sources":
+        return table(tables.SOURCES, tables.sources(found)).csv("lengths-sources")
+    if name == "versions" and asked.everything:
+        return table(tables.VERSIONS, tables.version_rows(found, None)).csv("length-versions")
+    return table(tables.LINES, lines).csv("lengths")
 
 
 @require_GET
@@ -152,8 +147,7 @@ def _csv(
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the figures of the page, redrawn."""
     drawn = charts_of(asked_of(request), timezone.now())
-    wanted = set(request.GET.get("charts", "").split(","))
-    return json_response(request, {"charts": {chart.key: chart.payload() for chart in drawn if chart.key in wanted}})
+    return redrawn(request, drawn)
 
 
 # Acting on versions

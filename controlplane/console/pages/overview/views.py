@@ -12,7 +12,7 @@ from controlplane.console.filters import DEMANDS, RANGES_MIN, view_of
 from controlplane.console.live import attention, jobs, tiles
 from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
-from controlplane.console.live.views import json_response, live_context
+from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.views import instances_csv
 from controlplane.console.pages.overview.charts import overview_charts, sparks
@@ -20,7 +20,6 @@ from controlplane.console.selectors.attention import plans_waiting, rollouts_fai
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
-from controlplane.exports import csv_response
 from controlplane.fleet.selectors import instances
 
 INSTANCES_SHOWN = 12
@@ -51,7 +50,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         chart = next((chart for chart in charts if chart.key == view.table), None)
         if chart is None:
             return instances_csv(worst_first(rows))
-        return csv_response(chart.key, chart.csv_header, chart.rows)
+        return chart.csv(chart.key)
     context = {
         **live_context(state, view, "overview,instances,events"),
         "models": models,
@@ -79,13 +78,6 @@ def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/charts?charts=ttft,kv&…`: figures of the overview, or with `instance=NAME` of one instance."""
     state = hub.state()
     view = view_of(request, model_names())
-    wanted = set(request.GET.get("charts", "").split(","))
-    name = request.GET.get("instance")
-    answer: dict[str, Any] = {}
-    if name:
-        drawn = instance_charts(state, view, get_object_or_404(instances(), name=name))
-    else:
-        drawn = overview_charts(state, view)
-        answer["sparks"] = sparks(state, view)
-    answer["charts"] = {chart.key: chart.payload() for chart in drawn if chart.key in wanted}
-    return json_response(request, answer)
+    if name := request.GET.get("instance"):
+        return redrawn(request, instance_charts(state, view, get_object_or_404(instances(), name=name)))
+    return redrawn(request, overview_charts(state, view), sparks=sparks(state, view))

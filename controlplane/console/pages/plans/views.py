@@ -15,94 +15,17 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
 from controlplane.console.pages.plans.cards import card_of, without_place
+from controlplane.console.pages.plans.tables import MOVES, PLANS, TARGETS
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.names import model_names, place_titles, region_names
+from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.exports import ROW_LIMIT
 from controlplane.planning import selectors as planning
-from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
+from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
 PAGE_SIZE = 50
-PLANS_CSV = (
-    "Plan",
-    "Made (UTC)",
-    "Valid until (UTC)",
-    "Model",
-    "Strategy",
-    "Status",
-    "Instances before",
-    "Instances planned",
-    "Cost before (USD/h)",
-    "Cost planned (USD/h)",
-    "Solver",
-    "Gap (ratio)",
-    "Solve time (ms)",
-    "Decided by",
-    "Decided (UTC)",
-    "Carried out (UTC)",
-    "Note",
-)
-MOVES_CSV = (
-    "Move",
-    "At (UTC)",
-    "Change (instances)",
-    "Model",
-    "Region",
-    "GPU type",
-    "Instance",
-    "Asked by",
-    "Strategy",
-    "Plan",
-    "Reason",
-)
-TARGETS_CSV = (
-    "Region",
-    "GPU type",
-    "Present (instances)",
-    "Planned (instances)",
-    "Change (instances)",
-    "Demand (tok/s)",
-    "Reason",
-)
-
-
-def plan_line(plan: ScalingPlan) -> tuple[Any, ...]:
-    return (
-        plan.pk,
-        plan.made_at,
-        plan.valid_until,
-        plan.model.name,
-        plan.strategy,
-        plan.status,
-        sum(target["present"] for target in plan.targets),
-        sum(target["target"] for target in plan.targets),
-        plan.cost_usd_per_hour_before,
-        plan.cost_usd_per_hour_after,
-        plan.solver,
-        plan.gap,
-        plan.solve_ms,
-        plan.decided_by,
-        plan.decided_at,
-        plan.carried_out_at,
-        plan.note,
-    )
-
-
-def move_line(move: ScalingMove) -> tuple[Any, ...]:
-    return (
-        move.pk,
-        move.at,
-        move.delta,
-        move.model,
-        move.region,
-        move.gpu_type,
-        move.instance,
-        move.source,
-        move.strategy,
-        move.plan_id,
-        move.reason,
-    )
 
 
 @require_safe
@@ -117,7 +40,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
     }
     rows = planning.plans(**filters)
     if request.GET.get("format") == "csv":
-        return csv_response("plans", PLANS_CSV, (plan_line(row) for row in rows[:ROW_LIMIT].iterator(chunk_size=500)))
+        return table(PLANS, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("plans")
     page, cursor, next_cursor = _page(request, rows)
     titles, now = place_titles(), timezone.now()
     context = {
@@ -140,35 +63,24 @@ def plans(request: HttpRequest) -> HttpResponseBase:
 def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     """One plan with all that it was made from."""
     row = get_object_or_404(ScalingPlan.objects.select_related("model"), pk=pk)
-    if request.GET.get("format") == "csv":
-        lines = (
-            (
-                target["region"],
-                target["gpu_type"],
-                target["present"],
-                target["target"],
-                target["target"] - target["present"],
-                target.get("demand_tokens_per_s"),
-                without_place(target.get("reason") or "", row.model.name),
-            )
-            for target in row.targets
-        )
-        return csv_response(f"plan-{row.pk}", TARGETS_CSV, lines)
     titles = place_titles()
+    targets = [
+        {
+            **target,
+            "title": titles.get(target["region"], target["region"]),
+            "delta": target["target"] - target["present"],
+            "why": without_place(target.get("reason") or "", row.model.name),
+        }
+        for target in row.targets
+    ]
+    if request.GET.get("format") == "csv":
+        return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
-        "targets": [
-            {
-                **target,
-                "title": titles.get(target["region"], target["region"]),
-                "delta": target["target"] - target["present"],
-                "why": without_place(target.get("reason") or "", row.model.name),
-            }
-            for target in row.targets
-        ],
+        "targets": targets,
         "moves": row.moves.select_related("plan").order_by("-pk"),
         "others": planning.plans().filter(round=row.round).exclude(pk=row.pk).order_by("model__name"),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
@@ -190,7 +102,7 @@ def moves(request: HttpRequest) -> HttpResponseBase:
     }
     rows = planning.moves(**filters)
     if request.GET.get("format") == "csv":
-        return csv_response("moves", MOVES_CSV, (move_line(row) for row in rows[:ROW_LIMIT].iterator(chunk_size=500)))
+        return table(MOVES, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("moves")
     page, cursor, next_cursor = _page(request, rows)
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),

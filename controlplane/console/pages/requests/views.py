@@ -1,9 +1,7 @@
 """Requests from the ledger: the list, and one request with the trace of how it was placed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
-from operator import attrgetter
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -17,43 +15,41 @@ from controlplane.console.filters import choice, number
 from controlplane.console.pages.requests import placements
 from controlplane.console.pages.requests.selectors import filter_requests, visible_requests
 from controlplane.console.selectors.names import model_names
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.console.tables import table
+from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 
 PAGE_SIZE = 50
 SINCE_H = (1, 6, 24, 168)
-CSV_COLUMNS: tuple[tuple[str, Callable[[LedgerRow], Any]], ...] = (
-    ("Request", attrgetter("request_id")),
-    ("Arrived (UTC)", attrgetter("arrived_at")),
-    ("Tenant", attrgetter("tenant.name")),
-    ("API key", lambda row: row.api_key.prefix if row.api_key else None),
-    ("Model", attrgetter("model")),
-    ("SLO class", attrgetter("slo_class")),
-    ("Region", attrgetter("region")),
-    ("Streamed", attrgetter("streamed")),
-    ("Outcome", attrgetter("outcome")),
-    ("Status", attrgetter("status_code")),
-    ("Error", attrgetter("error_code")),
-    ("Error message", attrgetter("error_message")),
-    ("Prompt (tokens)", attrgetter("prompt_tokens")),
-    ("Output (tokens)", attrgetter("output_tokens")),
-    ("Predicted output (tokens)", attrgetter("predicted_output_tokens")),
-    ("Queue (ms)", attrgetter("queue_ms")),
-    ("TTFT (ms)", attrgetter("ttft_ms")),
-    ("ITL (ms)", attrgetter("itl_ms")),
-    ("E2E (ms)", attrgetter("e2e_ms")),
-    ("SLO met", attrgetter("slo_met")),
-)
+COLUMNS = {
+    "Request": "request_id",
+    "Arrived (UTC)": "arrived_at",
+    "Tenant": "tenant.name",
+    "API key": "api_key.prefix",
+    "Model": "model",
+    "SLO class": "slo_class",
+    "Region": "region",
+    "Streamed": "streamed",
+    "Outcome": "outcome",
+    "Status": "status_code",
+    "Error": "error_code",
+    "Error message": "error_message",
+    "Prompt (tokens)": "prompt_tokens",
+    "Output (tokens)": "output_tokens",
+    "Predicted output (tokens)": "predicted_output_tokens",
+    "Queue (ms)": "queue_ms",
+    "TTFT (ms)": "ttft_ms",
+    "ITL (ms)": "itl_ms",
+    "E2E (ms)": "e2e_ms",
+    "SLO met": "slo_met",
+}
 # Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
-FLEET_COLUMNS = (("Instance", attrgetter("instance")), ("Attempts", attrgetter("attempts")))
+FLEET_COLUMNS = {"Instance": "instance", "Attempts": "attempts"}
 
 
 def requests_csv(rows: Iterable[LedgerRow], with_fleet: bool) -> HttpResponseBase:
-    columns = CSV_COLUMNS + (FLEET_COLUMNS if with_fleet else ())
-    return csv_response(
-        "requests", [header for header, _ in columns], ([value(row) for _, value in columns] for row in rows)
-    )
+    return table(COLUMNS | (FLEET_COLUMNS if with_fleet else {}), rows).csv("requests")
 
 
 @require_safe

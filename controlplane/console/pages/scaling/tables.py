@@ -16,8 +16,23 @@ from controlplane.planning.titles import title_of
 ASIDE = (InstanceState.DRAINING, InstanceState.SLEEPING, InstanceState.FAILED)  # neither serving nor on their way
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Planned:
+    """Instances as they are against as they are planned."""
+
+    present: int
+    planned: int
+
+    @property
+    def delta(self) -> int:
+        return self.planned - self.present
+
+    @property
+    def tone(self) -> str:
+        return "more" if self.delta > 0 else "fewer" if self.delta < 0 else ""
+
+
+@dataclass(frozen=True)
+class Cell(Planned):
     """Instances of one model in one region on one GPU type. *target* is None where no plan says anything."""
 
     region: str
@@ -33,12 +48,8 @@ class Cell:
         return sum(self.states[state] for state in PRESENT)
 
     @property
-    def delta(self) -> int:
-        return 0 if self.target is None else self.target - self.present
-
-    @property
-    def tone(self) -> str:
-        return "more" if self.delta > 0 else "fewer" if self.delta < 0 else ""
+    def planned(self) -> int:
+        return self.present if self.target is None else self.target
 
     @property
     def aside(self) -> str:
@@ -49,8 +60,8 @@ class Cell:
         return ", ".join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+@dataclass(frozen=True)
+class Line(Planned):
     """One row of the matrix: a model on a GPU type, with a cell for each region."""
 
     model: str
@@ -68,16 +79,8 @@ class Line:
         return sum(cell.present for cell in self.cells)
 
     @property
-    def target(self) -> int:
-        return sum(cell.present if cell.target is None else cell.target for cell in self.cells)
-
-    @property
-    def delta(self) -> int:
-        return self.target - self.present
-
-    @property
-    def tone(self) -> str:
-        return "more" if self.delta > 0 else "fewer" if self.delta < 0 else ""
+    def planned(self) -> int:
+        return sum(cell.planned for cell in self.cells)
 
     @property
     def usd_now(self) -> float:
@@ -85,14 +88,11 @@ class Line:
 
     @property
     def usd_planned(self) -> float:
-        return sum(
-            (cell.present if cell.target is None else cell.target) * self.usd_each.get(cell.region, 0.0)
-            for cell in self.cells
-        )
+        return sum(cell.planned * self.usd_each.get(cell.region, 0.0) for cell in self.cells)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+@dataclass(frozen=True)
+class Matrix(Planned):
     """Present against planned instances by model x GPU type and region."""
 
     regions: tuple[tuple[str, str], ...]  # name and title
@@ -102,25 +102,15 @@ class Matrix:
     def totals(self) -> list[tuple[int, int]]:
         """Present and planned instances of each region."""
         columns = zip(*(line.cells for line in self.lines), strict=True)
-        return [
-            (
-                sum(cell.present for cell in column),
-                sum(cell.present if cell.target is None else cell.target for cell in column),
-            )
-            for column in columns
-        ]
+        return [(sum(cell.present for cell in column), sum(cell.planned for cell in column)) for column in columns]
 
     @property
     def present(self) -> int:
         return sum(line.present for line in self.lines)
 
     @property
-    def target(self) -> int:
-        return sum(line.target for line in self.lines)
-
-    @property
-    def delta(self) -> int:
-        return self.target - self.present
+    def planned(self) -> int:
+        return sum(line.planned for line in self.lines)
 
     @property
     def usd_now(self) -> float:

@@ -18,13 +18,14 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import view_of
 from controlplane.console.live.hub import hub
-from controlplane.console.live.views import json_response, live_context
+from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import card_of
-from controlplane.console.pages.plans.views import MOVES_CSV, PLANS_CSV, move_line, plan_line
+from controlplane.console.pages.plans.tables import MOVES, PLANS
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.console.selectors.names import model_names, place_titles
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.console.tables import table
+from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import Model
 from controlplane.fleet.states import ActionError
 from controlplane.planning import selectors as planning
@@ -35,30 +36,29 @@ from controlplane.planning.titles import title_of
 
 PLANS_SHOWN = 8
 MOVES_SHOWN = 8
-MATRIX_CSV = (
-    "Model",
-    "GPU type",
-    "Region",
-    "Present (instances)",
-    "Planned (instances)",
-    "Change (instances)",
-    "Cost now (USD/h)",
-    "Cost planned (USD/h)",
-    "Demand (tok/s)",
-    "Reason",
-)
-COMPARISON_CSV = (
-    "Strategy",
-    "In use",
-    "Instance-hours",
-    "Cost (USD)",
-    "SLO met (ratio)",
-    "TTFT p95 (ms)",
-    "E2E p95 (ms)",
-    "Waste (instance-hours)",
-    "Moves",
-)
-COMPARISON_FIELDS = ("instance_hours", "usd", "slo_met", "p95_ttft_ms", "p95_e2e_ms", "waste_hours", "moves")
+MATRIX = {
+    "Model": "line.model",
+    "GPU type": "line.gpu_type",
+    "Region": "cell.region",
+    "Present (instances)": "cell.present",
+    "Planned (instances)": "cell.target",
+    "Change (instances)": "cell.delta",
+    "Cost now (USD/h)": lambda row: round(row["cell"].present * row["usd_each"], 4),
+    "Cost planned (USD/h)": lambda row: round(row["cell"].planned * row["usd_each"], 4),
+    "Demand (tok/s)": "cell.demand_tokens_per_s",
+    "Reason": "cell.reason",
+}
+COMPARISON = {
+    "Strategy": "title",
+    "In use": "used",
+    "Instance-hours": "instance_hours",
+    "Cost (USD)": "usd",
+    "SLO met (ratio)": "slo_met",
+    "TTFT p95 (ms)": "p95_ttft_ms",
+    "E2E p95 (ms)": "p95_e2e_ms",
+    "Waste (instance-hours)": "waste_hours",
+    "Moves": "moves",
+}
 DECISIONS = {"approve": services.approve, "reject": services.reject}
 
 
@@ -120,43 +120,23 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
 
 
 def _csv(
-    table: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], chart: Chart
+    name: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], chart: Chart
 ) -> HttpResponseBase:
-    if table == chart.key:
-        return csv_response("strategies-chart", chart.csv_header, chart.rows)
-    if table == "comparison":
-        lines = ([row["title"], row["used"], *(row.get(name) for name in COMPARISON_FIELDS)] for row in compared)
-        return csv_response("strategies", COMPARISON_CSV, lines)
-    if table == "moves":
-        return csv_response("moves", MOVES_CSV, map(move_line, planning.moves(model=model)[:ROW_LIMIT]))
-    if table == "plans":
-        return csv_response("plans", PLANS_CSV, map(plan_line, planning.plans(model=model)[:ROW_LIMIT]))
-    return csv_response("instances-planned", MATRIX_CSV, _matrix_lines(matrix))
-
-
-def _matrix_lines(matrix: tables.Matrix) -> list[list[Any]]:
-    lines = []
-    for line in matrix.lines:
-        for cell in line.cells:
-            if not cell.deployed:
-                continue
-            target = cell.present if cell.target is None else cell.target
-            each = line.usd_each[cell.region]
-            lines.append(
-                [
-                    line.model,
-                    line.gpu_type,
-                    cell.region,
-                    cell.present,
-                    cell.target,
-                    cell.delta,
-                    round(cell.present * each, 4),
-                    round(target * each, 4),
-                    cell.demand_tokens_per_s,
-                    cell.reason,
-                ]
-            )
-    return lines
+    if name == chart.key:
+        return chart.csv("strategies-chart")
+    if name == "comparison":
+        return table(COMPARISON, compared).csv("strategies")
+    if name == "moves":
+        return table(MOVES, planning.moves(model=model)[:ROW_LIMIT]).csv("moves")
+    if name == "plans":
+        return table(PLANS, planning.plans(model=model)[:ROW_LIMIT]).csv("plans")
+    cells = [
+        {"line": line, "cell": cell, "usd_each": line.usd_each[cell.region]}
+        for line in matrix.lines
+        for cell in line.cells
+        if cell.deployed
+    ]
+    return table(MATRIX, cells).csv("instances-planned")
 
 
 @require_GET
@@ -166,8 +146,7 @@ def charts(request: HttpRequest) -> HttpResponse:
     comparison, used = planning.latest_comparison(), strategies_used()
     key = ("strategies", comparison.pk if comparison else 0, *sorted(used))
     drawn = once(key, lambda: [comparison_chart(comparison, used)])
-    wanted = set(request.GET.get("charts", "").split(","))
-    return json_response(request, {"charts": {chart.key: chart.payload() for chart in drawn if chart.key in wanted}})
+    return redrawn(request, drawn)
 
 
 @require_POST

@@ -1,6 +1,5 @@
 """System: the parts of the stack and its periodic jobs; whether Pilothouse itself is well."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -15,7 +14,7 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
 from controlplane.console.live.views import live_context
-from controlplane.exports import csv_response
+from controlplane.console.tables import moment, table
 
 # Shape, colour and word of each state.
 JOB_MARKS = {
@@ -32,19 +31,19 @@ PART_MARKS = {
     "off": ("stopped", "Off"),
     "ok": ("ready", "OK"),
 }
-CSV_COLUMNS = (
-    ("name", "Job"),
-    ("kind", "Run by"),
-    ("state", "State"),
-    ("period_s", "Period (s)"),
-    ("last_success_at", "Last success (UTC)"),
-    ("last_error", "Last error"),
-    ("last_error_at", "Last error (UTC)"),
-    ("failures_in_a_row", "Failures in a row"),
-    ("failures_total", "Failures"),
-    ("last_duration_s", "Last duration (s)"),
-    ("due_at", "Next due (UTC)"),
-)
+COLUMNS = {
+    "Job": "name",
+    "Run by": "kind",
+    "State": "state",
+    "Period (s)": "period_s",
+    "Last success (UTC)": moment("last_success_at"),
+    "Last error": "last_error",
+    "Last error (UTC)": moment("last_error_at"),
+    "Failures in a row": "failures_in_a_row",
+    "Failures": "failures_total",
+    "Last duration (s)": "last_duration_s",
+    "Next due (UTC)": moment("due_at"),
+}
 RUN_BY = {"celery": "Celery", "gateway": "Gateway"}
 WORST_FIRST = list(JOB_MARKS)
 
@@ -69,11 +68,6 @@ def part_row(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "mark": mark, "word": word, "title": part_title(part["name"])}
 
 
-def csv_cell(job: dict[str, Any], field: str) -> Any:
-    value = job[field]
-    return datetime.fromtimestamp(value, UTC) if value is not None and field.endswith("_at") else value
-
-
 @require_safe
 @fleet_role(Role.VIEWER)
 def system(request: HttpRequest) -> HttpResponse:
@@ -83,8 +77,7 @@ def system(request: HttpRequest) -> HttpResponse:
     tables = state.system()
     jobs = sorted(tables["jobs"], key=lambda job: (WORST_FIRST.index(job["state"]), job["name"]))
     if request.GET.get("format") == "csv":
-        rows = ([csv_cell(job, name) for name, _ in CSV_COLUMNS] for job in jobs)
-        return csv_response("jobs", [title for _, title in CSV_COLUMNS], rows)
+        return table(COLUMNS, jobs).csv("jobs")
     bad = sum(job["state"] in ("late", "failing") for job in jobs)
     context = {
         **live_context(state, view_of(request, []), "system"),
