@@ -37,6 +37,7 @@ run: .venv/ready
 	@exec $(BIN)/python manage.py up $(ARGS)
 
 test: .venv/ready
+	@$(BIN)/python -m tests.compile_kernels
 	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 e2e: .venv/ready

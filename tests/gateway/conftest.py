@@ -1,6 +1,7 @@
 """A whole gateway in the test's own event loop: uvicorn, database, scripted backends; no Redis."""
 
 import asyncio
+import gc
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -60,11 +61,13 @@ async def serving(gateway: Gateway):
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-        if task.done():
-            task.result()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda: 0)  # half a second in a process as large as pytest's, for every gateway
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+            if task.done():
+                task.result()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

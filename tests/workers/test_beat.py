@@ -13,9 +13,12 @@ from workers.celery import app as application
 
 
 @pytest.fixture
-def scheduler(tmp_path):
+def scheduler(tmp_path, monkeypatch):
+    for module in ("kombu.utils.functional", "redis.retry"):
+        monkeypatch.setattr(f"{module}.sleep", lambda _: None)  # between tries to connect
     app = Celery("test", broker="redis://127.0.0.1:1/0")
     app.conf.task_publish_retry = False
+    app.conf.broker_connection_timeout = 0.1
     app.conf.beat_schedule = {"often": {"task": "t", "schedule": 1.0}}
     found = Scheduler(app, schedule_filename=str(tmp_path / "schedule"))
     yield found
