@@ -1,6 +1,6 @@
 """Tables declared by their columns: one mapping gives headings, rows and the CSV file."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,8 +23,9 @@ class Table:
 
 
 def table(columns: Columns, rows: Iterable[Any]) -> Table:
-    """*rows* are read when the table is: those of a file are streamed."""
-    return Table(tuple(columns), ([value(row, column) for column in columns.values()] for row in rows))
+    """A sequence of *rows* is read at once, and may be read by many threads; others are streamed to a file."""
+    lines = ([value(row, column) for column in columns.values()] for row in rows)
+    return Table(tuple(columns), list(lines) if isinstance(rows, Sequence) else lines)
 
 
 def value(row: Any, column: str | Callable[[Any], Any]) -> Any:

@@ -86,8 +86,8 @@ def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
     (line,) = matrix.lines
     east, west = line.cells
     assert matrix.regions == (("us-east", "US East"), ("us-west", "us-west"))
-    assert (east.present, east.target, east.delta, east.aside) == (3, 4, 1, "1 starting")
-    assert (west.present, west.target, west.delta, west.aside) == (1, 0, -1, "1 draining")
+    assert (east.present, east.target, east.delta, east.not_ready) == (3, 4, 1, "1 starting")
+    assert (west.present, west.target, west.delta, west.not_ready) == (1, 0, -1, "1 draining")
     assert (line.present, line.planned, line.delta) == (4, 4, 0)
     assert matrix.totals == [(3, 4), (1, 0)]
     each = 2 * 1.35
@@ -341,7 +341,7 @@ def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
     html = page(reader, "plan", plan.pk)
     for word in (
         "Targets",
-        "What binds",
+        "Binding constraints",
         "usd_per_gpu_hour",
         "measured, 41 windows",
         "at least 80% of a region",

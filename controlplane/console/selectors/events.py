@@ -40,7 +40,7 @@ VERBS = {
     "rollout.failed": "rollout failed",
     "rollout.cancelled": "rollout cancelled",
     "scaling.added": "added by scaling",
-    "scaling.removed": "taken away by scaling",
+    "scaling.removed": "removed by scaling",
     "scaling.refused": "a move could not be made",
     "sign_in.failed": "sign-in failed",
     "sign_in.done": "signed in",

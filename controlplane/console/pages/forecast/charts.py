@@ -107,7 +107,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
         series=series,
         now=now,
-        table=Table(HEADER, lines),
+        table=Table(HEADER, list(lines)),
         empty="" if series else empty,
         size="large",
     )

@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import reason_of
 from controlplane.fleet import rollouts
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.states import ActionError
@@ -24,7 +25,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     deployment = get_object_or_404(Deployment.objects.select_related("model", "region", "gpu_type"), pk=pk)
     if action not in ACTIONS:
         raise Http404(f"There is no action {action}.")
-    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    reason = reason_of(request)
     if not reason:
         messages.error(request, f"{deployment} was left as it is: give a reason, which is kept with the event.")
     else:

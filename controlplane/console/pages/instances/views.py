@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.actions import reason_of
 from controlplane.console.filters import RANGES_MIN, choice, order_of, view_of
 from controlplane.console.formats import STATUS_WORDS
 from controlplane.console.live.hub import hub
@@ -191,7 +192,7 @@ def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
     row = get_object_or_404(Instance, name=name)
     if action not in Action.values:
         raise Http404(f"There is no action {action}.")
-    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    reason = reason_of(request)
     if not reason:
         messages.error(request, f"{row.name} was left as it is: give a reason, which is kept with the event.")
     else:

@@ -14,6 +14,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import signed_in
+from controlplane.console.actions import reason_of
 from controlplane.console.filters import choice
 from controlplane.console.tables import table
 from controlplane.exports import ROW_LIMIT
@@ -83,7 +84,7 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
 @signed_in
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
-    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    reason = reason_of(request)
     if not reason:
         messages.error(request, f"{key.name} was not revoked: give a reason, which is kept with the event.")
     else:

@@ -29,9 +29,7 @@ from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Measu
 POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
 NO_MEASURES = "No request with a predicted length ended in this range."
-NO_SAMPLES = (
-    "No request was kept as a sample in this range. Samples are taken of requests that end as their model likes."
-)
+NO_SAMPLES = "No request was kept as a sample in this range. Samples are taken of requests that end by themselves."
 PAIRS = {
     "At": lambda pair: timezone.localtime(pair.at),
     "Came (tokens)": "output_tokens",

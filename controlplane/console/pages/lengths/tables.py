@@ -89,7 +89,7 @@ class Source:
 
 def _meaning(name: str) -> str:
     if name.startswith(SHADOW):
-        return "predicts beside the active version, steers nothing"
+        return "predicts in shadow, without effect"
     return "the version that came with Pilothouse" if name.endswith(" 0") else "a length model"
 
 

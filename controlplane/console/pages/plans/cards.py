@@ -26,7 +26,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A plan as a page tells it: what would change, what that costs, and why."""
+    """A plan as a page shows it: what would change, what that costs, and why."""
 
     plan: ScalingPlan
     strategy: str

@@ -86,7 +86,7 @@ def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "window_s" in given:
         facts.append(("In windows of", f"{given['window_s'] // 60} min"))
     if "epsilon" in given:
-        facts.append(("Served at home", f"at least {given['epsilon']:.0%} of a region's peak"))
+        facts.append(("Served in its own region", f"at least {given['epsilon']:.0%} of a region's peak"))
     if given.get("planned_with"):
         facts.append(("Planned with", ", ".join(given["planned_with"])))
     return facts

@@ -31,7 +31,7 @@ PART_TITLES = {
     "peak_kv": "KV peak ahead",
     "affinity_tokens": "Prefix cached",
 }
-ASIDE = frozenset({"peak_kv", "affinity_tokens"})  # told beside, not part of the score
+UNSCORED = frozenset({"peak_kv", "affinity_tokens"})  # shown, but not part of the score
 WHY_PRIOR = {
     "late": "the model's answer was late",
     "failed": "the model failed",
@@ -62,7 +62,7 @@ def seconds(value: float) -> str:
 
 
 def in_score_units(name: str, value: float) -> float:
-    """Parts of a delay are seconds, but for the one that is told in milliseconds."""
+    """Parts of a delay are seconds, but for the one in milliseconds."""
     return value / 1000 if name.endswith("_ms") else value
 
 
@@ -139,7 +139,7 @@ def step(entry: Mapping[str, Any]) -> Step:
     why = POLICY_WHY.get(policy, "")
     detailed = any("room" in candidate for candidate in seen)
     names = list(dict.fromkeys(name for candidate in seen for name in candidate.get("parts") or {}))
-    scored = [name for name in names if name not in ASIDE]
+    scored = [name for name in names if name not in UNSCORED]
     series = {name: at for at, name in enumerate(scored, 1)}
     widest = max(
         (
@@ -205,13 +205,13 @@ def why_not_judged(row: LedgerRow) -> str:
 
 def predicted(row: LedgerRow) -> Predicted | None:
     """What was predicted of *row*'s length, from the ledger and, where it says so, from its trace."""
-    told = next((entry["length"] for entry in row.trace if entry.get("length")), {})
-    tokens = row.predicted_output_tokens or told.get("tokens")
+    length = next((entry["length"] for entry in row.trace if entry.get("length")), {})
+    tokens = row.predicted_output_tokens or length.get("tokens")
     if not tokens:
         return None
     real = row.output_tokens if row.outcome == "done" else None
-    upper = told.get("upper_tokens")
-    if upper is not None and tokens < told.get("tokens", 0):
+    upper = length.get("upper_tokens")
+    if upper is not None and tokens < length.get("tokens", 0):
         upper = tokens  # no more had room in the model's context
     longest = max(tokens, upper or 0, real or 0) * 1.04
     drawn = {
@@ -219,4 +219,4 @@ def predicted(row: LedgerRow) -> Predicted | None:
         for name, value in (("tokens", tokens), ("upper", upper), ("real", real))
         if value is not None
     }
-    return Predicted(tokens, upper, told.get("source", ""), WHY_PRIOR.get(told.get("why", ""), ""), real, drawn)
+    return Predicted(tokens, upper, length.get("source", ""), WHY_PRIOR.get(length.get("why", ""), ""), real, drawn)

@@ -13,7 +13,11 @@ from controlplane.planning import selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.titles import title_of
 
-ASIDE = (InstanceState.DRAINING, InstanceState.SLEEPING, InstanceState.FAILED)  # neither serving nor on their way
+OUT_OF_SERVICE = (
+    InstanceState.DRAINING,
+    InstanceState.SLEEPING,
+    InstanceState.FAILED,
+)  # neither serving nor on their way
 
 
 class Planned:
@@ -52,11 +56,11 @@ class Cell(Planned):
         return self.present if self.target is None else self.target
 
     @property
-    def aside(self) -> str:
+    def not_ready(self) -> str:
         """`1 loading, 2 draining`: what the number alone does not say."""
         coming = sum(self.states[state] for state in COMING)
         words = [f"{coming} starting"] if coming else []
-        words += [f"{self.states[state]} {state.label.lower()}" for state in ASIDE if self.states[state]]
+        words += [f"{self.states[state]} {state.label.lower()}" for state in OUT_OF_SERVICE if self.states[state]]
         return ", ".join(words)
 
 
