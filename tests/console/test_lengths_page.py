@@ -103,7 +103,7 @@ def test_the_service_is_told_as_the_gateway_tells_it(reader, now, live, fleet_fe
 def test_a_gateway_without_the_service_is_told_apart_from_silence(reader, now, live, fleet_feed, monkeypatch):
     monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
     live.show(fleet_feed)
-    assert "tells of no length service" in page(reader)
+    assert "reports no length service" in page(reader)
     assert length_service.table_of({})["scope"] == []
     nothing = length_service.row_of({"answered": {"cache": 0}})
     assert nothing["answered"] == 0

@@ -71,7 +71,7 @@ class TestPage:
 
     def test_without_a_gateway_it_says_what_is_missing(self, operated, live):
         html = html_of(operated)
-        assert "No gateway has said how the parts stand" in html
+        assert "No gateway has reported the state of the parts" in html
         assert "No job is known yet" in html
 
     def test_while_redis_is_away_this_process_says_what_it_knows(self, operated, live, monkeypatch):
