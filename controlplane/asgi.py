@@ -24,6 +24,7 @@ from servestatic import ServeStaticASGI
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.app import Gateway
 from controlplane.operations import Operations
+from controlplane.planning.execution import floor as floor_rows
 
 websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
 static_files = ServeStaticASGI(None, root=str(settings.STATIC_ROOT), prefix="static/")
@@ -70,4 +71,4 @@ async def lifespan(gateway: Gateway, receive, send):
             return
 
 
-application = create_application(Gateway())
+application = create_application(Gateway(floor_rows))

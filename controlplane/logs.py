@@ -22,16 +22,31 @@ SERVICE_ERRORS = (
 everything notices it."""
 
 
+WORKER_LOGGERS = ("celery.worker", "celery.bootsteps")
+"""Of Celery itself; what a task raises is logged by others."""
+
+
 class ServiceErrors(logging.Filter):
     """Leaves the tracebacks of `SERVICE_ERRORS` out; what was raised stays, in the line itself."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, SERVICE_ERRORS):
+        if isinstance(error, SERVICE_ERRORS) or (record.name.startswith(WORKER_LOGGERS) and _follows_one(error)):
             said, text = record.getMessage(), f"{type(error).__name__}: {error}"
             record.msg, record.args = said if str(error) in said else f"{said} ({text})", ()
             record.exc_info = record.exc_text = None
         return True
+
+
+def _follows_one(error: BaseException | None) -> bool:
+    """Whether *error* came up while a service error was handled.
+
+    From Celery itself that is such an error too: a worker that loses Redis with messages unacknowledged ends by an
+    AttributeError in kombu (5.7, `restore_unacked`), and is started again.
+    """
+    while error is not None and not isinstance(error, SERVICE_ERRORS):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class JsonFormatter(logging.Formatter):

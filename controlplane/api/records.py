@@ -18,11 +18,11 @@ from controlplane.api import selectors
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.schemas import EventOut, Page, RequestOut, UsageOut
+from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.events.models import Severity
 from controlplane.events.selectors import filter_events, page_of_events, visible_events
 from controlplane.exports import csv_response
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.summary import SUMMARY_KEY
 
 router = Router(auth=PEOPLE_AND_KEYS)
 

@@ -5,9 +5,9 @@ it acts only where the strategy has failed: full with all that is on the way (`s
 never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
 strategy: the compiled trigger of SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
 
-Decisions are made on the event loop from memory; rows are written in threads of its own
-(`controlplane.planning.execution.floor`), so neither a slow database nor a dead broker holds up a request. What it sees of
-each endpoint it publishes for the strategies in the workers, in the same breath in which it reads which of them are alive.
+Decisions are made on the event loop from memory; rows are written in threads of its own, by the `Rows` that it is given,
+so neither a slow database nor a dead broker holds up a request. What it sees of each endpoint it publishes for the
+strategies in the workers, in the same breath in which it reads which of them are alive.
 """
 
 import asyncio
@@ -17,34 +17,28 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
 import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.topology import Endpoint, Replica
+from controlplane.dispatch.lookahead import Outlook
+from controlplane.dispatch.port import Submit
+from controlplane.dispatch.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs
 from controlplane.fleet.states import COMING, InstanceState
+from controlplane.jobs.record import Job
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
 from scheduling.scaling.endpoint import GRACE_S, percent
 
-if TYPE_CHECKING:
-    from controlplane.gateway.app import Gateway
-    from controlplane.gateway.ticket import Ticket
-
 logger = logging.getLogger(__name__)
-VIEWS_KEY = "pilothouse:endpoints"
-"""What the gateway sees of every endpoint, for the strategies; gone soon after the gateway."""
-STRATEGIST_KEY = "pilothouse:strategies"
-"""Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
-VIEWS_EXPIRE_S = 10
 TURN_S = 1.0
-DEMAND_S = 60  # over which demand is a rate
 ALONE = Reactive(min_instances=0)
 """Marks where no strategy is alive; the bounds are each endpoint's own."""
 BENEATH = FLOOR
@@ -83,10 +77,50 @@ def warm_up() -> None:
     reactive_trigger(fleet, endpoints, 0, 0, 1, 60.0, ALONE.out_above, ALONE.in_below, ALONE.cooldown_s, 1, 1)
 
 
+class Rows(Protocol):
+    """What the floor has done to rows. Each is called in a thread of its own; they raise what the database raises."""
+
+    def move(
+        self,
+        delta: int,
+        model: str,
+        region: str,
+        reason: str,
+        inputs: Mapping[str, Any],
+        load: Mapping[str, float],
+        to_minimum: bool = False,
+    ) -> object | None:
+        """One instance more (delta 1; *to_minimum* only below it) or fewer (-1); None if it cannot be made."""
+
+    def take_up_commands(self, patience_s: float) -> int:
+        """Carry out the floor's own commands that waited for a worker for *patience_s*."""
+
+    def finish_drains(self, idle: Iterable[str]) -> int:
+        """Stop those of the instances *idle* (names, nothing runs there) that scaling has drained."""
+
+
 class Floor:
-    def __init__(self, gateway: "Gateway") -> None:
-        self.gateway = gateway
-        self.job = gateway.jobs.add("floor", TURN_S)
+    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps foresee, *owns* whether
+    this process has the regions; *read_inventory* lets the topology agree with the rows."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        rows: Rows,
+        *,
+        waiting: Callable[[Endpoint], int],
+        outlook: Callable[[Endpoint], Outlook],
+        owns: Callable[[], bool],
+        read_inventory: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+        job: Job,
+    ) -> None:
+        self.topology = topology
+        self.rows = rows
+        self.clock = clock
+        self.job = job
+        self._waiting, self._outlook = waiting, outlook
+        self._owns, self._read_inventory = owns, read_inventory
         self.strategists: frozenset[str] = frozenset()  # models whose strategy is alive
         self._memory: dict[int, _Memory] = {}
         self._jobs: set[asyncio.Future[None]] = set()
@@ -94,7 +128,7 @@ class Floor:
         self._seeing: asyncio.Task[None] | None = None  # held, or the loop might drop it
         self._publishing: asyncio.Task[None] | None = None
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
-        self._began_s = gateway.clock()
+        self._began_s = clock()
         # One look for what the last run of this process left behind.
         self._next_look_s = self._began_s + settings.FLOOR_PATIENCE_S
         self._watch_until_s = self._next_look_s + OWN_COMMANDS_S
@@ -105,7 +139,7 @@ class Floor:
         while True:
             await asyncio.sleep(TURN_S)
             with self.job:
-                if self.gateway.lease.held:
+                if self._owns():
                     self.turn()
 
     async def stop(self) -> None:
@@ -117,13 +151,13 @@ class Floor:
             await asyncio.gather(self._publishing, return_exceptions=True)
         await self._redis.aclose()
 
-    def arrived(self, ticket: "Ticket") -> None:
+    def arrived(self, asked: Submit) -> None:
         """Count a request's tokens as demand of the endpoint that its caller would have first, whoever serves it."""
-        candidates = self.gateway.topology.candidates(ticket.call.model, ticket.region)
+        candidates = self.topology.candidates(asked.model, asked.region)
         if not candidates.size:
             return
         demand = self._of(int(candidates[0])).demand
-        second, tokens = int(self.gateway.clock()), ticket.prompt_tokens + ticket.predicted_tokens
+        second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)
         if demand and demand[-1][0] == second:
             demand[-1] = (second, demand[-1][1] + tokens)
         else:
@@ -133,8 +167,7 @@ class Floor:
 
     def turn(self) -> None:
         """Look at every endpoint, publish what there is to see, and ask for the moves that are wanted."""
-        gateway, topology = self.gateway, self.gateway.topology
-        now_s = gateway.clock()
+        topology, now_s = self.topology, self.clock()
         members: dict[int, list[Replica]] = {}
         for replica in topology.replicas.values():
             members.setdefault(replica.endpoint.index, []).append(replica)
@@ -162,7 +195,7 @@ class Floor:
 
     def view(self, endpoint: Endpoint, members: list[Replica], now_s: float) -> EndpointView:
         """*endpoint* as strategies see it, from memory alone."""
-        topology = self.gateway.topology
+        topology = self.topology
         fleet, memory = topology.fleet, self._of(endpoint.index)
         accepting = [replica.slot for replica in members if fleet.accepting[replica.slot]]
         wall_s = time.time()
@@ -179,7 +212,7 @@ class Floor:
         ready_at = max(
             (one.spec.state_changed_at for one in members if one.spec.state == InstanceState.READY), default=-math.inf
         )
-        outlook = self.gateway.dispatcher.outlook(endpoint)
+        waiting, outlook = self._waiting(endpoint), self._outlook(endpoint)
         kv_capacity = int(fleet.kv_capacity_tokens[accepting].sum())
         return EndpointView(
             model=endpoint.model,
@@ -191,8 +224,8 @@ class Floor:
             spot_other=0,
             min_instances=endpoint.spec.min_instances,
             max_instances=endpoint.spec.max_instances,
-            use=float(pressure(fleet, topology.arrays, endpoint.index, len(endpoint.waiting))),
-            waiting=len(endpoint.waiting),
+            use=float(pressure(fleet, topology.arrays, endpoint.index, waiting)),
+            waiting=waiting,
             kv_use=int(fleet.kv_tokens[accepting].sum()) / kv_capacity if kv_capacity else 0.0,
             tokens_per_s=self._demand(memory, now_s),
             since_change_s=now_s - memory.changed_s,
@@ -218,7 +251,7 @@ class Floor:
             least = min(view.min_instances, view.instances)  # what is missing is waited for
             wanted = floor_move(0, replace(view, min_instances=least), BENEATH)
             return (1, wanted.reason) if wanted is not None else (0, "")
-        topology = self.gateway.topology
+        topology = self.topology
         delta = reactive_trigger(
             topology.fleet,
             topology.arrays,
@@ -252,7 +285,7 @@ class Floor:
         """Nothing is ready here. If nobody serves the model and it is asked for, one has to come."""
         if view.coming or not (view.waiting or (view.tokens_per_s > 0 and view.since_change_s >= ALONE.cooldown_s)):
             return 0, ""
-        topology = self.gateway.topology
+        topology = self.topology
         of_model = [endpoint for endpoint in topology.endpoints if endpoint.model == view.model]
         slots = [replica.slot for endpoint in of_model for replica in topology.members(endpoint)]
         if topology.fleet.accepting[slots].any():
@@ -290,25 +323,25 @@ class Floor:
     # Doing it
 
     def _move(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], delta: int, reason: str) -> None:
-        from controlplane.planning.execution import floor as rows
-
         memory = self._of(endpoint.index)
-        memory.busy, memory.changed_s, memory.easy_since_s = True, self.gateway.clock(), None
-        self._watch_until_s = self.gateway.clock() + WATCH_S
-        fleet = self.gateway.topology.fleet
+        memory.busy, memory.changed_s, memory.easy_since_s = True, self.clock(), None
+        self._watch_until_s = self.clock() + WATCH_S
+        fleet = self.topology.fleet
         load = {replica.name: float(fleet.kv_tokens[replica.slot]) for replica in members}
         logger.info("floor: %+d %s in %s: %s", delta, endpoint.model, endpoint.region, reason)
         to_minimum = self._below_minimum(endpoint, view, members)
         made: list[object] = []
 
         def move() -> None:
-            made.append(rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load, to_minimum))
+            made.append(
+                self.rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load, to_minimum)
+            )
 
         def done() -> None:
             memory.busy = False
             if delta > 0 and made == [None]:
-                memory.retry_s = self.gateway.clock() + RETRY_S
-                memory.refused_since_s = memory.refused_since_s or self.gateway.clock()
+                memory.retry_s = self.clock() + RETRY_S
+                memory.refused_since_s = memory.refused_since_s or self.clock()
             elif made:
                 memory.refused_since_s = None
 
@@ -316,8 +349,6 @@ class Floor:
 
     def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
         """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""
-        from controlplane.planning.execution import floor as rows
-
         wall_s = time.time()
         patience_s = settings.FLOOR_PATIENCE_S
         idle = [
@@ -325,14 +356,14 @@ class Floor:
             for group in members.values()
             for replica in group
             if replica.spec.state == InstanceState.DRAINING
-            and not replica.tickets
+            and not replica.requests
             and wall_s - replica.spec.state_changed_at > WORKERS_FIRST_S + patience_s
         ]
 
         def look() -> None:
-            rows.take_up_commands(patience_s)
+            self.rows.take_up_commands(patience_s)
             if idle:
-                rows.finish_drains(idle)
+                self.rows.finish_drains(idle)
 
         def done() -> None:
             self._looking = False
@@ -353,7 +384,7 @@ class Floor:
         async def see() -> None:
             # What was written must be seen before the next decision, or it would be made again.
             with contextlib.suppress(Exception):
-                await self.gateway.read_inventory()
+                await self._read_inventory()
             done()
             self._jobs.discard(finished)
             finished.set_result(None)
@@ -376,7 +407,7 @@ class Floor:
 
     def _refused(self, error: Exception) -> None:
         """The database did not take it: try again soon, and say so once in a while."""
-        now_s = self.gateway.clock()
+        now_s = self.clock()
         self._paused_until_s = now_s + PAUSE_S
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
@@ -388,14 +419,14 @@ class Floor:
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: the next turn has newer ones
         running = {
-            replica.name: int(self.gateway.topology.fleet.running[replica.slot])
+            replica.name: int(self.topology.fleet.running[replica.slot])
             for group in members.values()
             for replica in group
         }
         message = orjson.dumps(
             {
                 "ts": time.time(),
-                "up_s": self.gateway.clock() - self._began_s,
+                "up_s": self.clock() - self._began_s,
                 "endpoints": [as_inputs(view) for view in views.values()],
                 "running": running,
             }
@@ -420,7 +451,7 @@ class Floor:
     def _of(self, index: int) -> _Memory:
         memory = self._memory.get(index)
         if memory is None:
-            memory = self._memory[index] = _Memory(changed_s=self.gateway.clock())
+            memory = self._memory[index] = _Memory(changed_s=self.clock())
         return memory
 
     @staticmethod
@@ -428,12 +459,3 @@ class Floor:
         while memory.demand and memory.demand[0][0] < now_s - DEMAND_S:
             memory.demand.popleft()
         return sum(tokens for _, tokens in memory.demand) / DEMAND_S
-
-
-def as_inputs(view: EndpointView) -> dict[str, Any]:
-    """*view* as JSON: null for what is infinite or unknown."""
-    values = {name: getattr(view, name) for name in EndpointView.__dataclass_fields__}
-    return {
-        name: (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
-        for name, value in values.items()
-    }

@@ -21,8 +21,6 @@ from controlplane.dispatch.topology import Replica, Topology
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, CommandVerb, Instance
 from controlplane.fleet.states import IllegalMove, InstanceState
-from controlplane.gateway.ticket import Interrupt
-from controlplane.gateway.upstream import Upstream
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 
@@ -34,11 +32,22 @@ TOKENS_S = 10.0  # over which tokens are
 
 
 class Heartbeats:
-    def __init__(self, topology: Topology, upstream: Upstream, lease: Lease, refresh: Callable[[], None]) -> None:
+    """*session* gives the connections; *refresh* has the inventory read again soon."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        lease: Lease,
+        *,
+        session: Callable[[], aiohttp.ClientSession],
+        refresh: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.topology = topology
         self.lease = lease
-        self.upstream = upstream
+        self.session = session
         self.refresh = refresh
+        self.clock = clock
         self.lag_ms = 0.0  # how long the last round took
         self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
@@ -65,10 +74,9 @@ class Heartbeats:
                 raise error
 
     async def _read(self, replica: Replica) -> None:
-        clock = self.upstream.dispatcher.clock
-        began_s = clock()
+        began_s = self.clock()
         try:
-            async with self.upstream.session.get(
+            async with self.session().get(
                 f"{replica.spec.url}/metrics",
                 timeout=aiohttp.ClientTimeout(total=READ_TIMEOUT_S),
                 allow_redirects=False,
@@ -76,7 +84,7 @@ class Heartbeats:
                 if response.status != 200:
                     raise ConnectionError(f"/metrics answered {response.status}")
                 answer = await response.read()
-                now_s = clock()
+                now_s = self.clock()
                 metrics = parse(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if replica.lost:  # now its server is gone as well; what answers next is another one
@@ -122,8 +130,7 @@ class Heartbeats:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
-        for ticket in list(replica.tickets):
-            ticket.interrupt(Interrupt.INSTANCE_LOST)
+        self.topology.lose(replica)
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _move(

@@ -14,7 +14,6 @@ import socket
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from controlplane.gateway.errors import unavailable
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
@@ -48,12 +47,6 @@ class Lease:
         with contextlib.suppress(RedisError, OSError):
             await self._redis.eval(RELEASE, 1, KEY, self._value)
         await self._redis.aclose()
-
-    def require(self) -> None:
-        """Raises ApiError 503 while another process owns the regions."""
-        if not self.held:
-            # which one is in /readyz: a tenant need not know the machines
-            raise unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)
 
     async def _run(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.gateway.ticket import Ticket
+from controlplane.dispatch.request import Request
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.lookahead import maps as lookahead
 
@@ -21,50 +21,52 @@ class Anticipation:
     def __init__(self, instances: int) -> None:
         self.maps = lookahead.allocate(instances, FIRST_REQUESTS)
 
-    def add(self, ticket: Ticket, instance: int) -> None:
-        """*ticket* begins to decode on the instance in slot *instance*, or began a few tokens ago.
+    def add(self, request: Request, instance: int) -> None:
+        """*request* begins to decode on the instance in slot *instance*, or began a few tokens ago.
 
         Several sequences of one request share their prompt; they count as one, which is a little too few.
         """
         maps = self.maps
-        instances, requests = maps.clock.size, maps.instance.size
+        instances, capacity = maps.clock.size, maps.instance.size
         if instance >= instances:
             instances = 2 * instance
         if maps.counters[lookahead.FREE] == 0:
-            requests = 2 * requests
-        if (instances, requests) != (maps.clock.size, maps.instance.size):
-            self.maps = maps = lookahead.grow(maps, instances, requests)
-        ticket.ahead_tokens = max(ticket.output_tokens // ticket.call.sequences - 1, 0)
-        expected_output = ticket.expected_tokens - ticket.expected_prompt
-        ticket.ahead = lookahead.add(maps, instance, ticket.prompt_tokens, expected_output, ticket.ahead_tokens)
+            capacity = 2 * capacity
+        if (instances, capacity) != (maps.clock.size, maps.instance.size):
+            self.maps = maps = lookahead.grow(maps, instances, capacity)
+        request.ahead_tokens = max(request.output_tokens // request.asked.sequences - 1, 0)
+        expected_output = request.expected_tokens - request.expected_prompt
+        request.ahead = lookahead.add(
+            maps, instance, request.asked.prompt_tokens, expected_output, request.ahead_tokens
+        )
 
     def fit(self, instances: int) -> None:
         """Let there be maps for as many *instances* as the fleet's arrays have slots."""
         if self.maps.clock.size < instances:
             self.maps = lookahead.grow(self.maps, instances, self.maps.instance.size)
 
-    def count_tokens(self, tickets: Iterable[Ticket]) -> None:
-        """Tell the maps how far *tickets* have come. The first token ended the prefill; `add` stands for it."""
+    def count_tokens(self, requests: Iterable[Request]) -> None:
+        """Tell the maps how far *requests* have come. The first token ended the prefill; `add` stands for it."""
         moved, begun = [], []
-        for ticket in tickets:
-            produced = ticket.output_tokens // ticket.call.sequences - 1
-            if ticket.ahead < 0 and produced >= 0 and ticket.replica is not None:
-                begun.append(ticket)
-            elif ticket.ahead >= 0 and produced > ticket.ahead_tokens:
-                moved.append((ticket.ahead, produced - ticket.ahead_tokens))
-                ticket.ahead_tokens = produced
+        for request in requests:
+            produced = request.output_tokens // request.asked.sequences - 1
+            if request.ahead < 0 and produced >= 0 and request.replica is not None:
+                begun.append(request)
+            elif request.ahead >= 0 and produced > request.ahead_tokens:
+                moved.append((request.ahead, produced - request.ahead_tokens))
+                request.ahead_tokens = produced
         if moved:
             columns = np.array(moved, np.int64).T
             lookahead.token_many(self.maps, *map(np.ascontiguousarray, columns))
-        for ticket in begun:
-            assert ticket.replica is not None
-            self.add(ticket, ticket.replica.slot)
+        for request in begun:
+            assert request.replica is not None
+            self.add(request, request.replica.slot)
 
-    def remove(self, ticket: Ticket) -> None:
-        """*ticket* ended or was lost. Nothing happens to one that no instance has."""
-        if ticket.ahead >= 0:
-            lookahead.finish(self.maps, ticket.ahead)
-            ticket.ahead = -1
+    def remove(self, request: Request) -> None:
+        """*request* ended or was lost. Nothing happens to one that no instance has."""
+        if request.ahead >= 0:
+            lookahead.finish(self.maps, request.ahead)
+            request.ahead = -1
 
     def look(self, fleet: FleetArrays, slots: list[int], queued_tokens: int) -> "Outlook":
         """What is coming to the instances in *slots* that take work, each with its part of *queued_tokens*."""

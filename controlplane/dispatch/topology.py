@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,14 @@ from yarl import URL
 from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.round_trips import RoundTrip
 from controlplane.fleet.states import InstanceState
-from controlplane.gateway.ticket import Interrupt
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 from workers.vllm.metrics import VllmMetrics
 
 if TYPE_CHECKING:
-    from controlplane.gateway.ticket import Ticket
+    from controlplane.dispatch.request import Request
 
 logger = logging.getLogger(__name__)
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
@@ -33,7 +34,6 @@ class Endpoint:
     index: int
     spec: EndpointSpec
     finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
-    waiting: set["Ticket"] = field(default_factory=set)
     largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
     can_start: bool = False  # the floor would start an instance for what waits here
 
@@ -67,7 +67,7 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    tickets: set["Ticket"] = field(default_factory=set)
+    requests: set["Request"] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -89,7 +89,10 @@ class Topology:
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
         self.by_slot: dict[int, Replica] = {}
+        self.by_prefix: frozenset[str] = frozenset()  # models of which some router goes by how prompts begin
         self.changed = asyncio.Event()  # set on every change that may make room
+        self.on_lost: Callable[[Replica], None] = lambda replica: None
+        """What is done about the requests of an instance that will not answer them."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
         self._candidates: dict[tuple[str, str], NDArray[np.int32]] = {}
@@ -124,6 +127,9 @@ class Topology:
             else:
                 known.spec = spec
         self._active = set(active)
+        self.by_prefix = frozenset(
+            spec.model for spec in active.values() if POLICY_CODES[spec.routing_policy] == LEAST_DELAY
+        )
         self._candidates.clear()
 
         seen = set()
@@ -134,10 +140,14 @@ class Topology:
             if instance_id not in seen:
                 replica = self.replicas[instance_id]
                 self.fleet.accepting[replica.slot] = 0
-                if not replica.tickets:
+                if not replica.requests:
                     self._forget(replica)
         index_members(self.fleet, self.arrays)
         self.changed.set()
+
+    def lose(self, replica: Replica) -> None:
+        """*replica* is given up: its requests go elsewhere, or end."""
+        self.on_lost(replica)
 
     def settle(self, replica: Replica) -> None:
         """Write whether *replica* accepts work into the arrays."""
@@ -191,16 +201,15 @@ class Topology:
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
         replica = self.replicas.get(spec.instance_id)
         if replica is not None and replica.spec.url != spec.url:  # nothing it said of itself holds any more
-            if replica.tickets:  # they run, or hang, where it was
-                for ticket in list(replica.tickets):
-                    ticket.interrupt(Interrupt.INSTANCE_LOST)
+            if replica.requests:  # they run, or hang, where it was
+                self.lose(replica)
                 self.fleet.accepting[replica.slot] = 0
                 return
             self._forget(replica)
             replica = None
         if replica is None:
             replica = self._add_replica(spec, endpoint)
-        elif replica.endpoint is not endpoint and not replica.tickets:  # it serves another model now
+        elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model now
             self._forget(replica)
             replica = self._add_replica(spec, endpoint)
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:

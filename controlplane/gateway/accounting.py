@@ -49,62 +49,62 @@ class Records:
 
     def close(self, ticket: Ticket, status: int) -> int:
         """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
-        now_s = ticket.finished_s = self.clock()
+        asked, course = ticket.asked, ticket.course
+        now_s = course.finished_s = self.clock()
         grant, call, terms = ticket.grant, ticket.call, ticket.terms
-        region = ticket.endpoint.region if ticket.endpoint else ""
-        outcome = OUTCOMES[ticket.state]
+        outcome = OUTCOMES[course.state]
         done = outcome is Outcome.DONE
-        served_tokens = ticket.output_tokens = max(0, ticket.output_tokens)
-        prompt_tokens = ticket.prompt_tokens if ticket.first_token_s else 0
+        served_tokens = course.output_tokens = max(0, course.output_tokens)
+        prompt_tokens = course.prompt_tokens if course.first_token_s else 0
 
-        queue_ms = (ticket.placed_s - ticket.arrived_s) * 1000 if ticket.placed_s else None
-        e2e_ms = (now_s - ticket.arrived_s) * 1000
+        queue_ms = (course.placed_s - asked.arrived_s) * 1000 if course.placed_s else None
+        e2e_ms = (now_s - asked.arrived_s) * 1000
         ttft_ms = itl_ms = None
-        if call.stream and ticket.first_token_s:
-            ttft_ms = (ticket.first_token_s - ticket.arrived_s) * 1000
+        if call.stream and course.first_token_s:
+            ttft_ms = (course.first_token_s - asked.arrived_s) * 1000
             if served_tokens > call.sequences:
                 per_sequence = served_tokens / call.sequences
-                itl_ms = (now_s - ticket.first_token_s) * 1000 / (per_sequence - 1)
+                itl_ms = (now_s - course.first_token_s) * 1000 / (per_sequence - 1)
         slo_met = None
         if done:
             slo_met = terms.met(ttft_ms, itl_ms, e2e_ms)
-        elif outcome is not Outcome.CANCELLED and not 400 <= ticket.status < 429:  # not for the tenant's own mistakes
+        elif outcome is not Outcome.CANCELLED and not 400 <= course.status < 429:  # not for the tenant's own mistakes
             slo_met = False
 
         if done:
             self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
             self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
-        if ticket.length is not None and ticket.trace:
-            ticket.trace[0]["length"] = ticket.length.explained()
-        self._measure(ticket, region, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
+        if ticket.length is not None and course.trace:
+            course.trace[0]["length"] = ticket.length.explained()
+        self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
         self.ledger.add(
             Entry(
-                request_id=ticket.request_id,
-                arrived_at=ticket.arrived_at,
+                request_id=asked.request_id,
+                arrived_at=asked.arrived_at,
                 tenant_id=grant.tenant_id,
                 api_key_id=grant.key_id,
                 model=call.model,
                 slo_class=terms.name,
-                region=region,
-                instance=ticket.instance,
+                region=course.region,
+                instance=course.instance,
                 application=ticket.application,
                 run=ticket.run,
                 unit=ticket.unit,
                 streamed=call.stream,
                 outcome=outcome.value,
-                status_code=ticket.status or status,
-                error_code=ticket.error_code,
+                status_code=course.status or status,
+                error_code=course.error_code,
                 prompt_tokens=prompt_tokens,
                 output_tokens=served_tokens,
-                predicted_output_tokens=ticket.predicted_tokens,
+                predicted_output_tokens=int(course.predicted_tokens),
                 queue_ms=queue_ms,
                 ttft_ms=ttft_ms,
                 itl_ms=itl_ms,
                 e2e_ms=e2e_ms,
                 slo_met=slo_met,
-                attempts=ticket.attempts,
-                trace=orjson.dumps(ticket.trace).decode(),
-                error_message=ticket.error_message,
+                attempts=course.attempts,
+                trace=orjson.dumps(course.trace).decode(),
+                error_message=course.error_message,
             )
         )
         return prompt_tokens + served_tokens
@@ -112,19 +112,18 @@ class Records:
     def _measure(
         self,
         ticket: Ticket,
-        region: str,
         outcome: Outcome,
         prompt_tokens: int,
         slo_met: bool | None,
         times_ms: tuple[float | None, float | None, float | None, float | None],
     ) -> None:
-        model, slo_class = ticket.call.model, ticket.terms.name
+        model, slo_class, region = ticket.call.model, ticket.terms.name, ticket.course.region
         self.totals[model, region, slo_class, outcome.value] += 1
         self.tokens[model, region, slo_class, "prompt"] += prompt_tokens
-        self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
+        self.tokens[model, region, slo_class, "output"] += ticket.course.output_tokens
         windows = self.windows
         windows.turn(self.clock())
-        groups = self.groups(model, region, ticket.instance)
+        groups = self.groups(model, region, ticket.course.instance)
         windows.count(groups, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import re
 import time
 import uuid
@@ -23,23 +24,27 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Floor
 from controlplane.dispatch.heartbeats import Heartbeats
 from controlplane.dispatch.lease import RENEW_S, Lease
-from controlplane.dispatch.topology import Replica, Topology
+from controlplane.dispatch.port import Placed, Submit
+from controlplane.dispatch.topology import Topology
 from controlplane.gateway.accounting import Records
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailable, unknown_model
 from controlplane.gateway.keys import Grant, Keys
 from controlplane.gateway.ledger import Ledger
 from controlplane.gateway.length_service import LengthService
 from controlplane.gateway.limits import Limits
+from controlplane.gateway.open_requests import OpenRequests
 from controlplane.gateway.pace import Pace
 from controlplane.gateway.parts import Parts
-from controlplane.gateway.summary import Publisher
-from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
+from controlplane.gateway.prefixes import leading_hashes
+from controlplane.gateway.summary import Publisher, Sources
+from controlplane.gateway.ticket import Course, Interrupt, Ticket, TicketState
 from controlplane.gateway.upstream import (
     PING,
     PING_S,
     SSE_TYPE,
     InstanceLost,
-    Refused,
+    Interrupted,
+    RefusedByInstance,
     Responder,
     Upstream,
     Usage,
@@ -63,10 +68,14 @@ COUNT_S = 0.1  # how often the arrays learn how far streams have come
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
 STOPPING = unavailable("This server is stopping; try again.", code="stopping", retry_after_s=1)
+# Which one serves is in /readyz: a tenant need not know the machines.
+STANDING_BY = unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)
 
 
 class Gateway:
-    def __init__(self) -> None:
+    """*rows* are what the reactive floor changes rows by."""
+
+    def __init__(self, rows: floor.Rows) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
         self.clock = loop_clock
         self.jobs = jobs = Jobs()
@@ -76,22 +85,55 @@ class Gateway:
         self.prior = LengthPrior()
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
-        self.dispatcher = Dispatcher(self.topology, loop_clock, max_hold_s=settings.MAX_HOLD_S)
+        self.requests = OpenRequests(loop_clock)
+        self.dispatcher = Dispatcher(
+            self.topology, loop_clock, max_hold_s=settings.MAX_HOLD_S, deliver=self.requests.take
+        )
+        self.requests.connect(self.dispatcher.take)
         self.upstream = Upstream(
-            self.dispatcher, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
+            self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
         self.lengths = LengthService(self.prior, jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
         self.lease = Lease(settings.REDIS_URL)
         self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
-        self.heartbeats = Heartbeats(self.topology, self.upstream, self.lease, self.refresh_now)
+        self.heartbeats = Heartbeats(
+            self.topology,
+            self.lease,
+            session=lambda: self.upstream.session,
+            refresh=self.refresh_now,
+            clock=loop_clock,
+        )
         self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
-        self.publisher = Publisher(self)
-        self.floor = Floor(self)
         self.pace = Pace()
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
-        self.monitor = monitor.Monitor(jobs, self.parts, lambda: self.lease.held)
+        self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
+        self.publisher = Publisher(
+            Sources(
+                self.topology,
+                self.dispatcher,
+                self.records.windows,
+                loop_clock,
+                owner=self.lease.owner,
+                lengths=self.lengths.snapshot,
+                system=self.monitor.report,
+            ),
+            job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
+            owns=self.owns,
+            refresh=self.refresh_now,
+        )
+        self.floor = Floor(
+            self.topology,
+            rows,
+            waiting=self.dispatcher.waiting_at,
+            outlook=self.dispatcher.outlook,
+            owns=self.owns,
+            read_inventory=self.read_inventory,
+            clock=loop_clock,
+            job=jobs.add("floor", floor.TURN_S),
+        )
+        self.dispatcher.on_submit = self.floor.arrived
         self.active = 0  # requests between arrival and answer
         self.stopping = False
         self.ready = False
@@ -155,13 +197,17 @@ class Gateway:
                 await work()
 
     async def _count(self) -> None:
-        self.dispatcher.count_tokens()
+        self.requests.report()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
 
     async def _sweep(self) -> None:
         self.dispatcher.sweep()
+
+    def owns(self) -> bool:
+        """Whether this process has the regions."""
+        return self.lease.held
 
     def refresh_now(self) -> None:
         """Read the inventory again without waiting for the next turn."""
@@ -209,7 +255,8 @@ class Gateway:
         if path in (CHAT, COMPLETIONS):
             _require(method, "POST", path)
             grant = await self.keys.check(headers.get(b"authorization"))
-            self.lease.require()
+            if not self.lease.held:
+                raise STANDING_BY
             turn = self.pace.enter()
             if turn is not None:
                 await turn
@@ -264,28 +311,27 @@ class Gateway:
             raise unknown_model(call.model)
         terms = grant.choose(_text(headers, b"x-slo-class"), call.body.get("service_tier"), self.keys.known_classes)
         ticket = await self._ticket(grant, terms, call, headers, request_id)
-        predicted = ticket.prompt_tokens + ticket.predicted_tokens
+        predicted = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
             self.limits.enter(
                 grant.tenant_id,
-                ticket.arrived_s,
+                ticket.asked.arrived_s,
                 max_concurrent=grant.max_concurrent_requests,
                 tokens_per_minute=grant.tokens_per_minute,
                 tokens=predicted,
             )
         except ApiError as error:
-            ticket.fail(error)
-            ticket.move(TicketState.REJECTED)
+            ticket.course.fail(error)
+            ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
-        self.floor.arrived(ticket)
         watcher = asyncio.create_task(_watch(receive, ticket))
         try:
             await self._serve(ticket, raw, responder, chat=chat)
         finally:
             watcher.cancel()
-            self.dispatcher.leave(ticket)
+            self.requests.leave(ticket)
             self.limits.leave(
                 grant.tenant_id,
                 tokens_per_minute=grant.tokens_per_minute,
@@ -310,17 +356,34 @@ class Gateway:
             prompt_tokens = self.prior.prompt_tokens(call.model, call.prompt_characters)
         arrived_at, arrived_s = time.time(), self.clock()
         length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
-        return Ticket(
+        hashes, block_tokens = (), 0
+        if call.model in self.topology.by_prefix:
+            hashes, block_tokens = leading_hashes(call, prompt_tokens)
+        asked = Submit(
+            number=self.requests.next_number(),
             request_id=request_id,
-            grant=grant,
-            terms=terms,
-            call=call,
-            query=query,
+            model=call.model,
             region=_text(headers, b"x-region") or "",
+            tenant_id=grant.tenant_id,
+            priority=terms.priority,
+            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
             predicted_tokens=length.tokens,
+            max_tokens=call.max_tokens,
+            sequences=call.sequences,
+            streamed=call.stream,
+            prefix_hashes=tuple(hashes),
+            block_tokens=block_tokens,
+        )
+        return Ticket(
+            asked=asked,
+            grant=grant,
+            terms=terms,
+            call=call,
+            query=query,
+            course=Course(prompt_tokens, length.tokens),
             length=length,
             application=_text(headers, b"x-application") or "",
             run=_text(headers, b"x-run") or "",
@@ -330,66 +393,67 @@ class Gateway:
 
     async def _serve(self, ticket: Ticket, raw: bytes, responder: Responder, *, chat: bool) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
-        asked = ticket.call.body.get("priority")
+        course, asked = ticket.course, ticket.call.body.get("priority")
         try:
-            self.dispatcher.submit(ticket)
+            self.requests.submit(ticket)
             while True:
-                replica = await self._placement(ticket, responder)
-                ordering = ORDERINGS[replica.endpoint.spec.ordering_policy]
-                priority = upstream_priority(ordering, ticket.terms.priority, asked, ticket.turn_s)
+                placed = await self._placement(ticket, responder)
+                ordering = ORDERINGS[placed.ordering]
+                priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.turn_s)
                 body = payload(ticket.call, raw, priority)
                 try:
-                    usage = await self.upstream.carry(ticket, replica, body, responder, chat=chat)
+                    usage = await self.upstream.carry(ticket, placed, body, responder, chat=chat)
                     break
                 except InstanceLost as lost:
-                    self.dispatcher.requeue(ticket, str(lost))
+                    self.requests.place_again(ticket, str(lost), lost.found)
             self._settle_usage(ticket, usage)
-            ticket.move(TicketState.DONE)
-        except Refused as refused:
-            ticket.fail(refused)
-            ticket.move(TicketState.FAILED)
+            course.move(TicketState.DONE)
+        except RefusedByInstance as refused:
+            course.fail(refused)
+            course.move(TicketState.FAILED)
         except ApiError as error:
-            ticket.fail(error)
-            ticket.move(TicketState.REJECTED if ticket.state <= TicketState.WAITING else TicketState.FAILED)
+            if isinstance(error, Interrupted):
+                self.requests.leave(ticket, error.found)
+            course.fail(error)
+            course.move(TicketState.REJECTED if course.state <= TicketState.WAITING else TicketState.FAILED)
             raise
         except asyncio.CancelledError:
             # Not raised again: the request ends here, and the server would log each one as a failure of the application.
             if ticket.task is not None:
                 ticket.task.uncancel()
             if ticket.interrupted is Interrupt.DISCONNECT:
-                ticket.error_code = "client_disconnected"
-                ticket.move(TicketState.CANCELLED)
+                course.error_code = "client_disconnected"
+                course.move(TicketState.CANCELLED)
             else:  # the server is stopping and has waited long enough
-                ticket.fail(STOPPING)
-                ticket.move(TicketState.FAILED)
+                course.fail(STOPPING)
+                course.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):
                     await responder.error(STOPPING)
         except Exception:
-            ticket.error_code, ticket.status = "internal_error", 500
-            ticket.move(TicketState.FAILED)
+            course.error_code, course.status = "internal_error", 500
+            course.move(TicketState.FAILED)
             raise
 
-    async def _placement(self, ticket: Ticket, responder: Responder) -> Replica:
+    async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
         """Wait for an instance; a waiting stream is kept alive with comment lines, which every SSE client skips."""
-        assert ticket.placed is not None
-        if not ticket.call.stream or ticket.placed.done():
-            return await ticket.placed
+        placement = ticket.placement
+        assert placement is not None
+        if not ticket.call.stream or placement.done():
+            return await placement
         while True:
-            done, _ = await asyncio.wait({ticket.placed}, timeout=PING_S)
+            done, _ = await asyncio.wait({placement}, timeout=PING_S)
             if done:
-                return ticket.placed.result()
+                return placement.result()
             if not responder.started:
                 await responder.start(200, SSE_TYPE, stream=True)
             await responder.write(PING)
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
-        replica = ticket.replica
         if usage.output_tokens is not None:
-            ticket.output_tokens = usage.output_tokens
-        if replica is not None:
-            self.dispatcher.finished(ticket, replica)
+            ticket.course.output_tokens = usage.output_tokens
+        self.requests.finished(ticket)
         if usage.prompt_tokens is not None:
-            ticket.prompt_tokens = usage.prompt_tokens
+            ticket.course.prompt_tokens = usage.prompt_tokens
 
 
 async def _watch(receive: Any, ticket: Ticket) -> None:

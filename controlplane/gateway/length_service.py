@@ -335,7 +335,7 @@ class LengthService:
             self._online.learn(query, found.righted, real, cut=cut)
             alarm = self._alarms[pair]
             if not cut and alarm.add(log_ratio(real, found.raw.tokens), now):
-                logger.warning("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
+                logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
                 self.notes.drifts.append(Drift(*pair, alarm.raised, self.active.name))
             if self._shadow_model is not None:
                 self._shadowed.append((query, real, cut, now))

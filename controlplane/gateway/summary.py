@@ -9,29 +9,35 @@ import contextlib
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.topology import Endpoint, Replica
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.wire import (
+    ENDPOINT_COLUMNS,
+    HISTORY_ENDPOINT_COLUMNS,
+    HISTORY_EVERY_S,
+    HISTORY_KEY,
+    HISTORY_LENGTH,
+    INSTANCE_COLUMNS,
+    LIVE_CHANNEL,
+    SUMMARY_EXPIRES_S,
+    SUMMARY_KEY,
+)
+from controlplane.fleet.services import NUDGE_CHANNEL
 from controlplane.fleet.states import InstanceState
 from controlplane.gateway.accounting import FLEET
 from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
-
-if TYPE_CHECKING:
-    from controlplane.gateway.app import Gateway
+from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
-SUMMARY_KEY = "pilothouse:summary"
-LIVE_CHANNEL = "pilothouse:live"
-HISTORY_KEY = "pilothouse:history"
-NUDGE_CHANNEL = "pilothouse:nudge"
-SUMMARY_EXPIRES_S = 15
-HISTORY_EVERY_S = 5.0
-HISTORY_LENGTH = 720  # one hour
 RATE_WINDOW_S = 10
 SLO_WINDOW_S = 300
 
@@ -44,66 +50,35 @@ def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, li
     return {name: [row[name] for row in rows] for name in names}
 
 
-ENDPOINT_COLUMNS = (
-    "model",
-    "region",
-    "running",
-    "waiting",
-    "oldest_wait_s",
-    "estimated_wait_s",
-    "requests_per_s",
-    "prompt_tokens_per_s",
-    "output_tokens_per_s",
-    "kv_ratio",
-    "instances_ready",
-    "instances",
-)
-INSTANCE_COLUMNS = (
-    "id",
-    "name",
-    "model",
-    "region",
-    "gpu_type",
-    "state",
-    "reachable",
-    "running",
-    "waiting",
-    "requests_ahead",
-    "round_trip_ms",
-    "max_num_seqs",
-    "kv_ratio",
-    "use_ratio",
-    "output_tokens_per_s",
-    "ttft_p95_ms",
-    "itl_p95_ms",
-    "preemptions_per_min",
-    "prefix_hit_ratio",
-    "heartbeat_at",
-    "state_since",
-    "failures",
-)
-HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a snapshot is built from."""
+
+    topology: Topology
+    dispatcher: Dispatcher
+    windows: Windows
+    clock: Callable[[], float]
+    owner: str  # of the regions: this process
+    lengths: Callable[[], dict[str, Any]]
+    system: Callable[[], dict[str, Any]]
 
 
 class Summary:
     """Builds snapshots; remembers the sequence number."""
 
-    def __init__(self, gateway: "Gateway") -> None:
-        self.gateway = gateway
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.windows = sources.windows
+        self.topology = sources.topology
         self.started_at = time.time()
         self.sequence = 0
 
-    @property
-    def windows(self) -> Windows:
-        return self.gateway.records.windows
-
     def snapshot(self) -> dict[str, Any]:
-        gateway = self.gateway
-        self.windows.turn(gateway.clock())
+        self.windows.turn(self.sources.clock())
         self.sequence += 1
-        replicas = sorted(gateway.topology.replicas.values(), key=lambda replica: replica.name)
+        replicas = sorted(self.topology.replicas.values(), key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
-        endpoints = [self._endpoint(endpoint, replicas) for endpoint in gateway.topology.endpoints]
+        endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.endpoints]
         endpoints.sort(key=lambda row: (row["model"], row["region"]))
         models = {
             model: self._tile(
@@ -116,14 +91,14 @@ class Summary:
         return {
             "seq": self.sequence,
             "ts": round(time.time(), 3),
-            "owner": gateway.lease.owner,
+            "owner": self.sources.owner,
             "started_at": self.started_at,
             "fleet": self._tile(FLEET, instances, endpoints),
             "models": models,
             "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
             "instances": _columns(instances, INSTANCE_COLUMNS),
-            "lengths": gateway.lengths.snapshot(),
-            "system": gateway.monitor.report(),
+            "lengths": self.sources.lengths(),
+            "system": self.sources.system(),
         }
 
     def _tile(
@@ -157,11 +132,11 @@ class Summary:
             "kv_max_ratio": max(kv, default=None),
             "instances_ready": sum(row["instances_ready"] for row in endpoints),
             "instances": len(instances),
-            "ttft_slo_ms": self.gateway.topology.ttft_slo_ms,
+            "ttft_slo_ms": self.topology.ttft_slo_ms,
         }
 
     def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
-        windows, dispatcher, fleet = self.windows, self.gateway.dispatcher, self.gateway.topology.fleet
+        windows, dispatcher, fleet = self.windows, self.sources.dispatcher, self.topology.fleet
         group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
         members = [replica for replica in replicas if replica.endpoint is endpoint]
         slots = [replica.slot for replica in members]
@@ -171,7 +146,7 @@ class Summary:
             "model": endpoint.model,
             "region": endpoint.region,
             "running": int(fleet.running[slots].sum()),
-            "waiting": len(endpoint.waiting),
+            "waiting": dispatcher.waiting_at(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
             "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
@@ -183,11 +158,11 @@ class Summary:
         }
 
     def _instance(self, replica: Replica) -> dict[str, Any]:
-        windows, fleet, spec, metrics = self.windows, self.gateway.topology.fleet, replica.spec, replica.metrics
+        windows, fleet, spec, metrics = self.windows, self.topology.fleet, replica.spec, replica.metrics
         group = windows.group(f"instance {replica.name}")
         (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
         (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
-        ahead = self.gateway.topology.requests_ahead(replica)
+        ahead = self.topology.requests_ahead(replica)
         running = int(fleet.running[replica.slot]) - ahead  # of what it was given, what it has room for
         answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
         kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None
@@ -202,7 +177,7 @@ class Summary:
             "running": running,
             "waiting": int(fleet.observed_waiting[replica.slot]),
             "requests_ahead": ahead,
-            "round_trip_ms": _rounded(self.gateway.topology.round_trip_ms(replica), 2),
+            "round_trip_ms": _rounded(self.topology.round_trip_ms(replica), 2),
             "max_num_seqs": spec.max_num_seqs,
             "kv_ratio": _rounded(kv_ratio, 4),
             "use_ratio": _rounded(max(running / spec.max_num_seqs, kv_ratio), 4) if kv_ratio is not None else None,
@@ -236,10 +211,12 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 class Publisher:
-    def __init__(self, gateway: "Gateway") -> None:
-        self.gateway = gateway
-        self.summary = Summary(gateway)
-        self.job = gateway.jobs.add("publish-summary", settings.SUMMARY_S, "redis")
+    """*owns* says whether this process has the regions; *refresh* reads the inventory again soon."""
+
+    def __init__(self, sources: Sources, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
+        self.summary = Summary(sources)
+        self.job = job
+        self._owns, self._refresh, self._clock = owns, refresh, sources.clock
         self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
@@ -250,10 +227,10 @@ class Publisher:
             while True:
                 await asyncio.sleep(settings.SUMMARY_S)
                 with self.job:
-                    if not self.gateway.lease.held:
+                    if not self._owns():
                         continue
                     snapshot = self.summary.snapshot()
-                    now_s = self.gateway.clock()
+                    now_s = self._clock()
                     if now_s >= next_sample_s:
                         next_sample_s = now_s + HISTORY_EVERY_S
                         self.held.append(orjson.dumps(history_sample(snapshot)))
@@ -288,5 +265,5 @@ class Publisher:
                     await nudges.subscribe(NUDGE_CHANNEL)
                     while True:
                         if await nudges.get_message(ignore_subscribe_messages=True, timeout=30.0):
-                            self.gateway.refresh_now()
+                            self._refresh()
             await asyncio.sleep(1.0)

@@ -1,4 +1,4 @@
-"""A request on its way through the gateway: a small explicit machine and the times it passed."""
+"""A request on its way through the gateway: what was asked, and how it goes. Where it waits and runs is the dispatcher's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
+from controlplane.dispatch.port import Placed, Submit
+
 if TYPE_CHECKING:
-    from controlplane.dispatch.topology import Endpoint, Replica
     from controlplane.gateway.errors import ApiError
     from controlplane.gateway.keys import Grant, SloTerms
     from controlplane.gateway.length_service import Prediction
-    from controlplane.gateway.upstream import Refused
+    from controlplane.gateway.upstream import RefusedByInstance
     from controlplane.gateway.validation import Call
     from forecasting.lengths import OutputQuery
 
@@ -55,43 +56,20 @@ class Interrupt(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """One request. Times are seconds of the event loop's clock, except `arrived_at`, which is epoch seconds."""
+class Course:
+    """How a request goes. Times are seconds of the event loop's clock."""
 
-    request_id: str
-    grant: Grant
-    terms: SloTerms
-    call: Call
-    query: OutputQuery
-    region: str  # of the caller
-    arrived_at: float
-    arrived_s: float
     prompt_tokens: int  # predicted, until the instance says
-    predicted_tokens: int  # output tokens
-    length: Prediction | None = None  # who predicted, and from what
-    application: str = ""
-    run: str = ""
-    unit: str = ""
-    task: asyncio.Task[object] | None = None
-    interrupted: Interrupt | None = None
+    predicted_tokens: float  # output
     state: TicketState = TicketState.ACCEPTED
-    endpoint: Endpoint | None = None  # where it is held or runs
-    slot: int = -1  # in the waiting set, while waiting
-    turn_s: float = 0.0  # its key there, on the clock of `arrived_at`: instances outlive a gateway
-    placed: asyncio.Future[Replica] | None = None
-    replica: Replica | None = None
-    instance: str = ""  # name of the last one, for the books
-    expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
-    counted_tokens: int = 0  # of those, what the arrays know to be done
-    expected_prompt: int = 0  # of those, the prompt
-    queued_tokens: int = 0  # of the prompt, what the arrays count as not prefilled
-    ahead: int = -1  # in the look-ahead maps, while an instance has it
-    ahead_tokens: int = 0  # output tokens that the maps know of
+    region: str = ""  # where it waits or runs
+    instance: str = ""  # the last one
     attempts: int = 0
     placed_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
     output_tokens: int = 0
+    reported_tokens: int | None = None  # of those, what the dispatcher was told; None: not that it began
     status: int = 0  # where it differs from the answer's
     error_code: str = ""
     error_message: str = ""  # what the tenant was told
@@ -103,12 +81,31 @@ class Ticket:
             raise IllegalTicketMove(self.state, to)
         self.state = to
 
-    def fail(self, error: ApiError | Refused) -> None:
+    def fail(self, error: ApiError | RefusedByInstance) -> None:
         """Note what the tenant is told."""
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request as HTTP brought it, and its course."""
+
+    asked: Submit  # what the dispatcher is told of it
+    grant: Grant
+    terms: SloTerms
+    call: Call
+    query: OutputQuery
+    course: Course
+    length: Prediction | None = None  # who predicted, and from what
+    application: str = ""
+    run: str = ""
+    unit: str = ""
+    task: asyncio.Task[object] | None = None
+    interrupted: Interrupt | None = None
+    placement: asyncio.Future[Placed] | None = None
+
     def interrupt(self, reason: Interrupt) -> None:
         """Stop whatever the request's task is doing; it finds the reason in `interrupted`."""
-        if self.state < TicketState.DONE and self.interrupted is None and self.task is not None:
+        if self.course.state < TicketState.DONE and self.interrupted is None and self.task is not None:
             self.interrupted = reason
             self.task.cancel()

@@ -13,10 +13,11 @@ from typing import Any
 
 import aiohttp
 import orjson
+from yarl import URL
 
-from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.topology import Replica
+from controlplane.dispatch.port import DEAD, SILENT, Placed
 from controlplane.gateway.errors import JSON_TYPE, ApiError
+from controlplane.gateway.open_requests import OpenRequests
 from controlplane.gateway.refusals import message_of
 from controlplane.gateway.ticket import Interrupt, Ticket
 from controlplane.gateway.validation import Call
@@ -26,6 +27,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 PING_S = 15.0
+MOST_SERVERS = 10_000
 PING = b": ping\n\n"
 USAGE_MARK = b'"usage":{'
 NO_CHOICES_MARK = b'"choices":[]'
@@ -43,7 +45,40 @@ BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
 
 
 class InstanceLost(Exception):
-    """The instance failed before it sent a byte of the answer: the request may go to another."""
+    """The instance failed before it sent a byte of the answer: the request may go to another.
+
+    *found*: what the dispatcher is told of the instance (`controlplane.dispatch.port`).
+    """
+
+    def __init__(self, reason: str, found: str = "") -> None:
+        super().__init__(reason)
+        self.found = found
+
+
+class Interrupted(ApiError):
+    """The instance failed after the first byte. *found*: as above."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            502,
+            "The instance that served this request failed before the answer was complete.",
+            type="server_error",
+            code="upstream_interrupted",
+            retry_after_s=1,
+        )
+        self.found = found
+
+
+class Server:
+    """What is kept of an instance's server, by its address."""
+
+    __slots__ = ("chat_url", "completions_url", "fingerprint")
+
+    def __init__(self, url: str) -> None:
+        self.chat_url = URL(f"{url}/v1/chat/completions")
+        self.completions_url = URL(f"{url}/v1/completions")
+        self.fingerprint = b""
+        """`Withheld.fingerprint`."""
 
 
 class Responder:
@@ -109,7 +144,7 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
 
 
 def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s: float) -> int:
-    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *turn_s*: see `Ticket`.
+    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *turn_s*: see `Placed`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
     Otherwise it is the turn that the request had with us, and stepped back by n it counts as having come n seconds later.
@@ -120,10 +155,10 @@ def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s:
     return engine_priority(ordering, class_priority, turn_s + back)
 
 
-def _headers(ticket: Ticket, replica: Replica) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "X-Request-Id": ticket.request_id}
-    if replica.spec.api_key:
-        headers["Authorization"] = f"Bearer {replica.spec.api_key}"
+def _headers(ticket: Ticket, placed: Placed) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "X-Request-Id": ticket.asked.request_id}
+    if placed.api_key:
+        headers["Authorization"] = f"Bearer {placed.api_key}"
     return headers
 
 
@@ -214,8 +249,9 @@ class Withheld:
 class Upstream:
     """The connections to instances."""
 
-    def __init__(self, dispatcher: Dispatcher, *, connect_s: float, silence_s: float) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, requests: OpenRequests, *, connect_s: float, silence_s: float) -> None:
+        self.requests = requests
+        self._servers: dict[str, Server] = {}
         self._plain_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)  # the heartbeat watches it
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silence_s)
         self._session: aiohttp.ClientSession | None = None
@@ -237,38 +273,44 @@ class Upstream:
         assert self._session is not None, "start() comes first"
         return self._session
 
-    async def carry(self, ticket: Ticket, replica: Replica, body: bytes, responder: Responder, *, chat: bool) -> Usage:
-        """Send *body* to *replica* and its answer to *responder*.
+    def _server(self, url: str) -> Server:
+        server = self._servers.get(url)
+        if server is None:
+            if len(self._servers) >= MOST_SERVERS:  # instances come and go: do not remember without end
+                self._servers.clear()
+            server = self._servers[url] = Server(url)
+        return server
 
-        Raises InstanceLost if the instance failed before a byte of its answer came; ApiError if it failed later or refused.
+    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder, *, chat: bool) -> Usage:
+        """Send *body* to where *ticket* was placed and the answer to *responder*.
+
+        Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
+        RefusedByInstance if it refused.
         """
-        usage = Usage()
+        usage, server = Usage(), self._server(placed.url)
         try:
             async with self.session.post(
-                replica.chat_url if chat else replica.completions_url,
+                server.chat_url if chat else server.completions_url,
                 data=body if len(body) < LARGE_BODY_BYTES else io.BytesIO(body),
-                headers=_headers(ticket, replica),
+                headers=_headers(ticket, placed),
                 timeout=self._stream_timeout if ticket.call.stream else self._plain_timeout,
                 allow_redirects=False,
             ) as response:
                 if ticket.call.stream and response.status == 200:
-                    now_s = self.dispatcher.clock()
-                    fleet = self.dispatcher.topology.fleet
-                    replica.round_trip.headers_came(fleet, replica.slot, now_s - ticket.placed_s, now_s)
+                    self.requests.headers_came(ticket)
                 if response.status != 200:
-                    await self._refused(ticket, replica, response, responder)
+                    await self._refused(ticket, placed, response, responder)
                 elif ticket.call.stream:
-                    await self._stream(ticket, replica, response, responder, usage, chat=chat)
+                    await self._stream(ticket, server, response, responder, usage, chat=chat)
                 else:
                     answer = await response.read()
                     usage.read(answer)
-                    self.dispatcher.began(ticket)
+                    self.requests.began(ticket)
                     await responder.whole(200, JSON_TYPE[1], answer)
         except EngineFailed as failure:
-            replica.lost = "its engine died" if failure.dead else ""
-            raise self._lost(ticket, replica, failure.reason) from failure
+            raise _lost(ticket, placed, failure.reason, DEAD if failure.dead else SILENT) from failure
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise self._lost(ticket, replica, f"{type(error).__name__}: {error}") from error
+            raise _lost(ticket, placed, f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
@@ -278,35 +320,19 @@ class Upstream:
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
-                raise self._lost(ticket, replica, Interrupt.INSTANCE_LOST.value) from None
+                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
             raise
         return usage
 
-    def _lost(self, ticket: Ticket, replica: Replica, reason: str) -> Exception:
-        """What an instance's failure means for *ticket*: another try before the first byte, an error after it."""
-        ticket.interrupted = None
-        replica.reachable = False  # until its next heartbeat
-        self.dispatcher.topology.settle(replica)
-        if not ticket.first_token_s:
-            return InstanceLost(f"{replica.name}: {reason}")
-        ticket.trace[-1]["lost"] = f"{replica.name}: {reason}"
-        return ApiError(
-            502,
-            "The instance that served this request failed before the answer was complete.",
-            type="server_error",
-            code="upstream_interrupted",
-            retry_after_s=1,
-        )
-
     async def _refused(
-        self, ticket: Ticket, replica: Replica, response: aiohttp.ClientResponse, responder: Responder
+        self, ticket: Ticket, placed: Placed, response: aiohttp.ClientResponse, responder: Responder
     ) -> None:
         answer = await response.read()
         if ENGINE_DEAD in answer:
             raise EngineFailed(f"answered {response.status}: its engine died", dead=True)
         message = message_of(answer, ticket.call.body)
         if response.status in BUSY_STATUSES:
-            raise InstanceLost(f"{replica.name}: answered {response.status}{message and f': {message}'}")
+            raise InstanceLost(f"{placed.instance}: answered {response.status}{message and f': {message}'}")
         if responder.started:
             await responder.finish(b"data: " + answer.replace(b"\n", b" ") + b"\n\n")
         else:
@@ -314,19 +340,20 @@ class Upstream:
                 response.status, response.headers.get("Content-Type", "").encode() or JSON_TYPE[1], answer
             )
         # vLLM's own word on a bad request is the tenant's answer; the exception only closes our books.
-        raise Refused(response.status, message)
+        raise RefusedByInstance(response.status, message)
 
     async def _stream(
         self,
         ticket: Ticket,
-        replica: Replica,
+        server: Server,
         response: aiohttp.ClientResponse,
         responder: Responder,
         usage: Usage,
         *,
         chat: bool,
     ) -> None:
-        withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, replica.fingerprint)
+        course = ticket.course
+        withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, server.fingerprint)
         read = response.content.readany
         unfinished = b""
         while True:
@@ -340,15 +367,15 @@ class Upstream:
             failure = engine_failure(chunk) if ERROR_MARK in chunk else None
             if failure is not None:
                 chunk = chunk[: chunk.index(ERROR_MARK)]
-                if not (ticket.first_token_s and chunk):
+                if not (course.first_token_s and chunk):
                     raise failure
-            if not ticket.first_token_s:
-                self.dispatcher.began(ticket)
+            if not course.first_token_s:
+                self.requests.began(ticket)
                 if chat:
-                    ticket.output_tokens -= ticket.call.sequences  # each choice begins with an event for its role alone
+                    course.output_tokens -= ticket.call.sequences  # each choice begins with an event for its role alone
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
-            ticket.output_tokens += chunk.count(b"data: ")
+            course.output_tokens += chunk.count(b"data: ")
             if USAGE_MARK in chunk:
                 usage.read_events(chunk)
             if withheld is not None:
@@ -358,12 +385,22 @@ class Upstream:
                 await responder.write(chunk)
             if failure is not None:
                 raise failure
-        if not ticket.first_token_s:
+        if not course.first_token_s:
             raise aiohttp.ClientPayloadError("the stream ended before it began")
         if withheld is not None:
-            replica.fingerprint = withheld.fingerprint
+            server.fingerprint = withheld.fingerprint
             unfinished = withheld.rest() + unfinished
         await responder.finish(unfinished)
+
+
+def _lost(ticket: Ticket, placed: Placed, reason: str, found: str = SILENT) -> Exception:
+    """What an instance's failure means for *ticket*: another try before the first byte, an error after it."""
+    ticket.interrupted = None
+    reason = f"{placed.instance}: {reason}"
+    if not ticket.course.first_token_s:
+        return InstanceLost(reason, found)
+    ticket.course.trace[-1]["lost"] = reason
+    return Interrupted(found)
 
 
 def engine_failure(events: bytes) -> "EngineFailed | None":
@@ -386,7 +423,7 @@ class EngineFailed(Exception):
         self.reason, self.dead = reason, dead
 
 
-class Refused(Exception):
+class RefusedByInstance(Exception):
     """The instance refused the request for good, and its own answer has been passed on."""
 
     def __init__(self, status: int, message: str) -> None:

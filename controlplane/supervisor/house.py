@@ -17,6 +17,7 @@ import aiohttp
 import redis.asyncio
 
 import controlplane
+from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.jobs.workers import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
@@ -25,7 +26,6 @@ from controlplane.supervisor.state import PARTS_FILE, REDIS_URL_FILE, FolderHeld
 
 PYTHON = sys.executable
 INSTANCES_READY_WITHIN_S = 45.0
-SUMMARY_KEY = "pilothouse:summary"
 # Traffic first, so that the web process has little to finish; the web process writes its ledger while Redis still
 # answers. Celery's pool takes seconds to end even when idle, so it is told at once and waited for in its turn. The
 # patience with each part adds up to less than five seconds along the longest way.

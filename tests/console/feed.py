@@ -20,7 +20,7 @@ if __name__ == "__main__":  # by hand: what the gateway names lies in modules th
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     django.setup()
 
-from controlplane.gateway.summary import HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+from controlplane.dispatch.wire import HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
 MODELS = ("bloom-176b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-3b")
 REGIONS = ("us-central", "us-east", "us-west")

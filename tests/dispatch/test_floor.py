@@ -13,6 +13,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from controlplane.dispatch import floor as module
+from controlplane.dispatch.wire import DEMAND_S, as_inputs
 from controlplane.events.models import Event
 from controlplane.fleet import restarts, services
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
@@ -116,7 +117,7 @@ async def fill(house, count: int) -> list[asyncio.Task]:
 
 
 def replica_tickets(house) -> list[int]:
-    return [len(replica.tickets) for replica in house.gateway.topology.replicas.values()]
+    return [len(replica.requests) for replica in house.gateway.topology.replicas.values()]
 
 
 async def release(house, sent) -> None:
@@ -394,9 +395,9 @@ class TestWhatItSees:
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)
-        asked = sum(ticket.prompt_tokens + ticket.predicted_tokens for ticket in members[0].tickets)
-        assert view.tokens_per_s > asked / module.DEMAND_S  # what waits was asked for too
-        assert module.as_inputs(replace(view, use=float("inf")))["use"] is None
+        asked = sum(each.asked.prompt_tokens + each.predicted_tokens for each in members[0].requests)
+        assert view.tokens_per_s > asked / DEMAND_S  # what waits was asked for too
+        assert as_inputs(replace(view, use=float("inf")))["use"] is None
         await release(managed, sent)
 
     async def test_demand_fades_after_a_minute(self, house):
@@ -405,7 +406,7 @@ class TestWhatItSees:
         memory = gateway.floor._of(0)
         now_s = gateway.clock()
         assert gateway.floor._demand(memory, now_s) > 0
-        assert gateway.floor._demand(memory, now_s + module.DEMAND_S + 2) == 0
+        assert gateway.floor._demand(memory, now_s + DEMAND_S + 2) == 0
         assert not memory.demand
 
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, house):

@@ -14,13 +14,12 @@ from tests.gateway.conftest import until
 
 def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
-        prompt_tokens=prompt_tokens,
+        asked=SimpleNamespace(prompt_tokens=prompt_tokens, sequences=sequences),
         expected_prompt=prompt_tokens,
         expected_tokens=prompt_tokens + predicted_tokens,
         output_tokens=0,
         ahead=-1,
         ahead_tokens=0,
-        call=SimpleNamespace(sequences=sequences),
     )
 
 

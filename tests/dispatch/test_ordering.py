@@ -5,7 +5,6 @@ One instance that runs one request at a time, so that what a request waits is wh
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.inventory import EndpointSpec, Inventory, ModelSpec
+from controlplane.dispatch.port import Submit
+from controlplane.dispatch.request import Request
 from controlplane.dispatch.topology import Topology
-from controlplane.gateway.keys import SloTerms
-from controlplane.gateway.ticket import Ticket
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
@@ -56,9 +55,9 @@ async def begins(ordering: str, stretch: float, requests, predictions) -> list[f
     live = Live(cluster, max_tokens=MOST)
     live.run(cluster, requests, predictions)
     assert not live.refused
-    given_s = {int(ticket.request_id): time_s for time_s, ticket, _, _ in live.dispatcher.decided}
+    given_s = {each.asked.number: time_s for time_s, each, _, _ in live.dispatcher.decided}
     assert len(given_s) == requests.arrival_s.size, "every request is served"
-    assert all(1 <= ticket.predicted_tokens <= MOST for ticket, _ in live.tickets.values())
+    assert all(1 <= each.predicted_tokens <= MOST for _, each, _, _ in live.dispatcher.decided)
     return [given_s[number] for number in range(requests.arrival_s.size)]
 
 
@@ -103,21 +102,25 @@ def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     topology.apply(
         Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=(), ttft_slo_ms=None)
     )
-    return Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf)
+    return Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf, deliver=lambda record: None)
 
 
-def ticket(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Ticket:
-    return Ticket(
+def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Submit:
+    return Submit(
+        number=1,
         request_id="1",
-        grant=SimpleNamespace(tenant_id=1),
-        terms=SloTerms("c", "", 0, None, None, None, None),
-        call=SimpleNamespace(model="m", sequences=sequences, max_tokens=max_tokens),
-        query=None,
+        model="m",
         region="here",
+        tenant_id=1,
+        priority=0,
+        due_s=None,
         arrived_at=0.0,
         arrived_s=0.0,
         prompt_tokens=prompt,
         predicted_tokens=predicted,
+        max_tokens=max_tokens,
+        sequences=sequences,
+        streamed=False,
     )
 
 
@@ -128,7 +131,7 @@ def ticket(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Ticket:
     st.integers(1, 4),
 )
 def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequences):
-    possible = dispatcher()._possible(ticket(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
+    possible = dispatcher()._possible(asked(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
     assert isinstance(possible, int)
     room = 1000 - prompt if prompt < 1000 else 1000  # a guessed prompt that leaves no room says nothing of the answer
     most = sequences * min(max_tokens or 1000, room)
@@ -142,10 +145,10 @@ async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypat
     there = replace(here, region="there", ordering_policy="ssjf", profile=PROFILE)
     held = dispatcher(here, there)
     one, other = held.topology.endpoints
-    moving = ticket(40)
-    held._enqueue(moving, one)
-    assert held.waiting.key[moving.slot] == 0.0
-    monkeypatch.setattr("controlplane.dispatch.dispatcher.choose_region", lambda *_: other.index)
-    held._rehome(one)
+    moving = Request(asked(40), 40, one)
+    held.queue.add(moving, one)
+    assert held.queue.arrays.key[moving.slot] == 0.0
+    monkeypatch.setattr("controlplane.dispatch.rehoming.choose_region", lambda *_: other.index)
+    held.rehoming.rehome(one)
     assert moving.endpoint is other
-    assert held.waiting.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)
+    assert held.queue.arrays.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)

@@ -5,18 +5,15 @@ Every request must go to the same instance, in the same order, at the same momen
 """
 
 from collections import deque
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.port import Finished, Placed, Progress, Refused, Submit
 from controlplane.dispatch.topology import Topology
 from controlplane.fleet.states import InstanceState
-from controlplane.gateway.errors import ApiError
-from controlplane.gateway.keys import SloTerms
-from controlplane.gateway.ticket import Ticket
 from controlplane.gateway.upstream import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
@@ -40,15 +37,12 @@ class RecordingDispatcher(Dispatcher):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.decided = []
+        self._explain = self.placement._explain
+        self.placement._explain = self.note
 
-    def _explain(self, ticket, endpoint, replica, slot):
-        self.decided.append((self.clock(), ticket, endpoint.index, replica.slot))
-        return super()._explain(ticket, endpoint, replica, slot)
-
-    def _leading_hashes(self, ticket):
-        """Those of the trace, at the places that are noted."""
-        hashes = ticket.call.hashes
-        return [hashes[place - 1] for place in noted_places(len(hashes))], BLOCK_TOKENS
+    def note(self, request, endpoint, replica, slot):
+        self.decided.append((self.clock(), request, endpoint.index, replica.slot))
+        return self._explain(request, endpoint, replica, slot)
 
 
 class Live:
@@ -84,47 +78,60 @@ class Live:
         )  # fmt: skip
         self.round_trip_s = fleet.dispatch_round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER)
+        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER, deliver=self.take)
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
         self.steps = [None] * len(self.engines)
         self.events_s = [NEVER] * len(self.engines)
-        self.tickets = {}
+        self.output = {}
+        """Tokens that each request really produces, and how many have come."""
+        self.came = {}
+        self.placed = {}
         self.given = 0
         self.sent = deque()
         """What is on its way: (moment, slot, request)."""
         self.refused = []
 
     def arrive(self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due):
-        ticket = Ticket(
-            request_id=str(number),
-            grant=SimpleNamespace(tenant_id=1),
-            terms=SloTerms("c", "", priority, None, None, None, due),
-            call=SimpleNamespace(
-                model=model, sequences=1, max_tokens=self.max_tokens, stream=True, hashes=self.hashes.get(number, ())
-            ),
-            query=None,
-            region=region,
-            arrived_at=self.now_s,
-            arrived_s=self.now_s,
-            prompt_tokens=prompt,
-            predicted_tokens=predicted,
+        hashes = self.hashes.get(number, ())
+        self.output[number], self.came[number] = output, 0
+        self.dispatcher.take(
+            Submit(
+                number,
+                str(number),
+                model,
+                region,
+                tenant_id=1,
+                priority=priority,
+                due_s=due,
+                arrived_at=self.now_s,
+                arrived_s=self.now_s,
+                prompt_tokens=prompt,
+                predicted_tokens=predicted,
+                max_tokens=self.max_tokens,
+                sequences=1,
+                streamed=True,
+                # Those of the trace, at the places that are noted.
+                prefix_hashes=tuple(hashes[place - 1] for place in noted_places(len(hashes))),
+                block_tokens=BLOCK_TOKENS,
+            )
         )
-        self.tickets[str(number)] = (ticket, output)
-        try:
-            self.dispatcher.submit(ticket)
-        except ApiError as error:
-            self.refused.append((number, error.code))
         self.give()
+
+    def take(self, record):
+        """What the gateway hears."""
+        if isinstance(record, Refused):
+            self.refused.append((record.number, record.code))
+        elif isinstance(record, Placed):
+            self.placed[record.number] = record
 
     def give(self):
         """Hand what was decided to the engines."""
-        for _, ticket, _, slot in self.dispatcher.decided[self.given :]:
-            output = self.tickets[ticket.request_id][1]
-            ordering = ORDERINGS[ticket.endpoint.spec.ordering_policy]
-            priority = upstream_priority(ordering, ticket.terms.priority, None, ticket.turn_s)
-            request = EngineRequest(
-                ticket.request_id, ticket.prompt_tokens, output, priority, self.now_s, tuple(ticket.call.hashes)
-            )
+        for _, decided, _, slot in self.dispatcher.decided[self.given :]:
+            asked = decided.asked
+            placed = self.placed[asked.number]
+            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.turn_s)
+            output, hashes = self.output[asked.number], self.hashes.get(asked.number, ())
+            request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
             if self.round_trip_s:
                 self.sent.append((self.now_s + self.round_trip_s, slot, request))
             else:
@@ -140,15 +147,11 @@ class Live:
         step, self.steps[slot] = self.steps[slot], None
         if step is not None:
             for request_id in step.emitted:
-                ticket = self.tickets[request_id][0]
-                if ticket.output_tokens == 0:
-                    self.dispatcher.began(ticket)
-                ticket.output_tokens += 1
-            self.dispatcher.count_tokens()
+                self.came[int(request_id)] += 1
+            came = ((int(request_id), self.came[int(request_id)]) for request_id in step.emitted)
+            self.dispatcher.take(Progress(tuple(came)))
             for request_id in step.finished:
-                ticket = self.tickets[request_id][0]
-                self.dispatcher.finished(ticket, ticket.replica)
-                self.dispatcher.leave(ticket)
+                self.dispatcher.take(Finished(int(request_id)))
                 self.give()
         self.steps[slot] = self.engines[slot].step(self.now_s)
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
@@ -247,13 +250,13 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     live.run(fleet, requests)
     result = Simulation(fleet, requests, decisions=True).run()
 
-    live_decisions = [(int(ticket.request_id), endpoint, slot) for _, ticket, endpoint, slot in live.dispatcher.decided]
+    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
     assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
     np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
     refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
     assert [(number, "queue_full") for number in refused] == live.refused
     assert len(live_decisions) + len(live.refused) == REQUESTS
-    ahead = [ticket.trace[-1]["requests_ahead"] for _, ticket, _, _ in live.dispatcher.decided]
+    ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if load_per_s > 1:
         assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"

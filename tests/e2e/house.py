@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from controlplane.gateway.summary import HISTORY_KEY
+from controlplane.dispatch.wire import HISTORY_KEY
 from tests.console.feed import Feed, fill_history, publish
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,6 +16,7 @@ from django.conf import settings
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
 
@@ -93,7 +94,7 @@ async def house(transactional_db, house_options, monkeypatch):
             await backend.start()
             stack.push_async_callback(backend.stop)
         await database_sync_to_async(make_rows)(backends, **options)
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))

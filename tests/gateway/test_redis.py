@@ -14,6 +14,7 @@ from django.conf import settings
 from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
 
 pytestmark = pytest.mark.services
@@ -106,7 +107,7 @@ class TestWithRedis:
 
     async def test_a_second_process_stands_by_and_takes_over(self, house, monkeypatch):
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-        second = Gateway()
+        second = Gateway(floor_rows)
         async with serving(second) as url:
             await until(lambda: not second.lease.held)
             async with house.http.post(f"{url}/v1/chat/completions", json={}, headers=house.headers) as response:

@@ -10,12 +10,12 @@ from kombu.exceptions import OperationalError
 from controlplane.logs import JsonFormatter, ServiceErrors
 
 
-def written(error: Exception, formatter: logging.Formatter | None = None) -> str:
+def written(error: Exception, formatter: logging.Formatter | None = None, name: str = "tests.logs") -> str:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(ServiceErrors())
     handler.setFormatter(formatter)
-    logger = logging.getLogger("tests.logs")
+    logger = logging.getLogger(name)
     logger.addHandler(handler)
     try:
         raise error
@@ -30,6 +30,14 @@ def written(error: Exception, formatter: logging.Formatter | None = None) -> str
 def test_a_service_that_does_not_answer_is_one_line(error):
     assert written(error) == f"consumer: connection to broker lost ({type(error).__name__}: refused)\n"
     assert "exception" not in written(error, JsonFormatter())
+
+
+def test_what_follows_it_in_celery_itself_is_one_line_too():
+    error = AttributeError("no hostname")
+    error.__context__ = redis.ConnectionError("closed")
+    assert written(error, name="celery.worker") == "consumer: connection to broker lost (AttributeError: no hostname)\n"
+    assert "Traceback" in written(error, name="celery.app.trace")
+    assert "Traceback" in written(AttributeError("no hostname"), name="celery.worker")
 
 
 def test_a_mistake_keeps_its_traceback():

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controlplane.dispatch.floor import as_inputs
+from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
 from controlplane.fleet.states import InstanceState
 from controlplane.planning import selectors, services

@@ -23,6 +23,7 @@ from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
 from controlplane.gateway.app import Gateway
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
@@ -69,7 +70,7 @@ async def house(
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while others load, one may be slow to answer
     await database_sync_to_async(make_fleet)(tiny_model)
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await stack.enter_async_context(working())

@@ -19,6 +19,7 @@ from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, VllmFleet, finish
@@ -38,7 +39,7 @@ async def house(transactional_db, vllm_pair, monkeypatch):
     await database_sync_to_async(make_rows)(backends, regions=["here", "here"], **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")  # the gateway is to find that they are up
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == 2, 20)
@@ -151,7 +152,7 @@ async def test_a_disconnect_frees_the_request_upstream(house, client):
 async def test_draining_finishes_what_runs(house, client):
     stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=16, **exactly(800))
     await anext(stream)
-    (busy,) = [replica for replica in house.gateway.topology.replicas.values() if replica.tickets]
+    (busy,) = [replica for replica in house.gateway.topology.replicas.values() if replica.requests]
 
     def drain():
         services.drain(Instance.objects.get(name=busy.name), "a test", "maintenance")

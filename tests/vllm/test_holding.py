@@ -21,6 +21,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.app import Gateway
+from controlplane.planning.execution import floor as floor_rows
 from scheduling.routing.requests_ahead import ENDS
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
@@ -123,7 +124,7 @@ async def compare(server: str, ways: Sequence[str], requests: int, rounds: int) 
     await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         url = await stack.enter_async_context(serving(gateway))
         topology = gateway.topology
         await until(lambda: topology.fleet.accepting.sum() == 1, 30)

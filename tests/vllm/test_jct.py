@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +25,11 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
+from controlplane.dispatch.port import Submit
+from controlplane.dispatch.request import Request
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.app import Gateway
-from controlplane.gateway.ticket import Ticket
+from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
@@ -51,7 +53,7 @@ async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -
     await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         timeout = aiohttp.ClientTimeout(total=600)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # below the server's 5 s
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
@@ -76,7 +78,7 @@ async def order_by(house: House, ordering: str) -> None:
 
 def foretell(house: House, predicted: dict[str, Any]) -> None:
     """Let the dispatcher take *predicted*, by request id, in place of what it would reckon with."""
-    house.gateway.dispatcher._possible = lambda ticket: predicted[ticket.request_id]
+    house.gateway.dispatcher._possible = lambda asked: predicted[asked.request_id]
 
 
 async def ask(house: House, request_id: str, tokens: int) -> float:
@@ -99,19 +101,19 @@ class Held:
     """Nothing is given out before `let_go`; then *given* lists the requests in their order."""
 
     def __init__(self, house: House) -> None:
-        self.dispatcher = house.gateway.dispatcher
+        self.placement = house.gateway.dispatcher.placement
         self.given: list[str] = []
-        self._pump, self._explain = self.dispatcher.pump, self.dispatcher._explain
-        self.dispatcher.pump = lambda endpoint: None
-        self.dispatcher._explain = self.explain
+        self._pump, self._explain = self.placement.pump, self.placement._explain
+        self.placement.pump = lambda endpoint: None
+        self.placement._explain = self.explain
 
-    def explain(self, ticket: Ticket, *arguments: Any, **options: Any) -> dict[str, object]:
-        self.given.append(ticket.request_id)
-        return self._explain(ticket, *arguments, **options)
+    def explain(self, request: Request, *arguments: Any, **options: Any) -> dict[str, object]:
+        self.given.append(request.asked.request_id)
+        return self._explain(request, *arguments, **options)
 
     def let_go(self) -> None:
-        self.dispatcher.pump = self._pump
-        self.dispatcher.pump_all()
+        self.placement.pump = self._pump
+        self.placement.pump_all()
 
 
 async def served(house: House, jobs: dict[str, int]) -> list[str]:
@@ -139,9 +141,8 @@ async def test_whatever_is_predicted_everything_is_served(house):
     sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
     possible = house.gateway.dispatcher._possible
 
-    def say(ticket: Ticket) -> int:
-        ticket.predicted_tokens = sick[int(ticket.request_id)]
-        return possible(ticket)
+    def say(asked: Submit) -> int:
+        return possible(replace(asked, predicted_tokens=sick[int(asked.request_id)]))
 
     house.gateway.dispatcher._possible = say
     await order_by(house, "ssjf")

@@ -29,6 +29,7 @@ from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
 from controlplane.gateway.app import Gateway
 from controlplane.planning.execution import executor
+from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
 from tests.gateway.conftest import House, serving, until
@@ -111,7 +112,7 @@ async def house(
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while one loads, the other may be slow to answer
     await database_sync_to_async(make_fleet)(tiny_model)
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await stack.enter_async_context(working())
@@ -239,7 +240,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
 
     # While a long answer is under way on the second, it is let go. The first may have another one.
     answers = []
-    while not fleet()[SECOND].tickets:
+    while not fleet()[SECOND].requests:
         stream = await client.completions.create(
             model=MODEL,
             prompt=[9, 9],

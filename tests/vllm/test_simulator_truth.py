@@ -25,6 +25,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.app import Gateway
+from controlplane.planning.execution import floor as floor_rows
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
@@ -93,7 +94,7 @@ async def house(transactional_db, pair, monkeypatch):
     await database_sync_to_async(make_rows)(backends, regions=["here", "here"], **options)
     await database_sync_to_async(Instance.objects.update)(state="loading")
     async with AsyncExitStack() as stack:
-        gateway = Gateway()
+        gateway = Gateway(floor_rows)
         http = await stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),  # below the server's 5 s

@@ -8,7 +8,7 @@ from typing import Any
 from controlplane.console.live import attention, jobs, length_service
 from controlplane.console.live.deltas import Table
 from controlplane.console.live.tiles import levels
-from controlplane.gateway.summary import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
+from controlplane.dispatch.wire import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
 
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
 SILENT_S = 15.0  # a summary older than this says nothing about now

@@ -13,7 +13,7 @@ import redis
 from django.conf import settings
 from django.db.models import Max, Sum
 
-from controlplane.dispatch.floor import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
+from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.states import PRESENT, InstanceState
 from controlplane.planning.models import ScalingMove

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import transaction
 
-from controlplane.dispatch.floor import as_inputs
+from controlplane.dispatch.wire import as_inputs
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategies
 from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy

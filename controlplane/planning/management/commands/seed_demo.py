@@ -1,8 +1,9 @@
-"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`."""
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, and the policies that scale it."""
 
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.fleet.demo import seed
+from controlplane.planning import demo as planning
 
 
 class Command(BaseCommand):
@@ -17,8 +18,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, fleet: str, **options: object) -> None:
-        from controlplane.planning import demo as planning  # stands above this app
-
         created = seed(fleet) + planning.seed()
         if created:
             self.stdout.write("Created " + ", ".join(f"{count} {kind}" for kind, count in created.items()) + ".")

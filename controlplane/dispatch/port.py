@@ -1,0 +1,122 @@
+"""What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
+
+The gateway sends `Submit`, `Progress`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`, `Refused` and
+`Lost`. A request is known by its *number*, which is unique within the gateway that submits it. Moments in `_s` are seconds
+of the machine's monotonic clock, those in `_at` epoch seconds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+SILENT = "silent"
+"""What a request found of its instance: it does not answer. It is given no other before its next heartbeat."""
+DEAD = "dead"
+"""Its engine died, though its server still answers heartbeats."""
+
+
+# From the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """What was asked: a request to be queued and placed."""
+
+    number: int
+    request_id: str
+    model: str
+    region: str  # of the caller
+    tenant_id: int
+    priority: int  # of its SLO class
+    due_s: float | None  # after its arrival; None: nothing is promised
+    arrived_at: float
+    arrived_s: float
+    prompt_tokens: int  # predicted
+    predicted_tokens: float  # output; as the length model said, whatever that is
+    max_tokens: int | None
+    sequences: int
+    streamed: bool
+    prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router goes by them
+    block_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far streams have come, many at once: never a record for a token."""
+
+    tokens: tuple[tuple[int, int], ...] = ()
+    """(number, output tokens so far) of those that began or went on since the last time."""
+    headers: tuple[tuple[int, float], ...] = ()
+    """(number, seconds from its placement to the headers of its answer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """It was answered whole, and leaves."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """It leaves before its end, or only the instance that it was given to (*again*)."""
+
+    number: int
+    again: bool = False  # it was sent no byte: place it once more, with its first turn
+    found: str = ""  # of its instance: SILENT, DEAD, or nothing
+
+
+# From the dispatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """It waits for the endpoint of *region* now."""
+
+    number: int
+    region: str
+    predicted_tokens: int  # output that is reckoned with: what may come
+    came_from: str = ""  # the region in which it waited before
+    pressure: float | None = None  # there
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """It was given to an instance."""
+
+    number: int
+    attempt: int  # from 1
+    instance: str
+    url: str
+    api_key: str = field(repr=False)
+    region: str
+    ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
+    turn_s: float  # its queue key, on the clock of `arrived_at`: instances outlive a gateway
+    placed_s: float
+    why: dict[str, Any]  # docs/routing.md
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It is turned away."""
+
+    number: int
+    status: int  # of HTTP: 429, 502, 503
+    code: str
+    message: str
+    retry_after_s: float
+    estimated_wait_s: float | None = None
+    region: str = ""  # of the endpoint that did; empty if it was none
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its instance was given up, or is somebody else now."""
+
+    number: int
+
+
+FromGateway = Submit | Progress | Finished | Left
+FromDispatcher = Moved | Placed | Refused | Lost
+Send = Callable[[FromGateway], None]
+Deliver = Callable[[FromDispatcher], None]

@@ -1,0 +1,71 @@
+"""What is published to Redis for others to read: keys, channels, how long they live, names of columns.
+
+Writers and readers of all apps import it from here, so it imports nothing of theirs.
+"""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+SUMMARY_KEY = "pilothouse:summary"
+LIVE_CHANNEL = "pilothouse:live"
+HISTORY_KEY = "pilothouse:history"
+SUMMARY_EXPIRES_S = 15
+HISTORY_EVERY_S = 5.0
+HISTORY_LENGTH = 720  # one hour
+
+VIEWS_KEY = "pilothouse:endpoints"
+"""What the gateway sees of every endpoint, for the strategies; gone soon after the gateway."""
+VIEWS_EXPIRE_S = 10
+STRATEGIST_KEY = "pilothouse:strategies"
+"""Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
+DEMAND_S = 60  # over which demand is a rate
+
+ENDPOINT_COLUMNS = (
+    "model",
+    "region",
+    "running",
+    "waiting",
+    "oldest_wait_s",
+    "estimated_wait_s",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "output_tokens_per_s",
+    "kv_ratio",
+    "instances_ready",
+    "instances",
+)
+INSTANCE_COLUMNS = (
+    "id",
+    "name",
+    "model",
+    "region",
+    "gpu_type",
+    "state",
+    "reachable",
+    "running",
+    "waiting",
+    "requests_ahead",
+    "round_trip_ms",
+    "max_num_seqs",
+    "kv_ratio",
+    "use_ratio",
+    "output_tokens_per_s",
+    "ttft_p95_ms",
+    "itl_p95_ms",
+    "preemptions_per_min",
+    "prefix_hit_ratio",
+    "heartbeat_at",
+    "state_since",
+    "failures",
+)
+HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+
+
+def as_inputs(view: Any) -> dict[str, Any]:
+    """An endpoint's view (`scheduling.scaling.EndpointView`) as JSON: null for what is infinite or unknown."""
+    values = {one.name: getattr(view, one.name) for one in fields(view)}
+    return {
+        name: (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,65 @@
+"""Every record of the port can be serialised: it comes back from JSON as it was."""
+
+import json
+import typing
+from dataclasses import FrozenInstanceError, asdict, fields
+
+import pytest
+
+from controlplane.dispatch import port
+
+RECORDS = [
+    port.Submit(
+        number=7, request_id="a", model="m", region="east", tenant_id=1, priority=2, due_s=None, arrived_at=1.5e9,
+        arrived_s=12.25, prompt_tokens=100, predicted_tokens=40, max_tokens=None, sequences=2, streamed=True,
+        prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64,
+    ),
+    port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
+    port.Finished(7),
+    port.Left(7, again=True, found=port.DEAD),
+    port.Moved(7, "west", 40, came_from="east", pressure=1.25),
+    port.Placed(
+        number=7, attempt=1, instance="m-0", url="http://127.0.0.1:1", api_key="secret", region="east",
+        ordering="ssjf", turn_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},
+    ),
+    port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
+    port.Lost(7),
+]  # fmt: skip
+
+
+def as_tuples(value):
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def from_json(kind: type, text: str):
+    """A record of *kind* out of JSON, whose only sequences are lists."""
+    hints = typing.get_type_hints(kind)
+    values = json.loads(text)
+    return kind(
+        **{
+            name: as_tuples(value) if typing.get_origin(hints[name]) is tuple else value
+            for name, value in values.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_from_json_as_it_was(record):
+    again = from_json(type(record), json.dumps(asdict(record), allow_nan=False))
+    assert again == record
+    assert [type(getattr(again, each.name)) for each in fields(again)] == [
+        type(getattr(record, each.name)) for each in fields(record)
+    ]
+
+
+def test_every_record_of_the_port_is_tried_and_none_can_be_changed():
+    of_port = set(typing.get_args(port.FromGateway)) | set(typing.get_args(port.FromDispatcher))
+    assert {type(record) for record in RECORDS} == of_port
+    for record in RECORDS:
+        with pytest.raises((FrozenInstanceError, TypeError)):
+            setattr(record, fields(record)[0].name, 0)
+
+
+def test_no_secret_of_an_instance_is_shown():
+    placed = next(record for record in RECORDS if isinstance(record, port.Placed))
+    assert placed.api_key not in repr(placed)
