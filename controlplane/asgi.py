@@ -8,6 +8,7 @@
 """
 
 import os
+from typing import cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -23,18 +24,19 @@ from servestatic import ServeStaticASGI
 
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.app import Gateway
-from controlplane.operations import Operations
+from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
-websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
+websockets = cast(Application, AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
+pages = cast(Application, django_application)
 static_files = ServeStaticASGI(None, root=str(settings.STATIC_ROOT), prefix="static/")
 
 
-def create_application(gateway: Gateway):
+def create_application(gateway: Gateway) -> Application:
     """The whole ASGI application around one gateway."""
     operations = Operations(gateway)
 
-    async def application(scope, receive, send):
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http":
                 path = scope["path"]
@@ -45,7 +47,7 @@ def create_application(gateway: Gateway):
                 elif path.startswith("/static/"):
                     await static_files(scope, receive, send)
                 else:
-                    await django_application(scope, receive, send)
+                    await pages(scope, receive, send)
             case "websocket":
                 await websockets(scope, receive, send)
             case "lifespan":
@@ -54,7 +56,7 @@ def create_application(gateway: Gateway):
     return application
 
 
-async def lifespan(gateway: Gateway, receive, send):
+async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
     """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
     while True:
         message = await receive()

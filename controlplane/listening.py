@@ -10,22 +10,22 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
 ACCEPTED_PER_TURN = 64
 
 
-class Servers(asyncio.AbstractServer):
+class Servers:
     """Several servers on one socket that are closed together."""
 
-    def __init__(self, servers: Sequence[asyncio.AbstractServer]) -> None:
+    def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
 
     @property
     def sockets(self) -> Any:
-        return self._servers[0].sockets  # type: ignore[attr-defined]
+        return self._servers[0].sockets
 
     def close(self) -> None:
         for server in self._servers:
@@ -39,12 +39,14 @@ class Servers(asyncio.AbstractServer):
 class Loop(uvloop.Loop):
     async def create_server(self, protocol_factory: Any, *arguments: Any, **options: Any) -> Any:
         """Like uvloop's; accepts up to `ACCEPTED_PER_TURN` connections of each of its sockets in a turn."""
-        servers = [await super().create_server(protocol_factory, *arguments, **options)]
+        first = await super().create_server(protocol_factory, *arguments, **options)
+        servers = [cast(asyncio.Server, first)]  # uvloop's own class has the same methods
         also = {name: options[name] for name in ("ssl", "backlog") if name in options}
         for listener in list(servers[0].sockets):
             for _ in range(ACCEPTED_PER_TURN - 1):
                 again = socket.socket(fileno=os.dup(listener.fileno()))
-                servers.append(await super().create_server(protocol_factory, sock=again, **also))
+                more = await super().create_server(protocol_factory, sock=again, **also)
+                servers.append(cast(asyncio.Server, more))
         return Servers(servers)
 
 

@@ -2,7 +2,8 @@
 
 import hmac
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import orjson
 from django.conf import settings
@@ -14,6 +15,11 @@ from controlplane import __version__
 from controlplane.gateway.app import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON_TYPE = b"application/json"
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +34,7 @@ class Operations:
         self.registry.register(GatewayCollector(gateway))
         ProcessCollector(registry=self.registry)
 
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["path"]:
             case "/healthz":
                 status, kind, body = 200, JSON_TYPE, b'{"status":"ok"}'
@@ -66,7 +72,7 @@ class Operations:
         shown = ("state", "last_success_at", "due_at", "failures_in_a_row")
         return {job["name"]: {name: job[name] for name in shown} for job in self.gateway.monitor.report()["jobs"]}
 
-    def metrics(self, scope) -> tuple[int, bytes, bytes]:
+    def metrics(self, scope: Scope) -> tuple[int, bytes, bytes]:
         """The Prometheus page: with the token if one is set, else for loopback clients only."""
         token = settings.METRICS_TOKEN
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -84,7 +90,7 @@ class Operations:
         return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
 
 
-def _is_loopback(scope) -> bool:
+def _is_loopback(scope: Scope) -> bool:
     client = scope.get("client")
     if not client or any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
         return False  # behind a proxy every client looks local

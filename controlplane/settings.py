@@ -2,15 +2,18 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
+import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane import env
 
 env.check_names()
+django_stubs_ext.monkeypatch()  # so that `ModelAdmin[Node]` can be written as its types ask
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-STATE_DIR = (BASE_DIR / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+STATE_DIR: Path = (BASE_DIR / env.value("PILOTHOUSE_STATE_DIR")).resolve()
 STATE_DIR.mkdir(parents=True, exist_ok=True)
 
 DEBUG = env.value("PILOTHOUSE_DEBUG")
@@ -176,7 +179,7 @@ CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = "UTC"
 # Static: what runs periodically is part of the release, not a row somebody can lose (docs/adr/0009). `expires`: while no
 # worker runs, messages must not pile up.
-CELERY_BEAT_SCHEDULE = {
+CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "run-pending-commands": {
         "task": "workers.tasks.fleet.run_pending_commands",
         "schedule": 5.0,
@@ -250,7 +253,7 @@ PLAN_EPSILON = env.value("PILOTHOUSE_PLAN_EPSILON")
 PLAN_TIME_LIMIT_S = env.value("PILOTHOUSE_PLAN_TIME_LIMIT_S")
 PLANNING_KEEP_DAYS = env.value("PILOTHOUSE_PLANNING_KEEP_DAYS")
 STRATEGY_EVERY_S = env.value("PILOTHOUSE_STRATEGY_EVERY_S")
-COMPARE_EVERY_S = env.value("PILOTHOUSE_COMPARE_EVERY_S")
+COMPARE_EVERY_S: float = env.value("PILOTHOUSE_COMPARE_EVERY_S")
 COMPARE_HOURS = env.value("PILOTHOUSE_COMPARE_HOURS")
 COMPARE_REQUESTS = env.value("PILOTHOUSE_COMPARE_REQUESTS")
 COMPARE_LIMIT_S = env.value("PILOTHOUSE_COMPARE_LIMIT_S")
@@ -316,7 +319,7 @@ LENGTH_SAMPLES = env.value("PILOTHOUSE_LENGTH_SAMPLES")
 LENGTH_SAMPLE_DAYS = env.value("PILOTHOUSE_LENGTH_SAMPLE_DAYS")
 LENGTH_MEASURE_DAYS = env.value("PILOTHOUSE_LENGTH_MEASURE_DAYS")
 LENGTH_TRAIN_EVERY_S = env.value("PILOTHOUSE_LENGTH_TRAIN_EVERY_S")
-LENGTH_TRAIN_SAMPLES = env.value("PILOTHOUSE_LENGTH_TRAIN_SAMPLES")
+LENGTH_TRAIN_SAMPLES: int = env.value("PILOTHOUSE_LENGTH_TRAIN_SAMPLES")
 LENGTH_PROMOTE = env.value("PILOTHOUSE_LENGTH_PROMOTE")
 LENGTH_PROMOTE_REQUESTS = env.value("PILOTHOUSE_LENGTH_PROMOTE_REQUESTS")
 LENGTH_PROMOTE_GAIN = env.value("PILOTHOUSE_LENGTH_PROMOTE_GAIN")
@@ -342,7 +345,9 @@ CELERY_BEAT_SCHEDULE |= {
 }
 
 # What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs).
-JOBS_WITHIN_TASKS = {"forecast-and-plan": {"forecasts": FORECAST_EVERY_S, "plans": PLAN_EVERY_S}}
+JOBS_WITHIN_TASKS: dict[str, dict[str, float]] = {
+    "forecast-and-plan": {"forecasts": FORECAST_EVERY_S, "plans": PLAN_EVERY_S}
+}
 
 LOGGING = {
     "version": 1,

@@ -4,7 +4,7 @@ Celery's own prints a traceback of a hundred lines for every periodic task that 
 """
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.beat import PersistentScheduler
 
@@ -13,6 +13,11 @@ logger = logging.getLogger(__name__)
 
 class Scheduler(PersistentScheduler):
     """Celery's, with its schedule in a file. Failures to send are logged when they begin, and counted when they end."""
+
+    if TYPE_CHECKING:  # Celery has these two, its types do not
+
+        def _remove_db(self) -> None: ...
+        def _open_schedule(self) -> Any: ...
 
     unsent = 0  # messages that could not be sent since the last that could
 

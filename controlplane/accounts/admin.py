@@ -1,9 +1,11 @@
 """Admin of users, tenants and their keys."""
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied
@@ -14,27 +16,32 @@ from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django_stubs_ext import WithAnnotations
 
 from controlplane.accounts import handover
 from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import RoleInline
 from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
+from controlplane.accounts.requests import NotedRequest, user_of
 from controlplane.accounts.services import create_api_key, create_sign_in_link, revoke_api_key
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.services import nudge
 
+if TYPE_CHECKING:
+    from django.contrib.admin.options import _FieldsetSpec
+
 admin.site.unregister(Group)  # rights come from memberships
 
 
-class MembershipInline(RoleInline):
+class MembershipInline(RoleInline[Membership, Model]):
     model = Membership
     autocomplete_fields = ["user", "tenant"]
 
 
 @admin.register(User)
-class UserAdmin(AuditedAdmin, DjangoUserAdmin):
+class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
     view_role = Role.ADMIN
     list_display = ["username", "email", "roles", "is_active", "is_superuser", "last_login"]
     list_filter = ["is_active", "is_superuser", "memberships__role"]
@@ -69,8 +76,8 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):
         fields = list(super().get_readonly_fields(request, obj))
         return fields if request.user.is_superuser else [*fields, "is_superuser"]
 
-    def get_inlines(self, request: HttpRequest, obj: User | None) -> list[type[RoleInline]]:
-        return self.inlines if obj is not None else []
+    def get_inlines(self, request: HttpRequest, obj: User | None) -> list[type[InlineModelAdmin[Any, Any]]]:
+        return list(self.inlines) if obj is not None else []
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         """Who could set a superuser's password would be one."""
@@ -84,7 +91,7 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):
     def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
         response = super().user_change_password(request, id, form_url)
         if request.method == "POST" and response.status_code == HTTPStatus.FOUND:
-            record("user.password_changed", User.objects.get(pk=id), actor=request.user, severity=Severity.WARNING)
+            record("user.password_changed", User.objects.get(pk=id), actor=user_of(request), severity=Severity.WARNING)
         return response
 
     @admin.action(description="Make a sign-in link", permissions=["change"])
@@ -96,7 +103,7 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):
         if user.is_superuser and not request.user.is_superuser:
             self.message_user(request, "Only a superuser makes a sign-in link for a superuser.", "error")
             return None
-        link = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=request.user)])
+        link = reverse("console:sign-in-link", args=[create_sign_in_link(user, actor=user_of(request))])
         shown_at = reverse("admin:accounts_user_link", args=[user.pk])
         return handover.redirect_with(request, shown_at, request.build_absolute_uri(link))
 
@@ -111,13 +118,18 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):
         return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
 
 
-class TenantForm(forms.ModelForm):
+class KeyCount(TypedDict):
+    usable_keys: int
+
+
+class TenantForm(forms.ModelForm[Tenant]):
     class Meta:
         model = Tenant
         fields = "__all__"  # noqa: DJ007 (the admin's fieldsets choose)
 
-    def clean(self) -> dict[str, object]:
-        values = super().clean()
+    def clean(self) -> dict[str, Any]:
+        super().clean()
+        values = self.cleaned_data
         default, entitled = values.get("default_slo_class"), values.get("slo_classes")
         if default is not None and entitled is not None and default not in entitled:
             self.add_error("default_slo_class", f"{default} is not among the classes that this tenant may use.")
@@ -125,7 +137,7 @@ class TenantForm(forms.ModelForm):
 
 
 @admin.register(Tenant)
-class TenantAdmin(AuditedAdmin):
+class TenantAdmin(AuditedAdmin[Tenant]):
     form = TenantForm
     list_display = [
         "name",
@@ -154,15 +166,15 @@ class TenantAdmin(AuditedAdmin):
         return super().get_queryset(request).annotate(usable_keys=Count("api_keys", filter=usable, distinct=True))
 
     @admin.display(description="usable keys", ordering="usable_keys")
-    def usable_keys(self, tenant: Tenant) -> int:
+    def usable_keys(self, tenant: "WithAnnotations[Tenant, KeyCount]") -> int:
         return tenant.usable_keys
 
-    def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
+    def after_write(self, request: HttpRequest, row: Tenant, *, created: bool) -> None:
         transaction.on_commit(nudge)
 
 
 @admin.register(Membership)
-class MembershipAdmin(AuditedAdmin):
+class MembershipAdmin(AuditedAdmin[Membership]):
     list_display = ["user", "tenant", "role"]
     list_filter = ["role", "tenant"]
     list_select_related = ["user", "tenant"]
@@ -170,26 +182,26 @@ class MembershipAdmin(AuditedAdmin):
     autocomplete_fields = ["user", "tenant"]
 
 
-class RevokeAction(ReasonAction):
+class RevokeAction(ReasonAction[ApiKey]):
     verb = "revoke"
     title = "Revoke API keys"
     question = "The gateway refuses these keys within seconds. This cannot be undone."
     button = "Revoke"
 
     def act(self, request: HttpRequest, row: ApiKey, reason: str) -> str:
-        revoke_api_key(row, request.user, reason)
+        revoke_api_key(row, user_of(request), reason)
         return f"{row} is revoked."
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(AuditedAdmin):
+class ApiKeyAdmin(AuditedAdmin[ApiKey]):
     list_display = ["name", "prefix", "tenant", "usable", "created_at", "created_by", "expires_at", "last_used_at"]
     list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter), "created_at"]
     list_select_related = ["tenant", "created_by"]
     search_fields = ["name", "prefix", "tenant__name"]
     autocomplete_fields = ["tenant"]
     actions = ["revoke"]
-    add_fieldsets = [
+    add_fieldsets: "ClassVar[_FieldsetSpec]" = [
         (None, {"fields": ["tenant", "name", "expires_at"], "description": "The key is shown once, on the next page."})
     ]
     fieldsets = [
@@ -202,8 +214,8 @@ class ApiKeyAdmin(AuditedAdmin):
     def usable(self, key: ApiKey) -> bool:
         return key.usable
 
-    def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> list:
-        return self.fieldsets if obj else self.add_fieldsets
+    def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> "_FieldsetSpec":
+        return super().get_fieldsets(request, obj) if obj else self.add_fieldsets
 
     def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
         return False
@@ -215,17 +227,18 @@ class ApiKeyAdmin(AuditedAdmin):
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request)
 
-    def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm, change: bool) -> None:
-        key, request.new_secret = create_api_key(obj.tenant, obj.name, request.user, expires_at=obj.expires_at)
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm[ApiKey], change: bool) -> None:
+        noted = cast(NotedRequest, request)
+        key, noted.new_secret = create_api_key(obj.tenant, obj.name, user_of(request), expires_at=obj.expires_at)
         obj.pk, obj.prefix, obj.sha256, obj.created_by = key.pk, key.prefix, key.sha256, key.created_by
         obj._state.adding = False
 
-    def save_related(self, request: HttpRequest, form: forms.ModelForm, formsets: list, change: bool) -> None:
+    def save_related(self, request: HttpRequest, form: forms.ModelForm[ApiKey], formsets: Any, change: bool) -> None:
         """The service has recorded the event."""
 
     def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
         return handover.redirect_with(
-            request, reverse("admin:accounts_apikey_created", args=[obj.pk]), request.new_secret
+            request, reverse("admin:accounts_apikey_created", args=[obj.pk]), cast(NotedRequest, request).new_secret
         )
 
     def get_urls(self) -> list[URLPattern]:
@@ -244,7 +257,7 @@ class ApiKeyAdmin(AuditedAdmin):
 
 
 @admin.register(SignInLink)
-class SignInLinkAdmin(ReadOnlyAdmin):
+class SignInLinkAdmin(ReadOnlyAdmin[SignInLink]):
     view_role = Role.ADMIN
     list_display = ["user", "expires_at", "used_at"]
     list_select_related = ["user"]
@@ -252,7 +265,7 @@ class SignInLinkAdmin(ReadOnlyAdmin):
     fields = ["user", "expires_at", "used_at"]
 
 
-def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin, *, title: str, note: str) -> HttpResponse:
+def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin[Any], *, title: str, note: str) -> HttpResponse:
     """The page that shows once what was handed over to it. Raises PermissionDenied below the role that makes it."""
     if not model_admin.has_add_permission(request):
         raise PermissionDenied

@@ -1,5 +1,7 @@
 """Admin actions that ask for a reason on a page of their own before they act."""
 
+from typing import Generic, TypeVar
+
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -8,6 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 CONFIRMED = "confirmed"
+
+Row = TypeVar("Row", bound=Model)
 
 
 class ReasonForm(forms.Form):
@@ -18,7 +22,7 @@ class ReasonForm(forms.Form):
     )
 
 
-class ReasonAction:
+class ReasonAction(Generic[Row]):
     """Ask for a reason, then call `act` for each chosen row. Subclasses say what is done.
 
     Called as a Django admin action; the page posts to the same action again with the reason.
@@ -29,14 +33,14 @@ class ReasonAction:
     question: str
     button: str
 
-    def __init__(self, model_admin: admin.ModelAdmin) -> None:
+    def __init__(self, model_admin: admin.ModelAdmin[Row]) -> None:
         self.model_admin = model_admin
 
-    def act(self, request: HttpRequest, row: Model, reason: str) -> str:
+    def act(self, request: HttpRequest, row: Row, reason: str) -> str:
         """Do it to *row* and say what happened; a ValueError's text is shown as the refusal."""
         raise NotImplementedError
 
-    def __call__(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def __call__(self, request: HttpRequest, rows: QuerySet[Row]) -> HttpResponse | None:
         form = ReasonForm(request.POST if CONFIRMED in request.POST else None)
         if not form.is_valid():
             context = {

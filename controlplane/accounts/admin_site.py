@@ -4,10 +4,13 @@ Rights follow `User.fleet_role` alone, not Django's permission rows: viewers and
 instances), admins edit. Signing in is the console's business.
 """
 
+from typing import TypeVar, cast
+
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import resolve_url
 from django.urls import reverse
@@ -15,14 +18,20 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import capfirst
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import NotedRequest
+
+Row = TypeVar("Row", bound=Model)
+Child = TypeVar("Child", bound=Model)
+Parent = TypeVar("Parent", bound=Model)
 
 
 def has_role(request: HttpRequest, least: Role) -> bool:
     """Whether the user has at least *least* over the fleet; asked dozens of times a page, read once."""
+    noted = cast(NotedRequest, request)
     if not hasattr(request, "fleet_role"):
         user = request.user
-        request.fleet_role = user.fleet_role() if user.is_authenticated and user.is_active else None
-    return request.fleet_role is not None and request.fleet_role.rank >= least.rank
+        noted.fleet_role = user.fleet_role() if user.is_authenticated and user.is_active else None
+    return noted.fleet_role is not None and noted.fleet_role.rank >= least.rank
 
 
 class FleetAdminSite(admin.AdminSite):
@@ -49,7 +58,7 @@ class FleetAdminSite(admin.AdminSite):
         return redirect_to_login(wanted, resolve_url(settings.LOGIN_URL))
 
 
-class RoleAdmin(admin.ModelAdmin):
+class RoleAdmin(admin.ModelAdmin[Row]):
     """Read by *view_role*, edited by *edit_role*."""
 
     view_role = Role.VIEWER
@@ -64,28 +73,28 @@ class RoleAdmin(admin.ModelAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return has_role(request, self.view_role)
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return has_role(request, self.view_role)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return has_role(request, self.edit_role)
 
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return has_role(request, self.edit_role)
 
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return has_role(request, self.edit_role)
 
 
-class RoleInline(admin.TabularInline):
+class RoleInline(admin.TabularInline[Child, Parent]):
     """Rows edited on their parent's page, by the same people."""
 
     extra = 0
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: Parent | None = None) -> bool:
         return has_role(request, Role.VIEWER)
 
-    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Parent | None = None) -> bool:
         return has_role(request, Role.ADMIN)
 
     has_change_permission = has_delete_permission = has_add_permission

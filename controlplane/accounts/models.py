@@ -131,9 +131,9 @@ class ApiKey(models.Model):
         return KEY_PREFIX + secrets.token_urlsafe(32)
 
     def clean(self) -> None:
-        if self.pk is None and self.expires_at is not None and self.expires_at <= timezone.now():
+        if not self.pk and self.expires_at is not None and self.expires_at <= timezone.now():
             raise ValidationError({"expires_at": "A new key expires in the future."})
-        if self.pk is None and self.tenant_id and not self.tenant.active:
+        if not self.pk and self.tenant_id and not self.tenant.active:
             raise ValidationError({"tenant": "This tenant is not active."})
 
     @property

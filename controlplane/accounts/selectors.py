@@ -3,6 +3,7 @@
 Members of a tenant that operates the fleet act, by their role, on every tenant; other people on their own tenants.
 """
 
+from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import ApiKey, Role, Tenant, User
@@ -10,7 +11,7 @@ from controlplane.accounts.models import ApiKey, Role, Tenant, User
 KEY_MANAGER = Role.OPERATOR  # the least role, in the tenant or over the fleet, that makes and revokes keys
 
 
-def tenants_with_role(user: User, least: Role = Role.VIEWER) -> QuerySet[Tenant]:
+def tenants_with_role(user: User | AnonymousUser, least: Role = Role.VIEWER) -> QuerySet[Tenant]:
     """Tenants in which *user* has at least the role *least*, by membership or by a role over the whole fleet."""
     if not user.is_authenticated or not user.is_active:
         return Tenant.objects.none()
@@ -20,20 +21,20 @@ def tenants_with_role(user: User, least: Role = Role.VIEWER) -> QuerySet[Tenant]
     return Tenant.objects.filter(memberships__user=user, memberships__role__in=roles).distinct()
 
 
-def visible_tenants(user: User) -> QuerySet[Tenant]:
+def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     return tenants_with_role(user, Role.VIEWER)
 
 
-def tenants_with_managed_keys(user: User) -> QuerySet[Tenant]:
+def tenants_with_managed_keys(user: User | AnonymousUser) -> QuerySet[Tenant]:
     """Tenants for which *user* may create and revoke API keys."""
     return tenants_with_role(user, KEY_MANAGER)
 
 
-def visible_api_keys(user: User) -> QuerySet[ApiKey]:
+def visible_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
     """Keys that *user* may see listed: all of them for the fleet's people, else those of the user's tenants."""
     return ApiKey.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant", "created_by")
 
 
-def manageable_api_keys(user: User) -> QuerySet[ApiKey]:
+def manageable_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
     """Keys that *user* may revoke."""
     return ApiKey.objects.filter(tenant__in=tenants_with_managed_keys(user)).select_related("tenant", "created_by")

@@ -1,20 +1,27 @@
 """`/api`: tenants and their keys."""
 
-from django.http import HttpRequest
+from typing import Any, TypedDict, cast
+
 from django.shortcuts import get_object_or_404
+from django_stubs_ext import WithAnnotations
 from ninja import Router, Status
 
+from controlplane.accounts.models import ApiKey
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
-from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS
+from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Items, KeyIn, KeyOut, MeOut, NewKey, RevokeIn, TenantOut
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
 
+class Shown(TypedDict):
+    secret: str
+
+
 @router.get("/me", response=MeOut)
-def get_me(request: HttpRequest):
+def get_me(request: ApiRequest) -> dict[str, Any]:
     """Who the caller is, and which tenants they see."""
     caller = request.auth
     return {
@@ -26,35 +33,35 @@ def get_me(request: HttpRequest):
 
 
 @router.get("/tenants", response=Items[TenantOut])
-def list_tenants(request: HttpRequest):
+def list_tenants(request: ApiRequest) -> dict[str, Any]:
     """All tenants for the fleet's people, their own for others."""
     rows = request.auth.tenants().select_related("default_slo_class").prefetch_related("slo_classes")
     return {"items": list(rows)}
 
 
 @router.get("/keys", response=Items[KeyOut])
-def list_keys(request: HttpRequest, tenant: str = ""):
+def list_keys(request: ApiRequest, tenant: str = "") -> dict[str, Any]:
     """API keys, newest first, without their secrets."""
     rows = request.auth.api_keys()
     return {"items": list(rows.filter(tenant__name=tenant) if tenant else rows)}
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)
-def create_key(request: HttpRequest, body: KeyIn):
+def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
     """A new key. The secret is in this answer and nowhere else. Needs the role operator, in the tenant or over the fleet."""
-    user = request.auth.user
+    user = request.auth.person
     tenant = tenants_with_managed_keys(user).filter(name=body.tenant).first()
     if tenant is None:
         raise ApiError(403, "forbidden", "You do not manage the keys of such a tenant.", "tenant")
     key, secret = create_api_key(tenant, body.name, user, expires_at=body.expires_at)
-    key.secret = secret
+    cast("WithAnnotations[ApiKey, Shown]", key).secret = secret
     return Status(201, key)
 
 
 @router.post("/keys/{int:key_id}/revoke", response=KeyOut, auth=PEOPLE)
-def revoke_key(request: HttpRequest, key_id: int, body: RevokeIn):
+def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
     """End a key for good. Requests with it are refused within seconds."""
-    user = request.auth.user
+    user = request.auth.person
     if not request.auth.api_keys().filter(pk=key_id).exists():
         raise ApiError(404, "not_found", "There is no such key that you may see.")
     key = get_object_or_404(manageable_api_keys(user), pk=key_id)

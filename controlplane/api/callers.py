@@ -28,6 +28,13 @@ class Caller:
         return self.user
 
     @property
+    def person(self) -> User:
+        """The user, where no key is let in; raises ApiError 403 for a key."""
+        if self.user is None:
+            raise ApiError(403, "forbidden", "This is for people, not for keys.")
+        return self.user
+
+    @property
     def sees_fleet(self) -> bool:
         return self.fleet_role is not None
 
@@ -35,10 +42,16 @@ class Caller:
         """Tenants whose keys, requests and usage the caller may see."""
         if self.key is not None:
             return Tenant.objects.filter(pk=self.key.tenant_id)
-        return Tenant.objects.all() if self.sees_fleet else visible_tenants(self.user)
+        return Tenant.objects.all() if self.sees_fleet else visible_tenants(self.person)
 
     def api_keys(self) -> QuerySet[ApiKey]:
         return ApiKey.objects.filter(tenant__in=self.tenants()).select_related("tenant", "created_by")
+
+
+class ApiRequest(HttpRequest):
+    """A request that one of the classes below has let in."""
+
+    auth: Caller
 
 
 class SessionCaller(APIKeyCookie):

@@ -1,12 +1,15 @@
 """`/api`: the inventory, and what operators do to it."""
 
+from typing import Any, TypedDict, cast
+
 from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Query, Router, Status
+from django_stubs_ext import WithAnnotations
+from ninja import Router, Status
+from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import (
     ActionIn,
     ActionOut,
@@ -21,10 +24,14 @@ from controlplane.api.schemas import (
     SloClassOut,
 )
 from controlplane.fleet import engine_logs, revisions, selectors, services
-from controlplane.fleet.models import GpuType, Model, Region, SloClass
+from controlplane.fleet.models import GpuType, Instance, Model, Region, SloClass
 from controlplane.fleet.states import Action, InstanceState
 
 router = Router(auth=PEOPLE)
+
+
+class Compared(TypedDict):
+    outdated: tuple[str, ...]
 
 
 class LogOut(Described):
@@ -38,30 +45,30 @@ class LogOut(Described):
 
 @router.get("/instances", response=Items[InstanceOut], tags=["Instances"])
 def list_instances(
-    request: HttpRequest,
+    request: ApiRequest,
     model: str = "",
     region: str = "",
     gpu_type: str = "",
     state: InstanceState | None = None,
     q: str = "",
-):
+) -> dict[str, Any]:
     """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
     request.auth.require(Role.VIEWER)
     rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
     differ = revisions.outdated(rows)
     for row in rows:
-        row.outdated = differ.get(row.pk, ())
+        cast("WithAnnotations[Instance, Compared]", row).outdated = differ.get(row.pk, ())
     return {"items": rows}
 
 
 @router.get("/instances/{name}", response=InstanceDetail, tags=["Instances"])
-def get_instance(request: HttpRequest, name: str):
+def get_instance(request: ApiRequest, name: str) -> Instance:
     request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.instances(), name=name)
 
 
 @router.get("/instances/{name}/log", response=LogOut, tags=["Instances"])
-def get_instance_log(request: HttpRequest, name: str, lines: int = Query(200, ge=1, le=2000)):
+def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200, ge=1, le=2000)) -> dict[str, Any]:
     """The end of its server's log. It may hold what tenants sent, so it needs the role operator."""
     request.auth.require(Role.OPERATOR)
     row = get_object_or_404(selectors.instances(), name=name)
@@ -74,7 +81,7 @@ def get_instance_log(request: HttpRequest, name: str, lines: int = Query(200, ge
 
 
 @router.post("/instances/{name}/{action}", response={202: ActionOut}, tags=["Instances"])
-def act_on_instance(request: HttpRequest, name: str, action: Action, body: ActionIn):
+def act_on_instance(request: ApiRequest, name: str, action: Action, body: ActionIn) -> Status[dict[str, Any]]:
     """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
 
     What a worker must do goes on after this answer: watch `state`, or the commands of the instance.
@@ -86,31 +93,31 @@ def act_on_instance(request: HttpRequest, name: str, action: Action, body: Actio
 
 
 @router.get("/regions", response=Items[RegionOut], tags=["Inventory"])
-def list_regions(request: HttpRequest):
+def list_regions(request: ApiRequest) -> dict[str, Any]:
     return _items(request, Region.objects.all())
 
 
 @router.get("/gpu-types", response=Items[GpuTypeOut], tags=["Inventory"])
-def list_gpu_types(request: HttpRequest):
+def list_gpu_types(request: ApiRequest) -> dict[str, Any]:
     return _items(request, GpuType.objects.all())
 
 
 @router.get("/models", response=Items[ModelOut], tags=["Inventory"])
-def list_models(request: HttpRequest):
+def list_models(request: ApiRequest) -> dict[str, Any]:
     """Models of the inventory. Tenants find the models that they can ask for in `/v1/models`."""
     return _items(request, Model.objects.all())
 
 
 @router.get("/slo-classes", response=Items[SloClassOut], tags=["Inventory"])
-def list_slo_classes(request: HttpRequest):
+def list_slo_classes(request: ApiRequest) -> dict[str, Any]:
     return _items(request, SloClass.objects.all())
 
 
 @router.get("/deployments", response=Items[DeploymentOut], tags=["Inventory"])
-def list_deployments(request: HttpRequest, model: str = "", region: str = ""):
+def list_deployments(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
     return _items(request, selectors.deployments(model=model, region=region))
 
 
-def _items(request: HttpRequest, rows: QuerySet) -> dict[str, list]:
+def _items(request: ApiRequest, rows: QuerySet[Any]) -> dict[str, Any]:
     request.auth.require(Role.VIEWER)
     return {"items": list(rows)}

@@ -6,17 +6,18 @@ are named in a body by their names. A deployment has no name, so it goes by its 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.db import models
 from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Field, Query, Router, Status
+from ninja import Field, Router, Status
+from ninja.params.functions import Query as QueryParam
 from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api import accounts
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.fleet import router
 from controlplane.api.schemas import (
     DeploymentOut,
@@ -34,7 +35,9 @@ from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import Deployment, GpuType, Model, Region, SloClass
 
-Reason = Query("", max_length=255, description="Kept with the event.")
+__all__ = ["router"]  # of `fleet.py`, with the operations that are added here
+
+Reason = QueryParam("", max_length=255, description="Kept with the event.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Resource:
     path: str
     word: str  # of the operations' names
     out: type[BaseModel]
-    rows: Callable[[], QuerySet]
+    rows: Callable[[], QuerySet[models.Model]]
     tag: str = "Inventory"
     router: Router = router
     """That which has the list, since one router has all operations of a path."""
@@ -70,6 +73,12 @@ RESOURCES = (
 )
 
 
+class Reasoned(BaseModel):
+    """What every body has, whatever else."""
+
+    reason: str
+
+
 def with_reason(schema: type[BaseModel]) -> type[BaseModel]:
     reason = (str, Field("", max_length=255, description="Kept with the event."))
     return create_model(schema.__name__, __base__=schema, reason=reason)
@@ -80,7 +89,7 @@ def given(body: BaseModel) -> dict[str, Any]:
 
 
 @router.get("/nodes", response=Items[NodeOut], tags=["Inventory"])
-def list_nodes(request: HttpRequest):
+def list_nodes(request: ApiRequest) -> dict[str, Any]:
     """Machines, and how many of their GPUs instances have."""
     request.auth.require(Role.VIEWER)
     return {"items": list(selectors.nodes())}
@@ -90,12 +99,14 @@ def add_operations(resource: Resource) -> None:
     """Create, change and delete rows of one kind. Functions are named, as everywhere in `/api`, after what they do."""
     kind, title = resource.kind, resource.kind.title
     every, one = f"/{resource.path}", f"/{resource.path}/{{name}}"
-    common = {"tags": [resource.tag], "auth": PEOPLE}
-    new, changes = with_reason(kind.create), with_reason(kind.change)
+    common: dict[str, Any] = {"tags": [resource.tag], "auth": PEOPLE}
 
-    def described(verb: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def described(
+        verb: str, text: str, **schemas: type[BaseModel]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def describe(function: Callable[..., Any]) -> Callable[..., Any]:
             function.__name__, function.__doc__ = f"{verb}_{resource.word}", f"{text} Needs the role admin."
+            function.__annotations__ |= schemas
             return function
 
         return describe
@@ -103,15 +114,15 @@ def add_operations(resource: Resource) -> None:
     started = " It is started, or looked for at its address." if kind is kinds.INSTANCE else ""
 
     @resource.router.post(every, response={201: resource.out}, **common)
-    @described("create", f"A new {title}.{started}")
-    def create(request: HttpRequest, body: new):
+    @described("create", f"A new {title}.{started}", body=with_reason(kind.create))
+    def create(request: ApiRequest, body: Reasoned) -> Status[models.Model]:
         user = request.auth.require(Role.ADMIN)
         row = services.create(kind, given(body), user, body.reason)
         return Status(201, resource.rows().get(pk=row.pk))
 
     @resource.router.patch(one, response=resource.out, **common)
-    @described("change", "Only what is given changes.")
-    def change(request: HttpRequest, name: str, body: changes):
+    @described("change", "Only what is given changes.", body=with_reason(kind.change))
+    def change(request: ApiRequest, name: str, body: Reasoned) -> models.Model:
         user = request.auth.require(Role.ADMIN)
         row = get_object_or_404(kind.model, name=name)
         services.change(kind, row, given(body), user, body.reason)
@@ -122,7 +133,7 @@ def add_operations(resource: Resource) -> None:
 
     @resource.router.delete(one, response={204: None}, **common)
     @described("delete", "Refused while other rows refer to it.")
-    def delete(request: HttpRequest, name: str, reason: str = Reason):
+    def delete(request: ApiRequest, name: str, reason: str = Reason) -> Status[None]:
         user = request.auth.require(Role.ADMIN)
         services.delete(kind, get_object_or_404(kind.model, name=name), user, reason)
         return Status(204, None)
@@ -131,11 +142,15 @@ def add_operations(resource: Resource) -> None:
 for each in RESOURCES:
     add_operations(each)
 
-NewDeployment, DeploymentChange = with_reason(kinds.DEPLOYMENT.create), with_reason(kinds.DEPLOYMENT.change)
+if TYPE_CHECKING:  # their other fields are made from the rows
+    NewDeployment = Reasoned
+    DeploymentChange = Reasoned
+else:
+    NewDeployment, DeploymentChange = with_reason(kinds.DEPLOYMENT.create), with_reason(kinds.DEPLOYMENT.change)
 
 
 @router.post("/deployments", response={201: DeploymentOut}, tags=["Inventory"])
-def create_deployment(request: HttpRequest, body: NewDeployment):
+def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deployment]:
     """A new deployment. Its instances are created on their own. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
     row = services.create(kinds.DEPLOYMENT, given(body), user, body.reason)
@@ -143,7 +158,7 @@ def create_deployment(request: HttpRequest, body: NewDeployment):
 
 
 @router.patch("/deployments/{int:deployment_id}", response=DeploymentOut, tags=["Inventory"])
-def change_deployment(request: HttpRequest, deployment_id: int, body: DeploymentChange):
+def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentChange) -> Deployment:
     """Only what is given changes. The gateway follows bounds and policies within a second; instances keep the settings
     of their engine until they start again: `POST /api/deployments/ID/rollout`. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
@@ -158,7 +173,7 @@ def change_deployment(request: HttpRequest, deployment_id: int, body: Deployment
 
 
 @router.delete("/deployments/{int:deployment_id}", response={204: None}, tags=["Inventory"])
-def delete_deployment(request: HttpRequest, deployment_id: int, reason: str = Reason):
+def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Status[None]:
     """Refused while it has instances. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
     services.delete(kinds.DEPLOYMENT, get_object_or_404(Deployment, pk=deployment_id), user, reason)

@@ -3,14 +3,13 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
@@ -65,7 +64,7 @@ class TrainingOut(Described):
 
 
 @router.get("/lengths", response=Items[LengthMeasuresOut])
-def list_lengths(request: HttpRequest, query: Query[LengthQuery]):
+def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, Any]:
     """How predictions fared by model, tenant and predictor; shadows are among the predictors."""
     request.auth.require(Role.VIEWER)
     since = timezone.now() - timedelta(hours=query.hours)
@@ -94,28 +93,28 @@ def list_lengths(request: HttpRequest, query: Query[LengthQuery]):
 
 
 @router.get("/lengths/versions", response=Items[LengthVersionOut])
-def list_length_versions(request: HttpRequest):
+def list_length_versions(request: ApiRequest) -> dict[str, Any]:
     """Versions of the length model, newest first. When none is active, the student that comes with Pilothouse answers."""
     request.auth.require(Role.VIEWER)
     return {"items": selectors.versions()}
 
 
 @router.post("/lengths/versions/{int:number}/promote", response=LengthVersionOut)
-def promote_length_version(request: HttpRequest, number: int, body: DecisionIn):
+def promote_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
     """Make a shadow the active version; gateways take it up within seconds. 409 unless it is a shadow."""
     user = request.auth.require(Role.OPERATOR)
     return services.promote(_version(number), user, body.reason)
 
 
 @router.post("/lengths/versions/{int:number}/reject", response=LengthVersionOut)
-def reject_length_version(request: HttpRequest, number: int, body: DecisionIn):
+def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
     """Lay a shadow aside. 409 unless it is one."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(_version(number), user, body.reason)
 
 
 @router.post("/lengths/versions/{int:number}/rollback", response=LengthVersionOut)
-def roll_back_length_version(request: HttpRequest, number: int, body: DecisionIn):
+def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
     """Go back to a retired version, or from the active one to what was there before; the active one is rejected.
 
     409 when this one is neither. The answer shows it as it is then.
@@ -128,7 +127,7 @@ def roll_back_length_version(request: HttpRequest, number: int, body: DecisionIn
 
 
 @router.post("/lengths/train", response={202: TrainingOut})
-def train_length_model(request: HttpRequest, body: DecisionIn):
+def train_length_model(request: ApiRequest, body: DecisionIn) -> Status[dict[str, Any]]:
     """Have a worker train a version now, into the shadow. 409 when there are too few samples."""
     user = request.auth.require(Role.OPERATOR)
     return Status(202, {"delivered": services.ask_for_training(user, body.reason)})

@@ -3,13 +3,12 @@
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Query, Router, Schema
 from pydantic import Field
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import (
     BacktestOut,
     ComparisonOut,
@@ -32,6 +31,7 @@ from controlplane.planning.models import (
     PlanStatus,
     PolicyMode,
     Quantity,
+    ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
 )
@@ -64,7 +64,7 @@ class MoveQuery(PageQuery):
 
 
 @router.get("/forecasts", response=Page[ForecastOut])
-def list_forecasts(request: HttpRequest, query: Query[ForecastQuery]):
+def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> dict[str, Any]:
     """Forecasts of demand, newest first: of all SLO classes together, or of the one that `slo_class` names.
 
     They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
@@ -76,20 +76,20 @@ def list_forecasts(request: HttpRequest, query: Query[ForecastQuery]):
 
 
 @router.get("/backtests", response=Page[BacktestOut])
-def list_backtests(request: HttpRequest, query: Query[PageQuery]):
+def list_backtests(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """How well each forecaster would have done, newest first."""
     return _page(request, Backtest.objects.all(), query)
 
 
 @router.get("/scaling/policies", response=Items[PolicyOut])
-def list_policies(request: HttpRequest):
+def list_policies(request: ApiRequest) -> dict[str, Any]:
     """How each active model is scaled."""
     request.auth.require(Role.VIEWER)
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
 @router.put("/scaling/policies/{path:model}", response=PolicyOut)
-def set_policy(request: HttpRequest, model: str, body: PolicyIn):
+def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any]:
     """Set how *model* is scaled. Plans that waited for approval under another strategy or mode are superseded.
 
     In the mode `auto` instances move without anybody being asked; `shadow` shows first what would come of it.
@@ -100,20 +100,20 @@ def set_policy(request: HttpRequest, model: str, body: PolicyIn):
 
 
 @router.get("/scaling/plans", response=Page[PlanOut])
-def list_plans(request: HttpRequest, query: Query[PlanQuery]):
+def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> dict[str, Any]:
     """Scaling plans, newest first; `/api/scaling/plans/{id}` has the inputs too."""
     rows = selectors.plans(model=query.model, status=query.status or "", strategy=query.strategy)
     return _page(request, rows.defer("inputs"), query)
 
 
 @router.get("/scaling/plans/{int:plan_id}", response=PlanDetail)
-def get_plan(request: HttpRequest, plan_id: int):
+def get_plan(request: ApiRequest, plan_id: int) -> ScalingPlan:
     request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.plans(), pk=plan_id)
 
 
 @router.post("/scaling/plans/{int:plan_id}/approve", response=PlanDetail)
-def approve_plan(request: HttpRequest, plan_id: int, body: DecisionIn):
+def approve_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
     """Have a plan carried out. Instances move after this answer.
 
     When a newer plan has replaced it and asks for the same numbers of instances, that one is approved and answered. 409
@@ -124,26 +124,26 @@ def approve_plan(request: HttpRequest, plan_id: int, body: DecisionIn):
 
 
 @router.post("/scaling/plans/{int:plan_id}/reject", response=PlanDetail)
-def reject_plan(request: HttpRequest, plan_id: int, body: DecisionIn):
+def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
     """Have a plan not carried out, or the newer one that repeats it. 409 as for approving."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
 
 
 @router.get("/scaling/moves", response=Page[MoveOut])
-def list_moves(request: HttpRequest, query: Query[MoveQuery]):
+def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> dict[str, Any]:
     """Instances that scaling added or took away, newest first, each with its reason."""
     rows = selectors.moves(model=query.model, source=query.source or "", region=query.region)
     return _page(request, rows, query)
 
 
 @router.get("/scaling/comparisons", response=Page[ComparisonOut])
-def list_comparisons(request: HttpRequest, query: Query[PageQuery]):
+def list_comparisons(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
     return _page(request, StrategyComparison.objects.all(), query)
 
 
-def _page(request: HttpRequest, rows: QuerySet, query: PageQuery) -> dict[str, Any]:
+def _page(request: ApiRequest, rows: QuerySet[Any], query: PageQuery) -> dict[str, Any]:
     request.auth.require(Role.VIEWER)
     rows = rows.order_by("-pk")
     if query.cursor is not None:

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import redis
 from django.conf import settings
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse, HttpResponseBase
 from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import AwareDatetime, Field
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, Tenant
 from controlplane.api import selectors
-from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, Caller
+from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.schemas import EventOut, Page, RequestOut, UsageOut
 from controlplane.dispatch.wire import SUMMARY_KEY
@@ -70,19 +70,21 @@ class UsageQuery(Schema):
 
 
 @router.get("/events", response=Page[EventOut], auth=PEOPLE, tags=["Records"])
-def list_events(request: HttpRequest, query: Query[EventQuery]):
+def list_events(request: ApiRequest, query: Query[EventQuery]) -> dict[str, Any]:
     """Events, newest first. `kind` is a whole kind or a family ending in a dot, such as `instance.`.
 
     The fleet's people see all; others see what happened to the API keys of their tenants.
     """
     wanted = query.model_dump(exclude={"q", "cursor", "limit"})
-    rows = filter_events(visible_events(request.auth.user), **wanted | {"severity": query.severity or ""}, text=query.q)
+    rows = filter_events(
+        visible_events(request.auth.person), **wanted | {"severity": query.severity or ""}, text=query.q
+    )
     page = page_of_events(rows, query.cursor, query.limit)
     return {"items": page.rows, "next_cursor": page.next_cursor}
 
 
 @router.get("/requests", response=Page[RequestOut], tags=["Records"])
-def list_requests(request: HttpRequest, query: Query[RequestQuery]):
+def list_requests(request: ApiRequest, query: Query[RequestQuery]) -> dict[str, Any]:
     """Requests, newest first. A tenant's people and keys see their own, without where in the fleet these ran."""
     caller: Caller = request.auth
     rows = selectors.requests(_tenants(caller, query.tenant))
@@ -105,12 +107,12 @@ def list_requests(request: HttpRequest, query: Query[RequestQuery]):
     items = items[: query.limit]
     if not caller.sees_fleet:
         for row in items:
-            row.instance = row.attempts = row.trace = None
+            vars(row).update(instance=None, attempts=None, trace=None)  # none of them is null in the ledger
     return {"items": items, "next_cursor": items[-1].pk if more else None}
 
 
 @router.get("/usage", response=UsageOut, tags=["Records"])
-def get_usage(request: HttpRequest, query: Query[UsageQuery]):
+def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] | HttpResponseBase:
     """Requests and tokens by minute of arrival, model, region and SLO class; `since` is included, `until` is not.
 
     Without a range, the last hour. The fleet's people get the fleet's series, or with `tenant` that tenant's; a tenant's
@@ -140,7 +142,7 @@ def get_usage(request: HttpRequest, query: Query[UsageQuery]):
 
 
 @router.get("/summary", response={200: dict, 304: None, 503: ErrorBody}, auth=PEOPLE, tags=["Live"])
-def get_summary(request: HttpRequest):
+def get_summary(request: ApiRequest) -> HttpResponse:
     """The newest live summary that the gateway published: fleet, models, endpoints and instances, columnar.
 
     Answers 304 to an `If-None-Match` of the same summary, and 503 while no gateway publishes one.
@@ -162,12 +164,13 @@ def _summary() -> bytes | None:
         with redis.Redis.from_url(
             settings.REDIS_URL, socket_connect_timeout=SUMMARY_TIMEOUT_S, socket_timeout=SUMMARY_TIMEOUT_S
         ) as client:
-            return client.get(SUMMARY_KEY)
+            summary: bytes | None = client.get(SUMMARY_KEY)
+            return summary
     except (redis.RedisError, OSError):
         return None
 
 
-def _tenants(caller: Caller, name: str) -> QuerySet | None:
+def _tenants(caller: Caller, name: str) -> QuerySet[Tenant] | None:
     """The tenants to show requests of: *name* if given, else all that the caller sees; None is no limit at all."""
     if not name:
         return None if caller.sees_fleet else caller.tenants()

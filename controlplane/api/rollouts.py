@@ -2,15 +2,15 @@
 
 from datetime import datetime
 
-from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Query, Router, Status
+from ninja import Router, Status
+from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import ActionIn, Described
 from controlplane.fleet import rollouts
-from controlplane.fleet.models import Deployment, RolloutState
+from controlplane.fleet.models import Deployment, Rollout, RolloutState
 
 router = Router(auth=PEOPLE)
 
@@ -41,7 +41,7 @@ class RolloutStatus(Described):
 
 
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus, tags=["Instances"])
-def get_rollout(request: HttpRequest, deployment_id: int):
+def get_rollout(request: ApiRequest, deployment_id: int) -> rollouts.Status:
     """Which instances have the deployment's present engine settings, and the newest rollout."""
     request.auth.require(Role.VIEWER)
     get_object_or_404(Deployment, pk=deployment_id)
@@ -49,7 +49,7 @@ def get_rollout(request: HttpRequest, deployment_id: int):
 
 
 @router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut}, tags=["Instances"])
-def start_rollout(request: HttpRequest, deployment_id: int, body: ActionIn):
+def start_rollout(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
     """Start its instances again with the present settings, one by one. 409 when one is in progress or all are up to
     date."""
     user = request.auth.require(Role.OPERATOR)
@@ -58,10 +58,10 @@ def start_rollout(request: HttpRequest, deployment_id: int, body: ActionIn):
 
 @router.delete("/deployments/{int:deployment_id}/rollout", response=RolloutOut, tags=["Instances"])
 def cancel_rollout(
-    request: HttpRequest,
+    request: ApiRequest,
     deployment_id: int,
-    reason: str = Query("", max_length=255, description="Kept with the event."),
-):
+    reason: str = QueryParam("", max_length=255, description="Kept with the event."),
+) -> Rollout:
     """End the rollout in progress where it stands; what drains for it serves again. 409 when none is in progress."""
     user = request.auth.require(Role.OPERATOR)
     return rollouts.cancel(get_object_or_404(Deployment, pk=deployment_id), user, reason)

@@ -24,7 +24,8 @@ def requests(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
     """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
-    return rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
+    found: Iterator[dict[str, Any]] = rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
+    return found
 
 
 def tenant_usage(

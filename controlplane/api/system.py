@@ -1,10 +1,11 @@
 """`/api/system`: how periodic jobs and the parts of the stack stand."""
 
-from django.http import HttpRequest
+from typing import Any
+
 from ninja import Router
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE
+from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import Described
 from controlplane.jobs import monitor
 from controlplane.jobs.parts import PartState
@@ -47,7 +48,7 @@ class SystemOut(Described):
 
 
 @router.get("/system", response=SystemOut, tags=["Records"])
-def get_system(request: HttpRequest):
+def get_system(request: ApiRequest) -> dict[str, Any]:
     """Periodic jobs and parts of the stack, as this web process sees them. For operators."""
     request.auth.require(Role.OPERATOR)
     return monitor.report()

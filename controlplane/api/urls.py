@@ -3,10 +3,11 @@
 Tenants' inference calls are not here but on `/v1`, in OpenAI's shapes.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 from django.http import HttpRequest
 from ninja import NinjaAPI, Router
+from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
 from controlplane.api import accounts, errors, inventory, lengths, planning, records, rollouts, system
@@ -19,9 +20,11 @@ class PilothouseApi(NinjaAPI):
     def get_openapi_operation_id(self, operation: Operation) -> str:
         return operation.view_func.__name__
 
-    def get_openapi_schema(self, **options: Any) -> dict[str, Any]:
+    def get_openapi_schema(
+        self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
+    ) -> OpenAPISchema:
         """Ninja's document, with the one error body as every operation's default answer."""
-        schema = super().get_openapi_schema(**options)
+        schema = super().get_openapi_schema(path_prefix=path_prefix, path_params=path_params)
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
         for operations in schema["paths"].values():
             for operation in operations.values():
@@ -58,7 +61,7 @@ rest_of_paths = Router()
     include_in_schema=False,
     response={404: ErrorBody},
 )
-def nothing_here(request: HttpRequest, rest: str):
+def nothing_here(request: HttpRequest, rest: str) -> NoReturn:
     raise ApiError(404, "not_found", "There is no such path. The paths are listed in /api/openapi.json.")
 
 

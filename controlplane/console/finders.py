@@ -1,11 +1,14 @@
 """Where `collectstatic` finds plotly.js: in the installed `plotly` package, whose figures it draws."""
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import plotly
 from django.contrib.staticfiles.finders import BaseFinder
+from django.core.checks import CheckMessage
 from django.core.files.storage import FileSystemStorage
 
 PLOTLY_JS = "vendor/plotly/plotly.min.js"
@@ -25,23 +28,24 @@ def guarded_style_ids() -> tuple[str, ...]:
 class _OneFile(FileSystemStorage):
     """Shows the package's file under the path that pages use."""
 
+    prefix = None  # `collectstatic` asks for it
+
     def path(self, name: str) -> str:
         return super().path(Path(name).name)
 
 
 class PlotlyFinder(BaseFinder):
-    def __init__(self, app_names=None, *args, **kwargs) -> None:
+    def __init__(self, app_names: Sequence[str] | None = None, *args: Any, **kwargs: Any) -> None:
         self.storage = _OneFile(location=PACKAGE_DATA)
-        self.storage.prefix = None
 
-    def check(self, **kwargs) -> list:
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
         return []
 
-    def find(self, path, find_all=False, **kwargs):
+    def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
         if path != PLOTLY_JS:
             return []
         found = self.storage.path(path)
         return [found] if find_all else found
 
-    def list(self, ignore_patterns):
+    def list(self, ignore_patterns: Iterable[str] | None) -> Iterator[tuple[str, FileSystemStorage]]:
         yield PLOTLY_JS, self.storage

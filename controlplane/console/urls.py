@@ -1,5 +1,7 @@
 """Paths of the console: one line for each page, whose own paths are in its folder, and those of the live connection."""
 
+from typing import Any, cast
+
 from django.urls import include, path, re_path
 
 from controlplane.console.live.consumers import live as live_connection
@@ -25,4 +27,5 @@ urlpatterns = [
     *(path("", include(f"controlplane.console.pages.{page}.urls")) for page in PAGES),
     path("console/api/snapshot", snapshot, name="snapshot"),
 ]
-websocket_urlpatterns = [re_path(r"^ws/live/$", live_connection)]
+# Channels calls what stands here as an ASGI application; to Django's types it is no view.
+websocket_urlpatterns: list[Any] = [re_path(r"^ws/live/$", cast(Any, live_connection))]

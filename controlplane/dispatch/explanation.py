@@ -63,7 +63,8 @@ def explained(
         accepting = bool(fleet.accepting[instance])
         room = mine or has_room(fleet, instance, prompt_tokens, output_tokens)
         if policy >= PRESERVE:
-            score, parts = float(rows[at, SCORE]), _foreseen(rows[at], policy, in_seconds, capacity)
+            score: float | None = float(rows[at, SCORE])
+            parts = _foreseen(rows[at], policy, in_seconds, capacity)
         else:
             score, parts = _plain(endpoint.spec.routing_policy, running, kv_tokens, capacity, queued, remaining)
         seen.append(

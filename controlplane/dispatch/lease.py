@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import socket
+from typing import cast
 
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
@@ -59,7 +60,7 @@ class Lease:
         if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
             return
         taken = await self._redis.set(KEY, self._value, nx=True, ex=LEASE_S)
-        holder = b"" if taken else await self._redis.get(KEY) or b""
+        holder = b"" if taken else cast(bytes | None, await self._redis.get(KEY)) or b""
         self.holder = self.owner if taken else holder.decode().partition(" ")[0]
         if bool(taken) != self.held:
             logger.warning("gateway: %s", "took the lease" if taken else f"standing by; {self.holder} owns the regions")

@@ -43,10 +43,10 @@ class Placement:
         candidates = topology.candidates(model, region)
         if candidates.size:
             self.queue.fit()
-            index = choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, THRESHOLD)
+            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, THRESHOLD))
             if index >= 0:
                 return topology.endpoints[index]
-            endpoints = [topology.endpoints[index] for index in candidates.tolist()]
+            endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
             for endpoint in endpoints:
                 if self.coming(endpoint):
                     return endpoint

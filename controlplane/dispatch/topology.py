@@ -120,12 +120,12 @@ class Topology:
         """Make the live picture agree with *inventory*."""
         self.models, self.ttft_slo_ms = inventory.models, inventory.ttft_slo_ms
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
-        for key, spec in active.items():
+        for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)
             if known is None:
-                self._add_endpoint(spec)
+                self._add_endpoint(endpoint_spec)
             else:
-                known.spec = spec
+                known.spec = endpoint_spec
         self._active = set(active)
         self.by_prefix = frozenset(
             spec.model for spec in active.values() if POLICY_CODES[spec.routing_policy] == LEAST_DELAY

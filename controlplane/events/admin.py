@@ -1,82 +1,88 @@
 """Admin of the event record, and the base classes by which every other admin writes to it."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from django.contrib import admin
 from django.db import transaction
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.forms import BaseModelFormSet, ModelForm
 from django.http import HttpRequest
 
-from controlplane.accounts.admin_site import RoleAdmin
+from controlplane.accounts.admin_site import RoleAdmin, Row
+from controlplane.accounts.requests import NotedRequest, user_of
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Event
 
 
-class AuditedAdmin(RoleAdmin):
+class AuditedAdmin(RoleAdmin[Row]):
     """Every row created, changed or deleted here is an event with before and after.
 
     Changes are compared after many-to-many fields are saved too; rows edited inline have events of their own.
     """
 
-    def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
+    def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
         """What else has to follow a write, inside its transaction."""
 
-    def save_model(self, request: HttpRequest, obj: Model, form: ModelForm, change: bool) -> None:
-        request.audit_before = snapshot(type(obj)._default_manager.get(pk=obj.pk)) if change else None
+    def save_model(self, request: HttpRequest, obj: Row, form: ModelForm[Row], change: bool) -> None:
+        if change:
+            cast(NotedRequest, request).audit_before = snapshot(type(obj)._default_manager.get(pk=obj.pk))
         super().save_model(request, obj, form, change)
 
     def save_related(
-        self, request: HttpRequest, form: ModelForm, formsets: list[BaseModelFormSet], change: bool
+        self, request: HttpRequest, form: ModelForm[Row], formsets: list[BaseModelFormSet[Any, Any]], change: bool
     ) -> None:
         super().save_related(request, form, formsets, change)
         row = type(form.instance)._default_manager.get(pk=form.instance.pk)
         if change:
-            record_change(row, request.audit_before, request.user)
+            record_change(row, cast(NotedRequest, request).audit_before, user_of(request))
         else:
-            record_creation(row, request.user)
+            record_creation(row, user_of(request))
         self.after_write(request, row, created=not change)
 
-    def save_formset(self, request: HttpRequest, form: ModelForm, formset: BaseModelFormSet, change: bool) -> None:
+    def save_formset(
+        self, request: HttpRequest, form: ModelForm[Row], formset: BaseModelFormSet[Any, Any], change: bool
+    ) -> None:
         kept = [child.instance for child in formset.initial_forms if child.instance.pk]
+        assert formset.model is not None
         rows = formset.model._default_manager.in_bulk([row.pk for row in kept])
         before = {pk: snapshot(row) for pk, row in rows.items()}
         for child in formset.deleted_forms:
             if child.instance.pk in rows:
-                record_deletion(rows[child.instance.pk], request.user)
+                record_deletion(rows[child.instance.pk], user_of(request))
         super().save_formset(request, form, formset, change)
         for row in formset.new_objects:
-            record_creation(row, request.user)
+            record_creation(row, user_of(request))
         for row, _ in formset.changed_objects:
-            record_change(row, before[row.pk], request.user)
+            record_change(row, before[row.pk], user_of(request))
 
-    def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        record_deletion(obj, request.user)
+    def delete_model(self, request: HttpRequest, obj: Row) -> None:
+        record_deletion(obj, user_of(request))
         super().delete_model(request, obj)
         self.after_write(request, obj, created=False)
 
     @transaction.atomic
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet) -> None:
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Row]) -> None:
         for row in queryset:
-            record_deletion(row, request.user)
+            record_deletion(row, user_of(request))
         super().delete_queryset(request, queryset)
         if queryset.model is not None:
             self.after_write(request, queryset.model(), created=False)
 
 
-class ReadOnlyAdmin(RoleAdmin):
+class ReadOnlyAdmin(RoleAdmin[Row]):
     """Rows that only Pilothouse itself writes."""
 
     show_full_result_count = False  # these tables grow without end: no second count of all rows on every page
-    actions = None
+    actions: Sequence[str] | None = None
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return False
 
 
@@ -90,12 +96,12 @@ class KindFilter(admin.SimpleListFilter):
         families = sorted({kind.partition(".")[0] for kind in kinds})
         return [(family, family.replace("_", " ").capitalize()) for family in families]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
         return queryset.filter(kind__startswith=f"{self.value()}.") if self.value() else queryset
 
 
 @admin.register(Event)
-class EventAdmin(ReadOnlyAdmin):
+class EventAdmin(ReadOnlyAdmin[Event]):
     list_display = ["at", "severity", "kind", "subject", "actor", "short_reason"]
     list_filter = ["severity", KindFilter, "at"]
     search_fields = ["subject", "reason", "actor", "kind"]

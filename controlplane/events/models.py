@@ -1,5 +1,7 @@
 """The append-only record of what happened to the fleet, by whom and why."""
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
@@ -11,7 +13,7 @@ class Severity(models.TextChoices):
     CRITICAL = "critical", "Critical"
 
 
-class EventQuerySet(models.QuerySet):
+class EventQuerySet(models.QuerySet["Event"]):
     """Reads and appends; changing or removing many rows at once is refused as it is for one."""
 
     def update(self, **values: object) -> int:
@@ -48,10 +50,10 @@ class Event(models.Model):
     def __str__(self) -> str:
         return f"{self.kind} {self.subject}".strip()
 
-    def save(self, *args: object, **kwargs: object) -> None:
-        if self.pk is not None:
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk or not self._state.adding:
             raise TypeError("events are append-only: record a new one")
         super().save(*args, **kwargs)
 
-    def delete(self, *args: object, **kwargs: object) -> None:
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         raise TypeError("events are append-only")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Q, QuerySet
+from django.contrib.auth.models import AnonymousUser
+from django.db.models import Model, Q, QuerySet
 
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import visible_api_keys
@@ -21,7 +22,7 @@ class EventPage:
     next_cursor: int | None
 
 
-def visible_events(user: User) -> QuerySet[Event]:
+def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
     """Everything for the fleet's people; for others, what happened to the API keys of their tenants."""
     if not user.is_authenticated or not user.is_active:
         return Event.objects.none()
@@ -85,7 +86,7 @@ def event_kinds() -> list[str]:
     return list(Event.objects.order_by("kind").values_list("kind", flat=True).distinct())
 
 
-def events_about(subject: object, limit: int = 20) -> list[Event]:
+def events_about(subject: Model, limit: int = 20) -> list[Event]:
     """The newest events about one row, such as an instance's moves."""
     return list(
         Event.objects.filter(subject_type=subject._meta.model_name, subject_id=str(subject.pk)).order_by("-pk")[:limit]

@@ -23,7 +23,7 @@ def record(
         kind=kind,
         severity=severity,
         user=user,
-        actor=user.get_username() if user else actor,
+        actor=actor if isinstance(actor, str) else actor.get_username(),
         subject_type=subject._meta.model_name if subject is not None else "",
         subject_id=str(subject.pk) if subject is not None else "",
         subject=str(subject)[:160] if subject is not None else "",

@@ -79,7 +79,8 @@ class ByProgramme:
 
     def _demand(self, step: int, windows: int, towards_upper: float) -> Floats:
         mean, upper = self.foreseen.mean[step], self.foreseen.upper_80[step]
-        return (mean + towards_upper * (upper - mean))[:, :windows]
+        between: Floats = mean + towards_upper * (upper - mean)
+        return between[:, :windows]
 
     def _other(self, now_s: float) -> Floats:
         """Rate of the other work over the hour behind, by endpoint."""
@@ -87,7 +88,8 @@ class ByProgramme:
         until = int(now_s // self.other_work.window_s)
         hour = max(1, round(HOUR_S / self.other_work.window_s))
         seen = total[:, max(0, until - hour) : until]
-        return seen.mean(axis=1) if seen.shape[1] else total[:, :1].mean(axis=1)
+        rate: Floats = seen.mean(axis=1) if seen.shape[1] else total[:, :1].mean(axis=1)
+        return rate
 
     def _solve(self, demand: Floats, niw: Floats, views: Sequence[EndpointView]) -> NDArray[np.int64]:
         shape = (len(self.models), len(self.regions))
@@ -109,7 +111,7 @@ class ByProgramme:
                 max_instances=table("max_instances"),
                 capacity=np.full((shape[1], 1), self.capacity),
                 spot=table("spot")[:, :, None],
-                epsilon=self.epsilon,
+                epsilon=np.array(self.epsilon),
                 buffer_tokens_per_s=self.niw_share * niw.reshape(shape),
             )
         )

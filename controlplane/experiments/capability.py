@@ -68,9 +68,10 @@ def measured_capability(
     result = simulation.run(until_s=float(edges[-1]))
     window = np.minimum((arrival_s // WINDOW_S).astype(np.int64), WINDOWS - 1)
     broken = ~(latency_s(result, "ttft") <= ttft_s) | ~(latency_s(result, "normalised") <= normalised_s)
-    found = [np.bincount(window, each, WINDOWS) for each in (prompt, output, broken)]
     return profile_capability(
-        *found,
+        np.bincount(window, prompt, WINDOWS),
+        np.bincount(window, output, WINDOWS),
+        np.bincount(window, broken, WINDOWS),
         np.bincount(window, minlength=WINDOWS),
         np.full(WINDOWS, INSTANCES),
         WINDOW_S,

@@ -77,7 +77,7 @@ class Foreseen:
 
     def at(self, now_s: float) -> int:
         """The step whose forecast is the newest one at *now_s*."""
-        return min(int(now_s // (self.every * self.window_s)), self.mean.shape[0] - 1)
+        return min(int(now_s // (self.every * self.window_s)), len(self.mean) - 1)
 
 
 def foresee(

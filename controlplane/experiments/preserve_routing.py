@@ -157,7 +157,7 @@ def cluster(engine: EngineConfig, router: str, depth: str) -> Cluster:
 def alone_s(engine: EngineConfig, lengths: Lengths) -> float:
     """Mean normalised latency of requests that come one at a time."""
     drawn = lengths.requests(0.5, 0, true=True)
-    far = drawn._replace(arrival_s=np.arange(drawn.count) * 120.0)
+    far = drawn._replace(arrival_s=np.arange(drawn.count, dtype=np.float64) * 120.0)
     result = Simulation(Cluster([InstanceSpec("model", "here", engine)]), far).run()
     return float(np.mean(result.outcomes["e2e_s"] / drawn.output_tokens))
 
@@ -252,8 +252,8 @@ def prefixes(options: dict[str, Any], told: Told) -> list[Line]:
     assert hashes is not None
     full = np.minimum(np.diff(first), workload.prompt_tokens // MOONCAKE_BLOCK_TOKENS)
     blocks = [hashes[at : at + count].tolist() for at, count in zip(first[:-1].tolist(), full.tolist(), strict=True)]
-    error = np.exp(0.5 * np.random.default_rng([options["seed"], 55]).standard_normal(len(workload)))
-    predicted = np.clip(np.rint(workload.output_tokens * error), 1, 8192)
+    factor = np.exp(0.5 * np.random.default_rng([options["seed"], 55]).standard_normal(len(workload)))
+    predicted = np.clip(np.rint(workload.output_tokens * factor), 1, 8192)
     lines = []
     for at, speed in enumerate(MOONCAKE_SPEEDS):
         told("prefixes", at, len(MOONCAKE_SPEEDS))

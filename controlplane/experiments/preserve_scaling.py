@@ -8,6 +8,7 @@ the strategies as they run live. Figure 8 shows means over five minutes of arriv
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -108,14 +109,14 @@ def prepare(service: str, scale: float, days: float, seed: int, forecaster: str,
     capability = measured_capability(
         scene.models[0].engine(), scene.clients, normalised_s=SLO_S, allowed=ALLOWED, seed=seed
     )
-    forecasts = [
+    prompt, output = [
         foresee(
             forecaster, getattr(past, quantity), getattr(actual, quantity), WINDOW_S, 1, 2,
-            lambda done, total, quantity=quantity: told(f"forecasting {quantity} tokens by {forecaster}", done, total),
+            partial(told, f"forecasting {quantity} tokens by {forecaster}"),
         )
         for quantity in ("prompt", "output")
     ]  # fmt: skip
-    return Setting(service, scene, days, seed, workload, *forecasts, capability)
+    return Setting(service, scene, days, seed, workload, prompt, output, capability)
 
 
 def run(setting: Setting, names: Sequence[str], told: Told) -> list[Row]:

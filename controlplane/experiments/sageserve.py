@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -150,7 +151,7 @@ def run(setting: Setting, names: Sequence[str], told: Told, floor: Floor | None 
             demand=demand,
             seed=setting.seed,
             until_s=setting.days * DAY_S,
-            progress=lambda done, total, name=name: told(f"simulating {name}", done, total),
+            progress=partial(told, f"simulating {name}"),
         )
         row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
         rows.append(replace(row, strategy=name))

@@ -184,11 +184,15 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
         outcomes = Simulation(cluster("continuous", BATCH, ordering, 0.0), requests).run().outcomes
         return np.asarray(outcomes["e2e_s"], float)
 
-    at_once = run(np.zeros(len(samples)), "fcfs", output)
+    known = output.astype(np.float64)
+    at_once = run(np.zeros(len(samples)), "fcfs", known)
     capacity_per_s = len(samples) / at_once.max()
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(samples))
     arrival_s = np.cumsum(gaps) / (LOAD * capacity_per_s)
-    found = {"fcfs": run(arrival_s, "fcfs", output), "known": run(arrival_s, "sjf", output)}
+    found = {
+        "fcfs": run(arrival_s, "fcfs", known),
+        "known": run(arrival_s, "sjf", known),
+    }
     found |= {way: run(arrival_s, "shortest", values) for way, values in said.items()}
     return {name: float(times.mean()) for name, times in found.items()}
 

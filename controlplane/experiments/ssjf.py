@@ -57,7 +57,7 @@ LONGEST: Final = 511
 """Output tokens: the published table ends there, so for the student the longer answers are left out too."""
 STUDENT: Final = "student"
 
-PAPER: Final = {
+PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
     "jct_reduction": {
         "rate": {"none": (0.345, 0.437), "dynamic": (0.396, 0.582), "continuous": (0.332, 0.430)},
         "burstiness": {"none": (0.305, 0.376), "dynamic": (0.390, 0.529), "continuous": (0.350, 0.415)},
@@ -225,7 +225,8 @@ def draw_jobs(
 def _gaps(count: int, seed: int, cv: float) -> NDArray[np.float64]:
     """Gaps with a mean of 1, gamma with this coefficient of variation."""
     random = np.random.default_rng([seed, 2])
-    return random.gamma(1 / cv**2, cv**2, count)
+    gaps: NDArray[np.float64] = random.gamma(1 / cv**2, cv**2, count)
+    return gaps
 
 
 def _trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
@@ -233,7 +234,7 @@ def _trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
     arrival_s = load_trace(*trace, seed=0, limit=count + 1).arrival_s
     gaps = np.diff(arrival_s)
     gaps = np.resize(gaps, count) if gaps.size else np.ones(count)
-    return gaps / gaps.mean()
+    return np.asarray(gaps / gaps.mean(), np.float64)
 
 
 def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:

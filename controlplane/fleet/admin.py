@@ -1,14 +1,19 @@
 """Admin of the inventory. States of instances are not edited: actions ask the services, which keep the rules."""
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypedDict, cast
+
 from django.contrib import admin
 from django.db import transaction
-from django.db.models import Count, Model, Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
+from django_stubs_ext import WithAnnotations
 
 from controlplane.accounts.admin_actions import ReasonAction
-from controlplane.accounts.admin_site import has_role
+from controlplane.accounts.admin_site import Row, has_role
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.fleet import services
 from controlplane.fleet.forms import DeploymentForm, InstanceForm, LanguageModelForm
@@ -25,20 +30,31 @@ from controlplane.fleet.models import (
     SloClass,
 )
 from controlplane.fleet.models import Model as LanguageModel
+from controlplane.fleet.models.hardware import NodeQuerySet
 from controlplane.fleet.states import Action, InstanceState
 
+if TYPE_CHECKING:
+    from django.contrib.admin.options import _FieldsetSpec
+
 GIB = 2**30
+Deleted = tuple[list[str], dict[str, int], set[str], list[str]]
+"""What `get_deleted_objects` answers: rows, counts by kind, kinds that may not be deleted, rows in the way."""
 
 
-class InventoryAdmin(AuditedAdmin):
+class InventoryAdmin(AuditedAdmin[Row]):
     """Every change is felt by the gateways at once."""
 
-    def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
+    def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
         transaction.on_commit(services.nudge)
 
 
+class RegionCounts(TypedDict):
+    nodes_count: int
+    deployments_count: int
+
+
 @admin.register(Region)
-class RegionAdmin(InventoryAdmin):
+class RegionAdmin(InventoryAdmin[Region]):
     list_display = ["name", "title", "nodes", "deployments", "active"]
     list_filter = ["active"]
     search_fields = ["name", "title"]
@@ -48,16 +64,16 @@ class RegionAdmin(InventoryAdmin):
         return super().get_queryset(request).annotate(**{f"{name}_count": count for name, count in counts.items()})
 
     @admin.display(ordering="nodes_count")
-    def nodes(self, region: Region) -> int:
+    def nodes(self, region: "WithAnnotations[Region, RegionCounts]") -> int:
         return region.nodes_count
 
     @admin.display(ordering="deployments_count")
-    def deployments(self, region: Region) -> int:
+    def deployments(self, region: "WithAnnotations[Region, RegionCounts]") -> int:
         return region.deployments_count
 
 
 @admin.register(GpuType)
-class GpuTypeAdmin(InventoryAdmin):
+class GpuTypeAdmin(InventoryAdmin[GpuType]):
     list_display = ["name", "title", "memory", "on_demand", "spot", "price_source"]
     search_fields = ["name", "title"]
     fieldsets = [
@@ -83,8 +99,12 @@ class GpuTypeAdmin(InventoryAdmin):
         return f"{gpu_type.spot_usd_per_hour:.2f}" if gpu_type.spot_usd_per_hour is not None else None
 
 
+class NodeCounts(TypedDict):
+    gpus_used: int
+
+
 @admin.register(Node)
-class NodeAdmin(InventoryAdmin):
+class NodeAdmin(InventoryAdmin[Node]):
     list_display = ["name", "region", "gpu_type", "gpu_count", "gpus_used", "address", "active"]
     list_filter = ["region", "gpu_type", "active"]
     list_select_related = ["region", "gpu_type"]
@@ -93,15 +113,15 @@ class NodeAdmin(InventoryAdmin):
     autocomplete_fields = ["region", "gpu_type"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
-        return super().get_queryset(request).with_gpus_used()
+        return cast(NodeQuerySet, super().get_queryset(request)).with_gpus_used()
 
     @admin.display(description="GPUs used", ordering="gpus_used")
-    def gpus_used(self, node: Node) -> int:
+    def gpus_used(self, node: "WithAnnotations[Node, NodeCounts]") -> int:
         return node.gpus_used
 
 
 @admin.register(LanguageModel)
-class ModelAdmin(InventoryAdmin):
+class ModelAdmin(InventoryAdmin[LanguageModel]):
     form = LanguageModelForm
     list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "source", "active"]
     list_filter = ["active"]
@@ -127,7 +147,7 @@ class ModelAdmin(InventoryAdmin):
 
 
 @admin.register(PerformanceProfile)
-class PerformanceProfileAdmin(InventoryAdmin):
+class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
     list_display = ["model", "gpu_type", "tensor_parallel", "example", "prefill_error", "decode_error"]
     list_filter = ["model", "gpu_type", "tensor_parallel"]
     list_select_related = ["model", "gpu_type"]
@@ -155,7 +175,7 @@ class PerformanceProfileAdmin(InventoryAdmin):
 
     @admin.display(description="1,024 tokens in / a token at 32 sequences")
     def example(self, row: PerformanceProfile) -> str:
-        if row.pk is None:
+        if not row.pk:
             return "-"
         profile = row.coefficients()
         prefill_ms = 1e3 * profile.step_time_s(1024, 0, 0)
@@ -171,8 +191,13 @@ class PerformanceProfileAdmin(InventoryAdmin):
         return f"{row.decode_error_pct:.1f} %" if row.decode_error_pct is not None else None
 
 
+class InstanceCounts(TypedDict):
+    ready_count: int
+    all_count: int
+
+
 @admin.register(Deployment)
-class DeploymentAdmin(InventoryAdmin):
+class DeploymentAdmin(InventoryAdmin[Deployment]):
     list_display = [
         "model",
         "region",
@@ -228,12 +253,12 @@ class DeploymentAdmin(InventoryAdmin):
             )
         )
 
-    def get_deleted_objects(self, objs: QuerySet | list, request: HttpRequest) -> tuple:
+    def get_deleted_objects(self, objs: Sequence[Deployment] | QuerySet[Deployment], request: HttpRequest) -> Deleted:
         to_delete, counts, permissions, protected = super().get_deleted_objects(objs, request)
         return to_delete, counts, permissions - {"rollout"}, protected  # what was done to it goes with it
 
     @admin.display(description="ready", ordering="ready_count")
-    def ready(self, deployment: Deployment) -> str:
+    def ready(self, deployment: "WithAnnotations[Deployment, InstanceCounts]") -> str:
         return f"{deployment.ready_count} of {deployment.all_count}"
 
     @admin.display(description="set", empty_value="none")
@@ -242,44 +267,40 @@ class DeploymentAdmin(InventoryAdmin):
 
     @admin.display(description="KV cache of an instance")
     def kv_cache(self, deployment: Deployment) -> str:
-        if deployment.pk is None:
+        if not deployment.pk:
             return "known after saving"
         return f"about {deployment.expected_kv_tokens:,} tokens, from memory, utilisation and weights"
 
 
-class OperatorAction(ReasonAction):
+class OperatorAction(ReasonAction[Instance]):
     """One of `fleet.states.Action`, through `fleet.services.act`."""
 
-    action: Action
+    def __init__(self, model_admin: admin.ModelAdmin[Instance], action: Action, question: str) -> None:
+        super().__init__(model_admin)
+        self.action, self.verb = action, str(action)
+        self.title, self.question, self.button = f"{action.label} instances", question, action.label
 
     def act(self, request: HttpRequest, row: Instance, reason: str) -> str:
-        return services.act(self.action, row, request.user, reason)
+        return services.act(self.action, row, user_of(request), reason)
 
 
-def operator_action(action: Action, question: str) -> object:
+def operator_action(
+    action: Action, question: str
+) -> Callable[[admin.ModelAdmin[Instance], HttpRequest, QuerySet[Instance]], HttpResponse | None]:
     """An admin action that asks for a reason and then does *action*."""
-    kind = type(
-        f"{action.label}Action",
-        (OperatorAction,),
-        {
-            "action": action,
-            "verb": str(action),
-            "title": f"{action.label} instances",
-            "question": question,
-            "button": action.label,
-        },
-    )
 
     @admin.action(description=f"{action.label} (asks for a reason)", permissions=["operate"])
-    def run(model_admin: admin.ModelAdmin, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
-        return kind(model_admin)(request, rows)
+    def run(
+        model_admin: admin.ModelAdmin[Instance], request: HttpRequest, rows: QuerySet[Instance]
+    ) -> HttpResponse | None:
+        return OperatorAction(model_admin, action, question)(request, rows)
 
     run.__name__ = str(action)
     return run
 
 
 @admin.register(Instance)
-class InstanceAdmin(InventoryAdmin):
+class InstanceAdmin(InventoryAdmin[Instance]):
     form = InstanceForm
     list_display = ["name", "state_mark", "model_name", "region", "hardware", "node", "launcher", "state_changed_at"]
     list_filter = ["state", "deployment__region", "deployment__model", "deployment__gpu_type", "launcher"]
@@ -317,7 +338,7 @@ class InstanceAdmin(InventoryAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Instance | None = None) -> list[str]:
         if obj is None:
-            return self.readonly_fields
+            return list(self.readonly_fields)
         fixed = ["name", "deployment", "launcher"]  # what a running server was started with
         if obj.launcher != Launcher.EXTERNAL:
             fixed.append("url")
@@ -325,11 +346,12 @@ class InstanceAdmin(InventoryAdmin):
             fixed.append("host")  # of a process it may be set anew, when its machine is gone for good
         return [*self.readonly_fields, *fixed]
 
-    def get_fieldsets(self, request: HttpRequest, obj: Instance | None = None) -> list:
+    def get_fieldsets(self, request: HttpRequest, obj: Instance | None = None) -> "_FieldsetSpec":
+        shown = super().get_fieldsets(request, obj)
         if obj is not None:
-            return self.fieldsets
+            return shown
         return [
-            self.fieldsets[0],
+            shown[0],
             (
                 "Server",
                 {
@@ -359,20 +381,20 @@ class InstanceAdmin(InventoryAdmin):
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return has_role(request, Role.OPERATOR)
 
-    def get_deleted_objects(self, objs: QuerySet | list, request: HttpRequest) -> tuple:
+    def get_deleted_objects(self, objs: Sequence[Instance] | QuerySet[Instance], request: HttpRequest) -> Deleted:
         """Only stopped instances are deleted: behind the others there may be a server that nobody would stop any more."""
         to_delete, counts, permissions, protected = super().get_deleted_objects(objs, request)
         alive = [f"{row} is {row.state}: stop it first" for row in objs if row.state != InstanceState.STOPPED]
         return to_delete, counts, permissions - {"instance command"}, [*protected, *alive]
 
-    def after_write(self, request: HttpRequest, row: Model, *, created: bool) -> None:
+    def after_write(self, request: HttpRequest, row: Instance, *, created: bool) -> None:
         if created:
-            services.start(row, request.user, "registered in the admin")
+            services.start(row, user_of(request), "registered in the admin")
         super().after_write(request, row, created=created)
 
 
 @admin.register(InstanceCommand)
-class InstanceCommandAdmin(ReadOnlyAdmin):
+class InstanceCommandAdmin(ReadOnlyAdmin[InstanceCommand]):
     list_display = ["created_at", "instance", "verb", "state", "actor", "reason", "error"]
     list_filter = ["state", "verb", "created_at"]
     list_select_related = ["instance"]
@@ -380,7 +402,7 @@ class InstanceCommandAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Rollout)
-class RolloutAdmin(ReadOnlyAdmin):
+class RolloutAdmin(ReadOnlyAdmin[Rollout]):
     list_display = ["started_at", "deployment", "state", "up_to_date", "total", "actor", "reason", "message"]
     list_filter = ["state", "started_at"]
     list_select_related = ["deployment__model", "deployment__region", "deployment__gpu_type"]
@@ -388,7 +410,7 @@ class RolloutAdmin(ReadOnlyAdmin):
 
 
 @admin.register(SloClass)
-class SloClassAdmin(InventoryAdmin):
+class SloClassAdmin(InventoryAdmin[SloClass]):
     list_display = [
         "name",
         "title",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from django.db import transaction
+from django.db import models, transaction
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.events.services import record
@@ -259,9 +259,9 @@ class _Seeder:
     def __init__(self) -> None:
         self.created: Counter[str] = Counter()
 
-    def row(self, model: type, values: dict[str, Any], /, **key: Any) -> Any:
+    def row(self, model: type[models.Model], values: dict[str, Any], /, **key: Any) -> Any:
         """The row of *model* with *key*, made from *values* (and checked as a form would) if it is not there."""
-        existing = model.objects.filter(**key).first()
+        existing = model._default_manager.filter(**key).first()
         if existing is not None:
             return existing
         row = model(**key, **values)

@@ -6,10 +6,10 @@ from django.forms import BooleanField, CharField, JSONField, ModelForm, Password
 
 from controlplane.fleet import places
 from controlplane.fleet.inventory.model_source import SIZES, completed
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Instance, Model
 
 
-class LanguageModelForm(ModelForm):
+class LanguageModelForm(ModelForm[Model]):
     """Sizes may be left empty where the source tells them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -19,11 +19,12 @@ class LanguageModelForm(ModelForm):
                 self.fields[name].required = False
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
+        super().clean()
+        cleaned = self.cleaned_data
         return cleaned if self.errors else completed(self.instance, cleaned)
 
 
-class DeploymentForm(ModelForm):
+class DeploymentForm(ModelForm[Deployment]):
     """Secrets are written and not read: an empty field keeps what is there."""
 
     secrets = JSONField(
@@ -43,27 +44,30 @@ class DeploymentForm(ModelForm):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.held = (dict(self.instance.secrets), self.instance.api_key)
-        self.initial |= {"secrets": None, "api_key": ""}
+        self.initial.update(secrets=None, api_key="")
 
     def clean_secrets(self) -> dict[str, str]:
-        given = self.cleaned_data["secrets"]
+        given: dict[str, str] | None = self.cleaned_data["secrets"]
         return self.held[0] if given is None else given
 
     def clean_api_key(self) -> str:
-        return self.cleaned_data["api_key"] or self.held[1]
+        key: str = self.cleaned_data["api_key"] or self.held[1]
+        return key
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
+        super().clean()
+        cleaned = self.cleaned_data
         if cleaned.get("forget_api_key"):
             cleaned["api_key"] = ""
         return cleaned
 
 
-class InstanceForm(ModelForm):
+class InstanceForm(ModelForm[Instance]):
     """Looks for free GPUs as everybody does: under the locks that saving holds until it is done."""
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
+        super().clean()
+        cleaned = self.cleaned_data
         deployment = cleaned.get("deployment") or getattr(self.instance, "deployment", None)
         if deployment is not None:
             places.lock(Deployment.objects.filter(pk=deployment.pk))

@@ -17,7 +17,7 @@ CRASH_LOOP = 3
 
 def backoff(failures: int) -> timedelta:
     """The wait before the next start after so many *failures* in a row: doubled by each."""
-    return min(LONGEST, FIRST * 2 ** min(max(failures - 1, 0), 16))
+    return min(LONGEST, FIRST * (1 << min(max(failures - 1, 0), 16)))
 
 
 def due_at(instance: Instance) -> datetime:

@@ -28,7 +28,8 @@ def settings_of(spec: LaunchSpec) -> dict[str, Any]:
     values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
-    return json.loads(json.dumps(values))
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
 
 
 def difference(instance: Instance, profile: PerformanceProfile | None = None) -> tuple[str, ...] | None:

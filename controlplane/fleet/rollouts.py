@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.db.models import Max, Q
+from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import User
@@ -306,7 +306,7 @@ def _end(rollout: Rollout, state: RolloutState, message: str, actor: User | str 
     )
 
 
-def _locked(rows) -> Rollout | None:
+def _locked(rows: QuerySet[Rollout]) -> Rollout | None:
     related = ("deployment", "starting", "draining")
     row = rows.select_for_update(of=("self",)).first()
     return row and Rollout.objects.select_related(*related).get(pk=row.pk)
@@ -358,8 +358,10 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
     rows = rows.exclude(launcher=Launcher.EXTERNAL).exclude(state=S.DRAINING).order_by("name")
     instances = list(rows.select_related("deployment__model", "deployment__gpu_type", "node"))
     differ = revisions.outdated(instances)
-    newest = Rollout.objects.filter(deployment__in=deployments).order_by().values("deployment").annotate(pk=Max("pk"))
-    rollouts = {row.deployment_id: row for row in Rollout.objects.filter(pk__in=[found["pk"] for found in newest])}
+    newest = (
+        Rollout.objects.filter(deployment__in=deployments).order_by().values("deployment").annotate(newest=Max("pk"))
+    )
+    rollouts = {row.deployment_id: row for row in Rollout.objects.filter(pk__in=[found["newest"] for found in newest])}
     found = []
     for deployment in deployments:
         own = [row for row in instances if row.deployment_id == deployment.pk]

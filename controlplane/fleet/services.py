@@ -9,6 +9,7 @@ it up later.
 import logging
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -225,6 +226,7 @@ def tell_workers(task: str, *args: object, expires_s: float | None = None, queue
 
     False, in under a second, if the broker does not answer.
     """
+    route: dict[str, Any] = {"queue": queue} if queue else {}
     try:
         if queue and _unread(queue) >= MOST_UNREAD:
             return True
@@ -235,7 +237,7 @@ def tell_workers(task: str, *args: object, expires_s: float | None = None, queue
                 connection=connection,
                 retry=False,
                 expires=expires_s,
-                **({"queue": queue} if queue else {}),
+                **route,
             )
     except (OperationalError, redis.RedisError, OSError) as error:
         logger.warning("%s %s waits for its turn: broker: %s", task.rpartition(".")[2], args or "", error)

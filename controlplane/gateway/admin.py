@@ -1,6 +1,7 @@
 """Admin of the request ledger and the minute rows: read-only, and careful with tables that grow without end."""
 
 from collections.abc import Callable
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -11,17 +12,17 @@ from controlplane.fleet.models import Model, Region, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
 
 
-def name_filter(field: str, names: Callable[[], QuerySet]) -> type[admin.SimpleListFilter]:
+def name_filter(field: str, names: Callable[[], QuerySet[Any]]) -> type[admin.SimpleListFilter]:
     """A filter on the text column *field* by the names in the inventory, not by a scan for all values that occur."""
 
     class NameFilter(admin.SimpleListFilter):
         title = field.replace("_", " ").replace("slo", "SLO")
         parameter_name = field
 
-        def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin) -> list[tuple[str, str]]:
+        def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
             return [(name, name) for name in names().order_by("name").values_list("name", flat=True)]
 
-        def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
             return queryset.filter(**{field: self.value()}) if self.value() else queryset
 
     return NameFilter
@@ -35,7 +36,7 @@ SERIES_FILTERS = [
 
 
 @admin.register(LedgerRow)
-class LedgerRowAdmin(ReadOnlyAdmin):
+class LedgerRowAdmin(ReadOnlyAdmin[LedgerRow]):
     list_display = [
         "arrived_at",
         "request_id",
@@ -69,7 +70,7 @@ class LedgerRowAdmin(ReadOnlyAdmin):
 
 
 @admin.register(MinuteRow)
-class MinuteRowAdmin(ReadOnlyAdmin):
+class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
     list_display = [
         "minute",
         "model",

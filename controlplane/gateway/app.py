@@ -240,9 +240,9 @@ class Gateway:
             await responder.error(error)
         except Exception:
             logger.exception("gateway: request %s failed", request_id)
-            error = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
-            self.records.count_error(error)
-            await responder.error(error)
+            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            self.records.count_error(failure)
+            await responder.error(failure)
         finally:
             self.active -= 1
 
@@ -356,7 +356,8 @@ class Gateway:
             prompt_tokens = self.prior.prompt_tokens(call.model, call.prompt_characters)
         arrived_at, arrived_s = time.time(), self.clock()
         length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
-        hashes, block_tokens = (), 0
+        hashes: list[int] = []
+        block_tokens = 0
         if call.model in self.topology.by_prefix:
             hashes, block_tokens = leading_hashes(call, prompt_tokens)
         asked = Submit(

@@ -99,7 +99,8 @@ class LengthService:
         if self.on and settings.LENGTH_CACHE_ENTRIES > 0:
             self.cache = LengthCache(settings.LENGTH_CACHE_ENTRIES, settings.LENGTH_CACHE_S, settings.LENGTH_SIMILARITY)
         self.predictor: InLine | Apart | None = None
-        self.active, self.shadow = BUNDLED, None
+        self.active = BUNDLED
+        self.shadow: InUse | None = None
         self.answered: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # by `Why`
         self.late = 0

@@ -1,15 +1,20 @@
 """The base of every Celery task: what beat started is noted as a run of its job."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Task, signals
+
+if TYPE_CHECKING:
+    BaseTask = Task[..., Any]
+else:
+    BaseTask = Task
 
 
 class JobFailed(Exception):
     """A periodic job failed; what and where is noted and logged already."""
 
 
-class RecordedTask(Task):
+class RecordedTask(BaseTask):
     """Notes success, failure and duration when a worker runs a periodic task; a direct call is only a call."""
 
     abstract = True

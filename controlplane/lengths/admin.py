@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import has_role
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.fleet.models import Model
 from controlplane.gateway.admin import name_filter
@@ -16,11 +17,11 @@ from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersio
 BY_MODEL = name_filter("model", Model.objects.all)
 
 
-class Decision(ReasonAction):
+class Decision(ReasonAction[LengthVersion]):
     """What operators decide about versions, through the services."""
 
     def act(self, request: HttpRequest, row: LengthVersion, reason: str) -> str:
-        version = getattr(services, self.verb)(row, request.user, reason)
+        version = getattr(services, self.verb)(row, user_of(request), reason)
         return f"Version {version.number} is {version.state}"
 
 
@@ -40,7 +41,7 @@ class Rollback(Decision):
 
 
 @admin.register(LengthVersion)
-class LengthVersionAdmin(ReadOnlyAdmin):
+class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
     actions = ["promote", "reject", "rollback"]
     list_display = ["number", "kind", "state", "trained_at", "samples", "mae", "note", "changed_at"]
     list_filter = ["state", "kind", "trained_at"]
@@ -55,20 +56,20 @@ class LengthVersionAdmin(ReadOnlyAdmin):
         return has_role(request, Role.OPERATOR)
 
     @admin.action(description="Promote (asks for a reason)", permissions=["operate"])
-    def promote(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def promote(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
         return Promote(self)(request, rows)
 
     @admin.action(description="Reject (asks for a reason)", permissions=["operate"])
-    def reject(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def reject(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
         return Reject(self)(request, rows)
 
     @admin.action(description="Go back to it (asks for a reason)", permissions=["operate"])
-    def rollback(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def rollback(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
         return Rollback(self)(request, rows)
 
 
 @admin.register(LengthSample)
-class LengthSampleAdmin(ReadOnlyAdmin):
+class LengthSampleAdmin(ReadOnlyAdmin[LengthSample]):
     """Without the text, which is there for training alone."""
 
     list_display = [
@@ -87,7 +88,7 @@ class LengthSampleAdmin(ReadOnlyAdmin):
 
 
 @admin.register(LengthMinute)
-class LengthMinuteAdmin(ReadOnlyAdmin):
+class LengthMinuteAdmin(ReadOnlyAdmin[LengthMinute]):
     list_display = ["minute", "model", "tenant", "predictor", "bucket_tokens", "requests", "absolute_error_tokens"]
     list_filter = ["minute", "predictor", BY_MODEL]
     search_fields = ["tenant"]

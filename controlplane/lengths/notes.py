@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 
@@ -122,7 +122,7 @@ class Notes:
 
 def write(notes: Notes) -> None:
     """Write everything in *notes* in one transaction."""
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(minute, UTC)), *rest, *sums)
         for (minute, *rest), sums in notes.minutes.items()
     ]

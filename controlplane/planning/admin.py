@@ -1,7 +1,5 @@
 """Admin of forecasts and scaling: policies are edited, plans are approved or rejected, the rest is read."""
 
-from typing import Any
-
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.forms import ModelForm
@@ -10,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from controlplane.accounts.admin_actions import ReasonAction
 from controlplane.accounts.admin_site import has_role
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.fleet.models import Model, Region, SloClass
 from controlplane.gateway.admin import name_filter
@@ -28,20 +27,20 @@ BY_CLASS = name_filter("slo_class", SloClass.objects.all)
 
 
 @admin.register(Forecast)
-class ForecastAdmin(ReadOnlyAdmin):
+class ForecastAdmin(ReadOnlyAdmin[Forecast]):
     list_display = ["made_at", "model", "region", "slo_class", "quantity", "forecaster", "window_s", "start_at", "note"]
     list_filter = ["made_at", BY_CLASS, "quantity", "forecaster", BY_MODEL, BY_REGION]
 
 
 @admin.register(Backtest)
-class BacktestAdmin(ReadOnlyAdmin):
+class BacktestAdmin(ReadOnlyAdmin[Backtest]):
     list_display = ["made_at", "source", "window_s", "horizon_windows"]
     list_filter = ["made_at"]
     search_fields = ["source"]
 
 
 @admin.register(ScalingPolicy)
-class ScalingPolicyAdmin(AuditedAdmin):
+class ScalingPolicyAdmin(AuditedAdmin[ScalingPolicy]):
     list_display = ["model", "strategy", "mode", "parameters", "changed_at"]
     list_filter = ["mode", "strategy"]
     list_select_related = ["model"]
@@ -49,7 +48,9 @@ class ScalingPolicyAdmin(AuditedAdmin):
     autocomplete_fields = ["model"]
     fields = ["model", "strategy", "mode", "parameters"]
 
-    def save_model(self, request: HttpRequest, obj: ScalingPolicy, form: ModelForm, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: ScalingPolicy, form: ModelForm[ScalingPolicy], change: bool
+    ) -> None:
         if "strategy" in form.changed_data:
             obj.memory = {}
         super().save_model(request, obj, form, change)
@@ -59,11 +60,11 @@ class ScalingPolicyAdmin(AuditedAdmin):
             services.supersede_open(row.model)
 
 
-class Decision(ReasonAction):
+class Decision(ReasonAction[ScalingPlan]):
     """Approving or rejecting, through the services."""
 
     def act(self, request: HttpRequest, row: ScalingPlan, reason: str) -> str:
-        plan = getattr(services, self.verb)(row, request.user, reason)
+        plan = getattr(services, self.verb)(row, user_of(request), reason)
         return f"The plan for {row.model} is {plan.status}"
 
 
@@ -78,7 +79,7 @@ class Reject(Decision):
 
 
 @admin.register(ScalingPlan)
-class ScalingPlanAdmin(ReadOnlyAdmin):
+class ScalingPlanAdmin(ReadOnlyAdmin[ScalingPlan]):
     actions = ["approve", "reject"]
     list_display = ["made_at", "model", "strategy", "status", "change", "usd_per_hour", "note", "decided_by"]
     list_filter = ["status", "made_at", "model", "strategy"]
@@ -98,25 +99,25 @@ class ScalingPlanAdmin(ReadOnlyAdmin):
         return has_role(request, Role.OPERATOR)
 
     @admin.action(description="Approve (asks for a reason)", permissions=["operate"])
-    def approve(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def approve(self, request: HttpRequest, rows: QuerySet[ScalingPlan]) -> HttpResponse | None:
         return Approve(self)(request, rows)
 
     @admin.action(description="Reject (asks for a reason)", permissions=["operate"])
-    def reject(self, request: HttpRequest, rows: QuerySet) -> HttpResponse | None:
+    def reject(self, request: HttpRequest, rows: QuerySet[ScalingPlan]) -> HttpResponse | None:
         return Reject(self)(request, rows)
 
 
 @admin.register(ScalingMove)
-class ScalingMoveAdmin(ReadOnlyAdmin):
+class ScalingMoveAdmin(ReadOnlyAdmin[ScalingMove]):
     list_display = ["at", "delta", "model", "region", "gpu_type", "instance", "source", "strategy", "reason"]
     list_filter = ["at", "source", "strategy", BY_MODEL, BY_REGION]
     search_fields = ["instance", "reason"]
 
-    def get_queryset(self, request: HttpRequest) -> Any:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ScalingMove]:
         return super().get_queryset(request).select_related("plan__model")
 
 
 @admin.register(StrategyComparison)
-class StrategyComparisonAdmin(ReadOnlyAdmin):
+class StrategyComparisonAdmin(ReadOnlyAdmin[StrategyComparison]):
     list_display = ["made_at", "from_at", "to_at", "requests", "note"]
     list_filter = ["made_at"]

@@ -79,7 +79,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
     rows = rows.filter(outcome=Outcome.DONE, streamed=True, attempts=1, ttft_ms__isnull=False, prompt_tokens__gt=0)
     for row in rows.iterator(chunk_size=5000):
         setting, running = settings.get(row.instance), _running(row)
-        if setting is None or running is None:
+        if setting is None or running is None or row.ttft_ms is None:
             continue
         first_s = (row.ttft_ms - (row.queue_ms or 0.0)) / 1000
         between_s = (row.itl_ms or 0.0) / 1000

@@ -63,7 +63,7 @@ def demo() -> str:
 
     call_command("seed_demo", stdout=io.StringIO())
     counts = [(Region, "region"), (Model, "model"), (Instance, "instance")]
-    return ", ".join(f"{model.objects.count()} {word}s" for model, word in counts)
+    return ", ".join(f"{model._default_manager.count()} {word}s" for model, word in counts)
 
 
 def emulated() -> str:

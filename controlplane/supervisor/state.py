@@ -24,7 +24,7 @@ LOCK_FILE = "up.lock"
 
 def state_dir(base_dir: Path) -> Path:
     """The folder that settings use too, made if it is not there."""
-    path = (base_dir / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+    path: Path = (base_dir / env.value("PILOTHOUSE_STATE_DIR")).resolve()
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -24,7 +24,7 @@ FAILED, DONE = "sign_in.failed", "sign_in.done"
 
 def address_of(request: HttpRequest) -> str:
     """The client's address as the server saw it (uvicorn resolves a trusted proxy's header before us)."""
-    return request.META.get("REMOTE_ADDR", "")
+    return str(request.META.get("REMOTE_ADDR", ""))
 
 
 def digest(username: str) -> str:

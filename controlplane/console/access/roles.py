@@ -2,25 +2,27 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import NotedRequest
 from controlplane.accounts.selectors import visible_tenants
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def role_of(request: HttpRequest) -> Role | None:
     """The user's role over the fleet, asked of the database once a request."""
-    if not hasattr(request, "_fleet_role"):
+    noted = cast(NotedRequest, request)
+    if not hasattr(request, "fleet_role"):
         user = request.user
-        request._fleet_role = user.fleet_role() if user.is_authenticated else None
-    return request._fleet_role
+        noted.fleet_role = user.fleet_role() if user.is_authenticated else None
+    return noted.fleet_role
 
 
 def may(request: HttpRequest, least: Role) -> bool:
@@ -37,7 +39,7 @@ def signed_in(view: View) -> View:
     """The page is for whoever sees some tenant; others are asked to sign in, or told that they have no role yet."""
 
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if not request.user.is_authenticated:
             return redirect_to_login(request.get_full_path())
         if not sees_tenants(request):
@@ -52,7 +54,7 @@ def fleet_role(least: Role) -> Callable[[View], View]:
 
     def decorate(view: View) -> View:
         @wraps(view)
-        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not may(request, least):
                 if not request.user.is_authenticated:
                     return redirect_to_login(request.get_full_path())

@@ -4,7 +4,7 @@ The same numbers without axes' detail: lines, bands, points, the objective, and 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -45,8 +45,9 @@ class _Scale:
         fixed = layout.get("yaxis", {}).get("range")
         top = max([value for trace in traces for value in trace["y"] if value is not None] + levels, default=0) * 1.08
         low = min([value for trace in traces for value in trace["y"] if value is not None], default=0) * 1.08
-        self._bottom, self._top = fixed or (min(0.0, low), top or 1.0)
-        self._up = math.log10 if layout.get("yaxis", {}).get("type") == "log" else float
+        bounds: tuple[float, float] = fixed or (min(0.0, low), top or 1.0)
+        self._bottom, self._top = bounds
+        self._up: Callable[[float], float] = math.log10 if layout.get("yaxis", {}).get("type") == "log" else float
 
     def _place(self, value: Any) -> float:
         if not isinstance(value, str):

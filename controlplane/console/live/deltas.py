@@ -29,7 +29,8 @@ def diff(before: Table, after: Table) -> dict[str, Any]:
 def patch(table: Table, change: dict[str, Any]) -> Table:
     """*table* with *change* (of `diff`) made."""
     if "all" in change:
-        return change["all"]
+        whole: Table = change["all"]
+        return whole
     patched = dict(table)
     for column, (rows, values) in change.get("set", {}).items():
         cells = list(patched[column])

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import redis
@@ -151,8 +151,9 @@ class LiveHub:
         """Take what is there, then what comes, until Redis goes away or the hub stops."""
         with client.pubsub(ignore_subscribe_messages=True) as channel:
             channel.subscribe(LIVE_CHANNEL)
-            self._take_history(client.lrange(HISTORY_KEY, 0, -1))  # a new Redis has none: what is held stays
-            summary = client.get(SUMMARY_KEY)
+            # A new Redis has none: what is held stays.
+            self._take_history(cast(list[bytes], client.lrange(HISTORY_KEY, 0, -1)))
+            summary = cast(bytes | None, client.get(SUMMARY_KEY))
             if summary is not None:
                 self.take(summary)
             else:
@@ -199,7 +200,7 @@ class LiveHub:
             return
         if now >= self._due["history"]:
             self._due["history"] = now + HISTORY_EVERY_S
-            self._take_history(client.lrange(HISTORY_KEY, -3, -1))
+            self._take_history(cast(list[bytes], client.lrange(HISTORY_KEY, -3, -1)))
         state = self._state
         if state.source == Source.LIVE and state.ts is not None and time.time() - state.ts > SILENT_S:
             self._publish(replace(state, version=state.version + 1, source=Source.SILENT))

@@ -60,7 +60,7 @@ def event_title(event: Event, with_subject: bool = True) -> str:
 
 # Kinds of subjects that belong to one model, and how to come from their rows to its name.
 SUBJECTS_OF_MODELS: dict[str, tuple[type[Row], str]] = {
-    row._meta.model_name: (row, path)
+    str(row._meta.model_name): (row, path)
     for row, path in (
         (Instance, "deployment__model__name"),
         (Deployment, "model__name"),
@@ -76,19 +76,19 @@ def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
     """*events* about *model*, its instances and plans, and those that concern the whole fleet."""
     concerned = ~Q(subject_type__in=SUBJECTS_OF_MODELS)
     for kind, (row, path) in SUBJECTS_OF_MODELS.items():
-        keys = row.objects.order_by().filter(**{path: model}).values_list(Cast("pk", CharField()))
+        keys = row._default_manager.order_by().filter(**{path: model}).values_list(Cast("pk", CharField()))
         concerned |= Q(subject_type=kind, subject_id__in=keys)
     return events.filter(concerned)
 
 
 def models_of(events: Sequence[Event]) -> dict[int, str]:
     """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
-    found = {}
+    found: dict[int, str] = {}
     for kind, (row, path) in SUBJECTS_OF_MODELS.items():
         about = [event for event in events if event.subject_type == kind]
         if about:
             keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
-            names = {str(pk): name for pk, name in row.objects.filter(pk__in=keys).values_list("pk", path)}
+            names = {str(pk): name for pk, name in row._default_manager.filter(pk__in=keys).values_list("pk", path)}
             # A subject that is gone belonged to some model, if to none that can be asked for.
             found |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
     return found

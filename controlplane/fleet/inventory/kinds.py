@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, SloClass
 
-TYPES: tuple[tuple[type[models.Field], Any], ...] = (
+TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
     (models.DecimalField, Decimal),
     (models.FloatField, float),
@@ -60,20 +60,21 @@ class Kind:
     @cached_property
     def create(self) -> type[Values]:
         """The schema of a new row."""
-        parts = {name: self._part(name) for name in (*self.key, *self.fixed, *self.fields)}
+        parts: dict[str, Any] = {name: self._part(name) for name in (*self.key, *self.fixed, *self.fields)}
         return create_model(f"{self.model.__name__}In", __base__=Values, **parts)
 
     @cached_property
     def change(self) -> type[Values]:
         """The schema of changes to a row: only what is given changes."""
-        parts = {name: self._part(name, given=False) for name in self.fields}
+        parts: dict[str, Any] = {name: self._part(name, given=False) for name in self.fields}
         return create_model(f"{self.model.__name__}Change", __base__=Values, **parts)
 
     @cached_property
     def entry(self) -> type[Values]:
         """The schema of a table in a fleet file, for a row that may be there already: only its key is required."""
-        parts = {name: (part.annotation | None, None) for name, part in self.create.model_fields.items()}
-        parts |= {name: (self.create.model_fields[name].annotation, ...) for name in self.key}
+        types: dict[str, Any] = {name: part.annotation for name, part in self.create.model_fields.items()}
+        parts: dict[str, Any] = {name: (kind | None, None) for name, kind in types.items()}
+        parts |= {name: (types[name], ...) for name in self.key}
         return create_model(f"{self.model.__name__}Entry", __base__=Values, **parts)
 
     def find(self, key: Mapping[str, Any]) -> models.Model | None:
@@ -243,6 +244,7 @@ class InstanceKind(Kind):
         return create_model("InstanceIn", __base__=Values, **parts)
 
     def values_of(self, row: models.Model) -> dict[str, Any]:
+        assert isinstance(row, Instance)
         of = Deployment.objects.select_related("model", "region", "gpu_type").get(pk=row.deployment_id)
         deployment = {"model": of.model.name, "region": of.region.name, "gpu_type": of.gpu_type.name}
         return deployment | {name: self._read(row, name) for name in ("launcher", *self.fields)}

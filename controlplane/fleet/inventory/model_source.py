@@ -17,7 +17,7 @@ def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ValidationError naming a size when there is no source, and the source when it does not tell.
     """
     found = dict(values)
-    if row.pk is None and not found.get("title"):
+    if not row.pk and not found.get("title"):
         found["title"] = found.get("name", "")
     asked = [name for name in SIZES if found.get(name) is None and (name in found or getattr(row, name) is None)]
     if not asked:

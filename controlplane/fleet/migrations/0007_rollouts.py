@@ -1,9 +1,11 @@
 import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import StateApps
 
 
-def remember_tokens(apps, schema_editor):
+def remember_tokens(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     """Servers that run now are asked with their deployment's token, as until now."""
     Instance = apps.get_model("fleet", "Instance")
     running = Instance.objects.exclude(launcher="external").exclude(state__in=["stopped", "provisioning"])

@@ -78,7 +78,7 @@ def gpus_of(path: str = "") -> Coalesce:
     return Coalesce(started, F(f"{path}deployment__tensor_parallel"), output_field=models.IntegerField())
 
 
-class NodeQuerySet(models.QuerySet):
+class NodeQuerySet(models.QuerySet["Node"]):
     def with_gpus_used(self) -> "NodeQuerySet":
         """Annotate `gpus_used`: GPUs that instances which are not stopped have."""
         living = ~Q(instances__state=InstanceState.STOPPED)
@@ -112,11 +112,13 @@ class Node(models.Model):
 
     def free_gpus(self, without: "Instance | None" = None) -> int:
         """GPUs that no instance has, except stopped ones and *without*."""
-        instances = self.instances.exclude(state=InstanceState.STOPPED).exclude(pk=without.pk if without else None)
+        instances = self.instances.exclude(state=InstanceState.STOPPED)
+        if without is not None:
+            instances = instances.exclude(pk=without.pk)
         return self.gpu_count - (instances.aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
 
     def clean(self) -> None:
-        if self.pk is None:
+        if not self.pk:
             return
         running = self.instances.exclude(state=InstanceState.STOPPED)
         if self.gpu_count is not None and self.free_gpus() < 0:

@@ -92,7 +92,7 @@ class Instance(models.Model):
     @property
     def max_num_seqs(self) -> int:
         """Requests that its server runs at once: by what it was started with, else by its deployment."""
-        return self.launched_with.get("max_num_seqs", self.deployment.max_num_seqs)
+        return int(self.launched_with.get("max_num_seqs", self.deployment.max_num_seqs))
 
     def clean(self) -> None:
         errors = {}
@@ -104,8 +104,8 @@ class Instance(models.Model):
                 errors["url"] = f"{other.name} has this address and is {other.state}."
         if self.deployment_id:
             errors.update(self._errors_of_launcher())
-            if self.node_id:
-                errors.update(self._errors_of_node())
+            if self.node is not None:
+                errors.update(self._errors_of_node(self.node))
         if errors:
             raise ValidationError(errors)
 
@@ -120,8 +120,8 @@ class Instance(models.Model):
             }
         return {}
 
-    def _errors_of_node(self) -> dict[str, str]:
-        node, deployment = self.node, self.deployment
+    def _errors_of_node(self, node: Node) -> dict[str, str]:
+        deployment = self.deployment
         if node.region_id != deployment.region_id:
             return {"node": f"{node} is in {node.region}, the deployment in {deployment.region}."}
         if node.gpu_type_id != deployment.gpu_type_id:

@@ -1,7 +1,7 @@
 """Which models there are, how fast they run, and how they are deployed."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -255,7 +255,7 @@ class Deployment(models.Model):
         return int((memory_bytes - self.model.weights_bytes) // self.model.kv_bytes_per_token)
 
     @property
-    def scheduling_policy(self) -> str:
+    def scheduling_policy(self) -> Literal["fcfs", "priority"]:
         """vLLM's --scheduling-policy: by arrival, or by the priority that it is told with each request."""
         return "fcfs" if self.ordering_policy == OrderingPolicy.FCFS else "priority"
 

@@ -89,7 +89,11 @@ class SloClass(models.Model):
             errors["deadline_s"] = "Non-interactive work is promised by a deadline: give one."
         if self.kind == SloKind.INTERACTIVE and all(getattr(self, target) is None for target in targets):
             errors["ttft_target_ms"] = "Interactive work is promised a latency: give at least one target."
-        if None not in (self.ttft_target_ms, self.e2e_target_ms) and self.ttft_target_ms > self.e2e_target_ms:
+        if (
+            self.ttft_target_ms is not None
+            and self.e2e_target_ms is not None
+            and self.ttft_target_ms > self.e2e_target_ms
+        ):
             errors["e2e_target_ms"] = "The last token does not come before the first: not below the TTFT target."
         if self.service_tier:
             others = SloClass.objects.filter(service_tier=self.service_tier).exclude(pk=self.pk)

@@ -8,7 +8,7 @@ served a request, since the ledger does not know where its caller was.
 import logging
 import time
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -285,7 +285,8 @@ class Advisor:
         at = self._replay.from_at + timedelta(seconds=now_s)
         endpoints = [(view.model, view.region) for view in views]
         expected = {endpoint: self._expected(endpoint, at, self._towards.kept) for endpoint in endpoints}
-        soon = {endpoint: sum(self._expected(endpoint, at, self._towards.soon)) for endpoint in endpoints}
+        shorter = {endpoint: self._expected(endpoint, at, self._towards.soon) for endpoint in endpoints}
+        soon = {endpoint: prompt + output for endpoint, (prompt, output) in shorter.items()}
         share = self._prompt_share(expected)
         theta = {key: found.at(share.get(key[0], 0.5)) for key, found in self._capability.items()}
         fleet = replace(self._replay.fleet, present=self._present(views), spare=Counter())
@@ -327,8 +328,8 @@ class Advisor:
     def _prompt_share(
         expected: dict[demand.Endpoint, tuple[NDArray[np.float64], NDArray[np.float64]]],
     ) -> dict[str, float]:
-        prompt: Counter[str] = Counter()
-        total: Counter[str] = Counter()
+        prompt: defaultdict[str, float] = defaultdict(float)
+        total: defaultdict[str, float] = defaultdict(float)
         for (model, _), (prompts, outputs) in expected.items():
             prompt[model] += float(prompts.sum())
             total[model] += float(prompts.sum() + outputs.sum())

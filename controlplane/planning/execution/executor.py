@@ -155,8 +155,8 @@ def remove(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
             )
             continue
-        rows = deployment.instances.filter(state=InstanceState.READY).exclude(launcher=Launcher.EXTERNAL)
-        rows = [row for row in rows.order_by("-pk") if fleet.open_command(row) is None]
+        ready = deployment.instances.filter(state=InstanceState.READY).exclude(launcher=Launcher.EXTERNAL)
+        rows = [row for row in ready.order_by("-pk") if fleet.open_command(row) is None]
         if not rows:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
             continue
@@ -208,8 +208,8 @@ def drained() -> list[Instance]:
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
     theirs = set(rollouts.values_list("draining", flat=True))
-    rows = [row for row in rows.order_by("name") if row.pk in theirs or _drained_by_scaling(row)]
-    return [row for row in rows if fleet.open_command(row) is None]
+    ours = [row for row in rows.order_by("name") if row.pk in theirs or _drained_by_scaling(row)]
+    return [row for row in ours if fleet.open_command(row) is None]
 
 
 def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:

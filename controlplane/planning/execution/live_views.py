@@ -115,6 +115,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         # One that is ready by its row and not yet by the gateway is on its way: the two are read at different moments.
         ready = min(seen["ready"], present)
         last = changed.get(region)
+        figures: dict[str, Any] = {name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in LOAD}
         found.append(
             EndpointView(
                 model=model,
@@ -127,7 +128,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
                 min_instances=bounds[region][0],
                 max_instances=bounds[region][1],
                 since_change_s=(now - last).total_seconds() if last else math.inf,
-                **{name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in LOAD},
+                **figures,
             )
         )
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from django.db.models import CharField, Sum
@@ -124,7 +125,7 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
     return {(model, region): (prompt + output) / counted_s for model, region, prompt, output in sums}
 
 
-def _rows(since: datetime, until: datetime) -> Iterator[tuple]:
+def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:
     """(minute as text, model, region, SLO class, prompt tokens, output tokens): the ledger has one row of each."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by()
     columns = (COLUMNS[quantity] for quantity in Quantity)

@@ -2,13 +2,15 @@
 strategy followed, and one that asked for nothing. Each has its own state now."""
 
 from django.db import migrations, models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import StateApps
 from django.db.models import F
 from django.utils import timezone
 
 PLANNER = "planner"  # who decides about plans of automatic strategies
 
 
-def split(apps, schema_editor):
+def split(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     plans = apps.get_model("planning", "ScalingPlan").objects
     now = timezone.now()
     plans.filter(status="failed").update(status="expired", carried_out_at=None)
@@ -28,7 +30,7 @@ def split(apps, schema_editor):
         plans.filter(pk=pk).update(status="in_force" if valid_until > now else "expired")
 
 
-def join(apps, schema_editor):
+def join(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     plans = apps.get_model("planning", "ScalingPlan").objects
     plans.filter(status__in=["in_force", "carried_out"]).update(status="applied")
     plans.filter(status="applied", carried_out_at=None).update(carried_out_at=F("decided_at"))

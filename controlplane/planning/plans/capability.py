@@ -42,8 +42,12 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
         if key in found:
             continue
         seen = np.array(windows.get(key, []), np.float64).reshape(-1, 4)
+        prompt, output, violations, requests = seen.T
         one = profile_capability(
-            *seen.T,
+            prompt,
+            output,
+            violations,
+            requests,
             np.ones(len(seen)),
             WINDOW_S,
             expected=by_profile(deployment, *lengths[model], itl_ms),

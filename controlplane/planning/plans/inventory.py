@@ -164,7 +164,7 @@ def problem_of(
         capacity=capacity,
         spot=spot,
         gpus=gpus,
-        epsilon=epsilon,
+        epsilon=np.array(epsilon),
         buffer_tokens_per_s=buffer,
     )
     return Planned(problem, pools)

@@ -182,14 +182,15 @@ def ahead(
     Its mean (*towards* 0), the upper end of *band* (1) or what lies between. None if it says nothing of the time from
     *start* on, or its windows are of another length.
     """
-    values = np.array(forecast.mean, np.float64)
+    values: NDArray[np.float64] = np.array(forecast.mean, np.float64)
     if towards:
         values += towards * (np.array(getattr(forecast, band), np.float64) - values)
     skipped = round((start - forecast.start_at).total_seconds() / forecast.window_s)
     if forecast.window_s != settings.FORECAST_WINDOW_S or skipped >= len(values):
         return None
     values = np.concatenate([np.repeat(values[:1], max(0, -skipped)), values[max(0, skipped) :]])[:count]
-    return np.maximum(0.0, np.concatenate([values, np.repeat(values[-1:], count - len(values))]))
+    values = np.maximum(0.0, np.concatenate([values, np.repeat(values[-1:], count - len(values))]))
+    return values
 
 
 def _store(
@@ -344,7 +345,7 @@ def _inputs(
 ) -> dict[str, Any]:
     regions = [region for region in fleet.regions if (model, region) in expected.tokens_per_s]
     band, towards = levels(strategy)
-    return plain(
+    said: dict[str, Any] = plain(
         {
             "start_at": expected.start,
             "window_s": expected.window_s,
@@ -382,6 +383,7 @@ def _inputs(
             "planned_with": [name for name in fleet.models if name != model],
         }
     )
+    return said
 
 
 def _unmet(model: str, planned: inventory.Planned, plan: "Plan") -> str:

@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -14,13 +15,13 @@ from controlplane.console.filters import choice, number, view_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.selectors.events import event_row, event_title, subject_href
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 from controlplane.events.models import Severity
 from controlplane.events.selectors import event_kinds, filter_events, page_of_events, visible_events
 from controlplane.exports import ROW_LIMIT
 
 SINCE_H = (1, 24, 168)
-COLUMNS = {
+COLUMNS: Columns = {
     "Event": "pk",
     "At (UTC)": "at",
     "Kind": "kind",
@@ -43,7 +44,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
     kinds = event_kinds()
     hours = number(query, "hours")
     hours = hours if hours in SINCE_H else None
-    filters = {
+    filters: dict[str, Any] = {
         "kind": choice(query, "kind", kinds),
         "severity": choice(query, "severity", Severity.values),
         "actor": query.get("actor", "").strip()[:120],

@@ -15,6 +15,7 @@ from controlplane.console.charts.spec import (
     Chart,
     Levels,
     Series,
+    Settings,
     Values,
     last,
 )
@@ -90,8 +91,8 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
         past.append((now, past[-1][1]))
         x, y = zip(*past, strict=True)
-        more = {"name": "capacity", "line": {"shape": "hv"}}
-        series.append(Series("capacity of ready instances", y, ("s2", "solid"), x, layer=2, more=more))
+        steps: Settings = {"name": "capacity", "line": {"shape": "hv"}}
+        series.append(Series("capacity of ready instances", y, ("s2", "solid"), x, layer=2, more=steps))
     if outlook.planned is not None and series:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     lines = zip(
@@ -107,7 +108,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
         series=series,
         now=now,
-        table=Table(HEADER, list(lines)),
+        table=Table(HEADER, [list(line) for line in lines]),
         empty="" if series else empty,
         size="large",
     )

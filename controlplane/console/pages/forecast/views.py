@@ -31,7 +31,7 @@ from controlplane.console.pages.forecast.selectors import (
     series_rows,
 )
 from controlplane.console.selectors.names import region_names
-from controlplane.console.tables import table, value
+from controlplane.console.tables import Columns, table, value
 from controlplane.events.models import Event
 from controlplane.fleet.models import SloClass
 from controlplane.planning import selectors as planning
@@ -39,7 +39,7 @@ from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Backtest, Quantity
 
 USE_WARNING = 0.8
-SERIES = {
+SERIES: Columns = {
     "Model": "model",
     "Region": "region",
     "Ready (instances)": "ready",
@@ -60,7 +60,7 @@ SCORES = {
     "within 80 % (ratio)": "coverage_80",
     "within 95 % (ratio)": "coverage_95",
 }
-BACKTEST = {
+BACKTEST: Columns = {
     "Forecaster": "title",
     **{
         f"{quantity}: {heading}": partial(lambda at, name, row: value(row["scores"][at], name), at, name)

@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import reason_of
 from controlplane.fleet import rollouts
@@ -30,7 +31,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
         messages.error(request, f"{deployment} was left as it is: give a reason, which is kept with the event.")
     else:
         try:
-            rollout = ACTIONS[action](deployment, request.user, reason)
+            rollout = ACTIONS[action](deployment, user_of(request), reason)
         except ActionError as refusal:
             messages.error(request, f"{refusal}.")
         else:

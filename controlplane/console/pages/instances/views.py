@@ -9,6 +9,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import reason_of
 from controlplane.console.filters import RANGES_MIN, choice, order_of, view_of
@@ -21,7 +22,7 @@ from controlplane.console.pages.requests.selectors import visible_requests
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
-from controlplane.console.tables import moment, table
+from controlplane.console.tables import Columns, moment, table
 from controlplane.events.selectors import events_about
 from controlplane.fleet import engine_logs, revisions, rollouts, services
 from controlplane.fleet.models import Instance
@@ -50,7 +51,7 @@ SORTED_BY = (
     "heartbeat_at",
     "state_since",
 )
-COLUMNS = {
+COLUMNS: Columns = {
     "Instance": "name",
     "State": "status",
     "Model": "model",
@@ -197,7 +198,7 @@ def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
         messages.error(request, f"{row.name} was left as it is: give a reason, which is kept with the event.")
     else:
         try:
-            messages.success(request, services.act(Action(action), row, request.user, reason))
+            messages.success(request, services.act(Action(action), row, user_of(request), reason))
         except ActionError as refusal:
             messages.error(request, f"{refusal}.")
     return redirect("console:instance", name=row.name)

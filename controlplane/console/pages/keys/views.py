@@ -11,16 +11,17 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from controlplane.accounts import handover
 from controlplane.accounts.models import Tenant
+from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import signed_in
 from controlplane.console.actions import reason_of
 from controlplane.console.filters import choice
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 
 ROWS_SHOWN = 200
-COLUMNS = {
+COLUMNS: Columns = {
     "Name": "name",
     "Key": "prefix",
     "Tenant": "tenant.name",
@@ -45,7 +46,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         if tenant is None:
             raise PermissionDenied("Only operators and admins of a tenant make its keys.")
         try:
-            key, secret = create_api_key(tenant, request.POST.get("name", ""), request.user)
+            key, secret = create_api_key(tenant, request.POST.get("name", ""), user_of(request))
         except ValidationError as error:
             errors = error.message_dict
         else:
@@ -88,7 +89,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if not reason:
         messages.error(request, f"{key.name} was not revoked: give a reason, which is kept with the event.")
     else:
-        revoke_api_key(key, request.user, reason)
+        revoke_api_key(key, user_of(request), reason)
         messages.success(
             request, f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
         )

@@ -22,7 +22,7 @@ from controlplane.console.charts.spec import (
     styles,
 )
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 from controlplane.lengths import selectors
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Measures, Pair
 
@@ -30,7 +30,7 @@ POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
 NO_MEASURES = "No request with a predicted length ended in this range."
 NO_SAMPLES = "No request was kept as a sample in this range. Samples are taken of requests that end by themselves."
-PAIRS = {
+PAIRS: Columns = {
     "At": lambda pair: timezone.localtime(pair.at),
     "Came (tokens)": "output_tokens",
     "Predicted (tokens)": "predicted_tokens",
@@ -39,13 +39,13 @@ PAIRS = {
     "Model": "model",
     "Tenant": "tenant",
 }
-CALIBRATION = {
+CALIBRATION: Columns = {
     "Predicted by": lambda row: row[0],
     "At most the median (ratio)": lambda row: row[1].coverage_median,
     "At most the 0.9 quantile (ratio)": lambda row: row[1].coverage_upper,
     "Requests": lambda row: row[1].requests,
 }
-BUCKETS = {
+BUCKETS: Columns = {
     "Length (tokens)": lambda row: bucket_title(row[0]),
     "Requests": lambda row: row[1].requests,
     "MAE (tokens)": lambda row: row[1].mae,

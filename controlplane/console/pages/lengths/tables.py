@@ -7,6 +7,7 @@ from typing import Any
 from controlplane.console.filters import Order
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
+from controlplane.console.tables import Columns
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Duel, Measures, Scope
@@ -25,9 +26,9 @@ MEASURES = {
 }
 COLUMNS = ("model", "tenant", *MEASURES.values())
 _MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
-LINES = {"Model": "model", "Tenant": "tenant", **_MEASURED}
-SOURCES = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
-VERSIONS = {
+LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
+SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
+VERSIONS: Columns = {
     "Version": "version.number",
     "Kind": "version.kind",
     "State": lambda row: row.version.get_state_display(),

@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import back, reason_of
@@ -175,11 +176,11 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
     version = get_object_or_404(LengthVersion, number=version_number)
 
     def promote(reason: str) -> str:
-        services.promote(version, request.user, reason)
+        services.promote(version, user_of(request), reason)
         return f"{version} predicts from now on; gateways take it up within seconds."
 
     def reject(reason: str) -> str:
-        services.reject(version, request.user, reason)
+        services.reject(version, user_of(request), reason)
         return f"{version} is rejected; the active version predicts as before."
 
     acts = {"promote": promote, "reject": reject}
@@ -194,7 +195,7 @@ def roll_back(request: HttpRequest) -> HttpResponse:
     """Back to the version that was active before."""
 
     def act(reason: str) -> str:
-        version = services.rollback(None, request.user, reason)
+        version = services.rollback(None, user_of(request), reason)
         return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
 
     return _acted(request, act)
@@ -206,7 +207,7 @@ def train(request: HttpRequest) -> HttpResponse:
     """Train a new version from the samples there are, now."""
 
     def act(reason: str) -> str:
-        if not services.ask_for_training(request.user, reason):
+        if not services.ask_for_training(user_of(request), reason):
             raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later")
         return "A worker trains a new version; it predicts in shadow first."
 

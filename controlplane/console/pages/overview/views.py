@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_GET, require_safe
 
@@ -40,7 +40,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def overview(request: HttpRequest) -> HttpResponse:
+def overview(request: HttpRequest) -> HttpResponseBase:
     state = hub.state()
     models = model_names()
     view = view_of(request, models)

@@ -53,17 +53,17 @@ class Card:
     @property
     def shortage(self) -> str:
         """The demand that no capacity could meet, in words; empty when all could be."""
-        return self.plan.inputs.get("shortage", "")
+        return str(self.plan.inputs.get("shortage", ""))
 
     @property
     def short_rows(self) -> list[str]:
         """The rows of the problem that could not hold, in the planner's words."""
-        return self.plan.inputs.get("short_rows", [])
+        return list(self.plan.inputs.get("short_rows", []))
 
     @property
     def unmet_if_idle(self) -> float:
         """Tokens a second that nobody would serve if nothing were moved."""
-        return self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0)
+        return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
 
     @property
     def progress(self) -> str:

@@ -1,6 +1,8 @@
 """Columns of plans, of what a plan changes, and of moves."""
 
-PLANS = {
+from controlplane.console.tables import Columns
+
+PLANS: Columns = {
     "Plan": "pk",
     "Made (UTC)": "made_at",
     "Valid until (UTC)": "valid_until",
@@ -19,7 +21,7 @@ PLANS = {
     "Carried out (UTC)": "carried_out_at",
     "Note": "note",
 }
-MOVES = {
+MOVES: Columns = {
     "Move": "pk",
     "At (UTC)": "at",
     "Change (instances)": "delta",
@@ -32,7 +34,7 @@ MOVES = {
     "Plan": "plan_id",
     "Reason": "reason",
 }
-TARGETS = {
+TARGETS: Columns = {
     "Region": "region",
     "GPU type": "gpu_type",
     "Present (instances)": "present",

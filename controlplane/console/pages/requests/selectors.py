@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import User
@@ -9,7 +10,7 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.gateway.models import LedgerRow
 
 
-def visible_requests(user: User) -> QuerySet[LedgerRow]:
+def visible_requests(user: User | AnonymousUser) -> QuerySet[LedgerRow]:
     """Requests of the tenants that *user* may see: every one for the fleet's people."""
     return LedgerRow.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant", "api_key")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -15,14 +16,14 @@ from controlplane.console.filters import choice, number
 from controlplane.console.pages.requests import placements
 from controlplane.console.pages.requests.selectors import filter_requests, visible_requests
 from controlplane.console.selectors.names import model_names
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 
 PAGE_SIZE = 50
 SINCE_H = (1, 6, 24, 168)
-COLUMNS = {
+COLUMNS: Columns = {
     "Request": "request_id",
     "Arrived (UTC)": "arrived_at",
     "Tenant": "tenant.name",
@@ -45,11 +46,11 @@ COLUMNS = {
     "SLO met": "slo_met",
 }
 # Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
-FLEET_COLUMNS = {"Instance": "instance", "Attempts": "attempts"}
+FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
 
 
 def requests_csv(rows: Iterable[LedgerRow], with_fleet: bool) -> HttpResponseBase:
-    return table(COLUMNS | (FLEET_COLUMNS if with_fleet else {}), rows).csv("requests")
+    return table(dict(COLUMNS) | dict(FLEET_COLUMNS if with_fleet else {}), rows).csv("requests")
 
 
 @require_safe
@@ -101,7 +102,7 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """A tenant's people see what they asked and got; where in the fleet, and what else ran there, is the fleet's."""
     row = get_object_or_404(visible_requests(request.user), pk=pk)
     slo = SloClass.objects.filter(name=row.slo_class).first()
-    phases = [
+    phases: list[dict[str, Any]] = [
         {"name": name, "ms": ms, "series": series}
         for name, ms, series in _phases(row.queue_ms or 0.0, row.ttft_ms, row.e2e_ms)
         if ms is not None and ms >= 0

@@ -6,7 +6,7 @@ from typing import Any
 from controlplane.console.charts.labels import label_sides
 from controlplane.console.charts.spec import NUMBERS, SHARE, STYLES, Chart, Series
 from controlplane.console.formats import count, percent
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 
 HOVER = "%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>"
 
@@ -55,7 +55,7 @@ def cost_against_service(
             f"{count(best['instance_hours'])} instance-hours; {title_of(least['strategy'])} used the fewest, "
             f"{count(least['instance_hours'])}, and met it for {percent(least['slo_met'])}"
         )
-    columns = {
+    columns: Columns = {
         "Strategy": lambda row: title_of(row["strategy"]),
         "Instance-hours": "instance_hours",
         "SLO met (ratio)": "slo_met",

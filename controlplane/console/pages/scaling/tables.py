@@ -23,8 +23,13 @@ OUT_OF_SERVICE = (
 class Planned:
     """Instances as they are against as they are planned."""
 
-    present: int
-    planned: int
+    @property
+    def present(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def planned(self) -> int:
+        raise NotImplementedError
 
     @property
     def delta(self) -> int:

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
 from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back, reason_of
 from controlplane.console.charts.cache import once
@@ -24,7 +25,7 @@ from controlplane.console.pages.plans.tables import MOVES, PLANS
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.console.selectors.names import model_names, place_titles
-from controlplane.console.tables import table
+from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import Model
 from controlplane.fleet.states import ActionError
@@ -36,7 +37,7 @@ from controlplane.planning.titles import title_of
 
 PLANS_SHOWN = 8
 MOVES_SHOWN = 8
-MATRIX = {
+MATRIX: Columns = {
     "Model": "line.model",
     "GPU type": "line.gpu_type",
     "Region": "cell.region",
@@ -48,7 +49,7 @@ MATRIX = {
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
-COMPARISON = {
+COMPARISON: Columns = {
     "Strategy": "title",
     "In use": "used",
     "Instance-hours": "instance_hours",
@@ -161,7 +162,7 @@ def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
         messages.error(request, f"The plan for {plan.model} still waits: give a reason, which is kept with the event.")
     else:
         try:
-            decided = DECISIONS[decision](plan, request.user, reason)
+            decided = DECISIONS[decision](plan, user_of(request), reason)
         except ActionError as refusal:
             messages.error(request, f"{str(refusal).rstrip('.')}.")
         else:
@@ -189,7 +190,7 @@ def policy(request: HttpRequest, pk: int) -> HttpResponse:
     try:
         parameters = json.loads(given.get("parameters", "").strip() or "{}")
         row = services.set_policy(
-            model, given.get("strategy", ""), given.get("mode", ""), parameters, request.user, reason
+            model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
         )
     except ValueError as error:
         messages.error(request, f"{model} is scaled as before: the parameters are not JSON ({error}).")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
@@ -14,7 +14,7 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
 from controlplane.console.live.views import live_context
-from controlplane.console.tables import moment, table
+from controlplane.console.tables import Columns, moment, table
 
 # Shape, colour and word of each state.
 JOB_MARKS = {
@@ -31,7 +31,7 @@ PART_MARKS = {
     "off": ("stopped", "Off"),
     "ok": ("ready", "OK"),
 }
-COLUMNS = {
+COLUMNS: Columns = {
     "Job": "name",
     "Run by": "kind",
     "State": "state",
@@ -70,7 +70,7 @@ def part_row(part: dict[str, Any]) -> dict[str, Any]:
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def system(request: HttpRequest) -> HttpResponse:
+def system(request: HttpRequest) -> HttpResponseBase:
     if not may(request, Role.OPERATOR):  # what a viewer's attention list points to is told by events too
         return redirect(f"{reverse('console:events')}?q=monitor")
     state = hub.state()

@@ -3,7 +3,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
@@ -83,7 +83,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(result))
         else:
-            console = Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH)
+            console = Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH)
             if options["paper"] in FURTHER:
                 FURTHER[options["paper"]].show(console, result)
             else:

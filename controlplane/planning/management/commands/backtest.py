@@ -1,17 +1,17 @@
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import numpy as np
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from controlplane.gateway.models import MinuteRow
@@ -130,7 +130,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))
         else:
-            show(Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH), about, rows)
+            show(Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH), about, rows)
 
     def _run(
         self, progress: Progress, series: Series, chosen: dict[str, Any], fit: int, test: int, horizon: int, name: str
@@ -138,6 +138,10 @@ class Command(BaseCommand):
         found = []
         for forecaster, make in chosen.items():
             bar = progress.add_task(f"{name}: {forecaster}", total=test)
+
+            def advance(_: str, done: int, __: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=done)
+
             try:
                 found += backtest(
                     series,
@@ -145,7 +149,7 @@ class Command(BaseCommand):
                     fit,
                     horizon,
                     test_windows=test,
-                    progress=lambda _, done, __, bar=bar: progress.update(bar, completed=done),
+                    progress=advance,
                 )
             except ValueError as error:
                 raise CommandError(f"{name}: {error}") from error
@@ -239,7 +243,7 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     """Series of every model and region (and SLO class) of the ledger's minute rows."""
     if window_s % 60:
         raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
-    rows: Iterable[dict[str, Any]] = MinuteRow.objects.order_by().values(
+    rows: Iterable[Mapping[str, Any]] = MinuteRow.objects.order_by().values(
         "minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens"
     )
     by = ("model", "region", "slo_class") if by_class else ("model", "region")

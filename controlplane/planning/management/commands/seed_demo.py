@@ -1,5 +1,7 @@
 """`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, and the policies that scale it."""
 
+from typing import Literal
+
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.fleet.demo import seed
@@ -17,7 +19,7 @@ class Command(BaseCommand):
             help="with emulated instances (to be started by `manage.py up`), or with none (default: %(default)s)",
         )
 
-    def handle(self, *, fleet: str, **options: object) -> None:
+    def handle(self, *, fleet: Literal["none", "emulated"], **options: object) -> None:
         created = seed(fleet) + planning.seed()
         if created:
             self.stdout.write("Created " + ", ".join(f"{count} {kind}" for kind, count in created.items()) + ".")

@@ -2,7 +2,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(as_json(fits, failed, stored)))
             return
-        console = Console(file=self.stdout, width=150)
+        console = Console(file=cast(TextIO, self.stdout), width=150)
         console.print(as_table(fits))
         for setting, why in failed.items():
             console.print(f"[yellow]{setting}[/]: {why}")

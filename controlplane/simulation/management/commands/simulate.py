@@ -3,7 +3,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -87,7 +87,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(as_json(about, measures)))
         else:
-            show(Console(file=self.stdout, width=None if sys.stdout.isatty() else WIDTH), about, measures)
+            show(Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH), about, measures)
 
 
 def compile_for(staged: Stage) -> None:

@@ -1,0 +1,23 @@
+"""What is known of a request beyond Django's `HttpRequest`."""
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+
+from controlplane.accounts.models import Role, User
+
+
+class NotedRequest(HttpRequest):
+    """A request with what the admin and the console note on it; each attribute exists once it has been set."""
+
+    fleet_role: Role | None
+    audit_before: dict[str, Any]
+    new_secret: str
+
+
+def user_of(request: HttpRequest) -> User:
+    """The person who is signed in. Raises PermissionDenied if nobody is."""
+    if not request.user.is_authenticated:
+        raise PermissionDenied
+    return request.user
