@@ -154,7 +154,7 @@ SESSION_COOKIE_HTTPONLY = True
 CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = 12 * 3600
-CSRF_FAILURE_VIEW = "controlplane.console.views.errors.forged"
+CSRF_FAILURE_VIEW = "controlplane.console.pages.errors.views.forged"
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 

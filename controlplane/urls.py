@@ -11,6 +11,6 @@ urlpatterns = [
     path("", include("controlplane.console.urls")),
 ]
 
-handler403 = "controlplane.console.views.errors.forbidden"
-handler404 = "controlplane.console.views.errors.not_found"
-handler500 = "controlplane.console.views.errors.broken"
+handler403 = "controlplane.console.pages.errors.views.forbidden"
+handler404 = "controlplane.console.pages.errors.views.not_found"
+handler500 = "controlplane.console.pages.errors.views.broken"

@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from controlplane import __version__
 from controlplane.accounts.models import Role
-from controlplane.console.access import may, role_of
-from controlplane.console.hub import hub
-from controlplane.console.state import SOURCE_TEXT, LiveState, Source
+from controlplane.console.access.roles import may, role_of
+from controlplane.console.live.hub import hub
+from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
 
 DELAYED_S = 3.0  # three intervals of the live connection
 LOST_S = 15.0

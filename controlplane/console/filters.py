@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest, QueryDict
 
-from controlplane.console.charts import DEMANDS
-
 RANGES_MIN = (5, 15, 60)
 DEFAULT_RANGE_MIN = 15
 
@@ -63,3 +61,10 @@ def order_of(request: HttpRequest, fields: Iterable[str], default: str) -> Order
     """`?sort=name` or `?sort=-name` among *fields*."""
     text = choice(request.GET, "sort", [sign + field for field in fields for sign in ("", "-")], default)
     return Order(text.removeprefix("-"), text.startswith("-"))
+
+
+DEMANDS = {
+    "output": ("output_tokens_per_s", "Output tokens per second", "tok/s", "Output tok/s"),
+    "prompt": ("prompt_tokens_per_s", "Prompt tokens per second", "tok/s", "Prompt tok/s"),
+    "requests": ("requests_per_s", "Requests per second", "/s", "Requests/s"),
+}

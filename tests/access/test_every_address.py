@@ -22,8 +22,8 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 from controlplane.api import records
 from controlplane.api.urls import api
 from controlplane.asgi import application, websockets
-from controlplane.console import consumers
-from controlplane.console.state import TOPICS
+from controlplane.console.live import consumers
+from controlplane.console.live.state import TOPICS
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.operations import Operations
 from tests.access import expected

@@ -5,10 +5,10 @@ import time
 import orjson
 import pytest
 
-from controlplane.console import dashboards
-from controlplane.console.attention import Known
-from controlplane.console.hub import LiveHub, hub
-from controlplane.console.state import LiveState, Source
+from controlplane.console.charts import cache
+from controlplane.console.live.attention import Known
+from controlplane.console.live.hub import LiveHub, hub
+from controlplane.console.live.state import LiveState, Source
 from tests.console.feed import Feed
 from tests.inventory import *  # noqa: F403 (fixtures)
 
@@ -42,7 +42,7 @@ def live(monkeypatch):
     hub._history.clear()
     hub._known = Known()
     hub._events, hub._last_event_id = (), None
-    dashboards._built.clear()
+    cache._built.clear()
     yield Live(hub)
     hub._state = LiveState()
     hub._looked.clear()

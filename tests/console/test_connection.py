@@ -10,8 +10,8 @@ from django.test import Client
 from uvicorn.protocols.utils import ClientDisconnected
 
 from controlplane.asgi import websockets
-from controlplane.console import consumers, deltas
-from controlplane.console.state import Source
+from controlplane.console.live import consumers, deltas
+from controlplane.console.live.state import Source
 from controlplane.events.services import record
 from tests.console.sockets import Socket
 

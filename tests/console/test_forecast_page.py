@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from controlplane.console import outlooks, planning_charts
-from controlplane.console.outlooks import Asked
-from controlplane.console.previews import preview
+from controlplane.console.charts.previews import preview
+from controlplane.console.pages.forecast import charts
+from controlplane.console.pages.forecast import selectors as outlooks
+from controlplane.console.pages.forecast.selectors import Asked
 from controlplane.events.services import record
 from controlplane.exports import cell
 from controlplane.fleet.models import SloClass, SloKind
@@ -310,7 +311,7 @@ def test_a_class_without_demand_shows_no_axis_of_thousandths_of_a_token_and_no_e
 def test_a_small_demand_is_written_without_a_unit_of_measure(reader, flexible, level, ticks):
     seen = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
     windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
-    drawn = planning_charts.forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "").figure
+    drawn = charts.demand_and_forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "").figure
     assert drawn["layout"]["yaxis"]["tickformat"] == ticks
 
 
@@ -440,8 +441,8 @@ def test_a_backtest_without_a_quantity_or_numbers_still_has_a_board(db):
     assert [row["forecaster"] for row in board] == ["arima", "ets"]
     assert board[0]["scores"][1] is None
     scores = outlooks.scores(backtest, "prompt")
-    assert planning_charts.error_by_horizon(scores, 600, "").figure is None
-    assert planning_charts.coverage(scores, "").rows == [["ARIMA", 0.7, None]]
+    assert charts.error_by_horizon(scores, 600, "").figure is None
+    assert charts.coverage(scores, "").rows == [["ARIMA", 0.7, None]]
 
 
 # Drawings without a script
@@ -475,10 +476,10 @@ def test_a_preview_puts_points_where_their_times_are():
 def test_the_chart_begins_where_anything_is_known(db):
     starts = [NOW + timedelta(minutes=at) for at in range(5)]
     series = {"starts": starts, "expected": [None] * 5, "window_s": 60, "now": NOW, "planned": None, "unit": "output"}
-    young = planning_charts.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
+    young = outlooks.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
     assert young.since_known().starts == starts[3:]
     assert young.since_known().actual == [7.0, None]
-    empty = planning_charts.Outlook(actual=[None] * 5, capacity=[0.0] * 5, **series)
+    empty = outlooks.Outlook(actual=[None] * 5, capacity=[0.0] * 5, **series)
     assert empty.since_known() == empty
 
 
@@ -488,7 +489,7 @@ def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
         None if at in (0, 3) else selectors.Window(start, 5.0, 4.0, 6.0, 3.0, 7.0, 1) for at, start in enumerate(starts)
     ]
     nothing = [None] * 6
-    outlook = planning_charts.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
-    bands = planning_charts._band(starts, outlook, 80)
-    assert [list(trace.y) for trace in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
-    assert [trace.fill for trace in bands] == [None, "tonexty", None, "tonexty"]
+    outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
+    bands = charts._band(starts, outlook, 80)
+    assert [list(edge.y) for edge in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
+    assert [edge.more.get("fill") for edge in bands] == [None, "tonexty", None, "tonexty"]

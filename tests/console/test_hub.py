@@ -8,8 +8,8 @@ import time
 import pytest
 import redis
 
-from controlplane.console.hub import LiveHub
-from controlplane.console.state import Source
+from controlplane.console.live.hub import LiveHub
+from controlplane.console.live.state import Source
 from controlplane.dispatch.wire import LIVE_CHANNEL, SUMMARY_KEY
 from tests.console.conftest import REAL_START
 from tests.console.feed import Feed, demo_rows, fill_history, publish

@@ -9,9 +9,10 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console import length_charts, length_service, length_tables
+from controlplane.console.charts.previews import preview
 from controlplane.console.filters import Order
-from controlplane.console.previews import preview
+from controlplane.console.live import length_service
+from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthMinute, LengthVersion
@@ -102,7 +103,7 @@ def test_the_service_is_told_as_the_gateway_tells_it(reader, now, live, fleet_fe
 def test_a_gateway_without_the_service_is_told_apart_from_silence(reader, now, live, fleet_feed, monkeypatch):
     monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
     live.show(fleet_feed)
-    assert "tells of no length service" in page(reader)
+    assert "reports no length service" in page(reader)
     assert length_service.table_of({})["scope"] == []
     nothing = length_service.row_of({"answered": {"cache": 0}})
     assert nothing["answered"] == 0
@@ -161,15 +162,15 @@ def test_a_mistyped_link_still_shows_the_page(reader, furnished, query):
     assert region(page(reader, **query), "lines").count('<th scope="row">') == 4
 
 
-@pytest.mark.parametrize("field", length_tables.COLUMNS)
+@pytest.mark.parametrize("field", tables.COLUMNS)
 def test_every_column_sorts_both_ways(reader, furnished, field):
     found = {
         ("b", "x"): Measures(2, 10, 8, 4, 1, 2, 2, 1, 2),
         ("a", "y"): Measures(9, 20, 30, 40),
         ("c", "z"): Measures(),
     }
-    ascending = length_tables.lines(found, Order(field, False), set())
-    descending = length_tables.lines(found, Order(field, True), set())
+    ascending = tables.lines(found, Order(field, False), set())
+    descending = tables.lines(found, Order(field, True), set())
     known = 3 if field in ("model", "tenant", "requests") else 2
     assert ascending[:known] == descending[:known][::-1]
     assert ascending[known:] == descending[known:]
@@ -231,7 +232,7 @@ def test_charts_of_one_tenant_are_not_shown_to_another(client, member, stranger,
 
 def test_the_chart_of_pairs_is_logarithmic_with_a_diagonal(furnished, now):
     pairs, of = selectors.pairs(scope_of(now, 6))
-    chart = length_charts.predicted_against_actual(pairs, of)
+    chart = charts.predicted_against_actual(pairs, of)
     axis = chart.figure["layout"]["xaxis"]
     assert axis["type"] == chart.figure["layout"]["yaxis"]["type"] == "log"
     assert axis["range"] == chart.figure["layout"]["yaxis"]["range"]
@@ -249,23 +250,23 @@ def test_the_chart_of_pairs_is_logarithmic_with_a_diagonal(furnished, now):
 
 def test_lengths_of_no_tokens_have_a_place(now):
     nought = selectors.Pair(now, "a", "acme", "prior", 3, 0, 0)
-    chart = length_charts.predicted_against_actual([nought], 1)
+    chart = charts.predicted_against_actual([nought], 1)
     assert chart.figure["data"][1]["x"] == [1]
     assert "<ellipse" in preview(chart.figure)
 
 
 def test_calibration_stands_beside_what_is_promised():
     found = {"prior": Measures(10, 1, 1, 1, below_median=4, below_upper=9), "shadow student 3": Measures(5, 1, 1)}
-    chart = length_charts.calibration(found)
+    chart = charts.calibration(found)
     assert [shape["y0"] for shape in chart.figure["layout"]["shapes"]] == [0.5, 0.9]
     assert chart.rows == [["prior", 0.4, 0.9, 10], ["shadow student 3", 0.0, 0.0, 5]]
     assert "40.0 % were at most as long as the median and 90.0 %" in chart.sentence
-    assert length_charts.calibration({}).figure is None
+    assert charts.calibration({}).figure is None
 
 
 def test_error_by_length_names_the_buckets():
     found = {1: Measures(2, 6, 2, 4), 64: Measures(1, 10, 100, 90), 128: Measures()}
-    chart = length_charts.error_by_length(found)
+    chart = charts.error_by_length(found)
     assert [row[0] for row in chart.rows] == ["1", "64 to 127"]
     assert chart.sentence == (
         "Error by length: the largest is 90.0 tokens, for answers of 64 to 127 tokens, with a bias of \N{MINUS SIGN}90."
@@ -304,8 +305,8 @@ def usable(furnished, monkeypatch):
 
 
 def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reader, furnished, now):
-    shown = {row.version.number: row for row in length_tables.version_rows(
-        selectors.by_predictor(scope_of(now, 6)), length_tables.compare(scope_of(now, 6))
+    shown = {row.version.number: row for row in tables.version_rows(
+        selectors.by_predictor(scope_of(now, 6)), tables.compare(scope_of(now, 6))
     )}  # fmt: skip
     assert shown[2].live.requests > 0
     assert shown[3].live.requests > shown[2].live.requests  # it predicts what caches answer, too

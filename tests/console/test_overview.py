@@ -5,8 +5,8 @@ import re
 import pytest
 from django.urls import reverse
 
-from controlplane.console import selectors
-from controlplane.console.attention import Known, find, of_model
+from controlplane.console.live.attention import Known, find, of_model
+from controlplane.console.selectors.events import events_after
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.models import Model as LanguageModel
@@ -75,7 +75,7 @@ def test_what_is_pushed_can_be_narrowed_too(live, two_models):
         assert of_model(attention, model)["total"] < attention["total"]
     assert of_model(attention, "without-trouble") == {"items": [], "total": 0}
     assert of_model(attention, "") is attention
-    models = [row["model"] for row in selectors.events_after(0, 10)]
+    models = [row["model"] for row in events_after(0, 10)]
     assert models == ["llama-3.1-8b", "mistral-7b", "mistral-7b", ""]
 
 

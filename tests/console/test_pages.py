@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import hash_secret
 from controlplane.console.finders import PACKAGE_DATA, guarded_style_ids
-from controlplane.console.state import Source
+from controlplane.console.live.state import Source
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from tests.console.conftest import rows_of
@@ -367,14 +367,14 @@ def test_unknown_pages_and_broken_ones_keep_the_look(reader, monkeypatch):
     answer = reader.get("/no/such/page/")
     assert answer.status_code == 404
     assert "Not found" in text_of(answer)
-    monkeypatch.setattr("controlplane.console.views.overview.dashboards.overview", lambda *_: 1 / 0)
+    monkeypatch.setattr("controlplane.console.pages.overview.views.overview_charts", lambda *_: 1 / 0)
     careless = Client(raise_request_exception=False)
     careless.cookies = reader.cookies
     answer = careless.get("/")
     assert answer.status_code == 500
     assert "Something broke" in text_of(answer)
     assert "ZeroDivisionError" not in text_of(answer)
-    assert "Pilothouse" in render_to_string("console/500.html")
+    assert "Pilothouse" in render_to_string("console/errors/500.html")
 
 
 def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet_feed):
@@ -420,7 +420,7 @@ def test_queries_do_not_grow_with_rows(
 
 
 def test_the_timeline_has_no_gaps(make_instance):
-    from controlplane.console.timeline import WIDTH, timeline
+    from controlplane.console.pages.instances.timeline import WIDTH, timeline
 
     now = timezone.now()
     row = make_instance()

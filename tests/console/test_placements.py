@@ -3,8 +3,8 @@
 import pytest
 from django.urls import reverse
 
-from controlplane.console import placements
 from controlplane.console.formats import NONE
+from controlplane.console.pages.requests import placements
 
 
 def seen(name, score=None, parts=None, **changes):

@@ -3,8 +3,8 @@
 import pytest
 from django.urls import reverse
 
-from controlplane.console import selectors
-from controlplane.console.attention import Known, find
+from controlplane.console.live.attention import Known, find
+from controlplane.console.selectors.attention import rollouts_failed
 from controlplane.events.models import Event
 from controlplane.fleet import revisions, rollouts
 from controlplane.fleet.launching import launch_spec
@@ -78,10 +78,10 @@ def test_an_operator_rolls_out_and_cancels(client, operator, outdated, deploymen
 def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):
     tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
     rollout = rollouts.start(deployment, "ada", "x")
-    assert selectors.rollouts_failed() == ()
+    assert rollouts_failed() == ()
     Rollout.objects.filter(pk=rollout.pk).update(state="failed", message="one: out of memory")
-    (item,) = find(tables, Known(rollouts=selectors.rollouts_failed()))["items"]
+    (item,) = find(tables, Known(rollouts=rollouts_failed()))["items"]
     assert item["title"] == "The rollout of llama-3.1-8b in us-east failed"
     assert item["detail"] == "one: out of memory"
     Deployment.objects.update(max_num_seqs=256)
-    assert selectors.rollouts_failed() == ()
+    assert rollouts_failed() == ()

@@ -10,8 +10,11 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console import labels, plan_inputs, planning_charts, scaling_tables
-from controlplane.console.views.scaling import strategies_used
+from controlplane.console.charts import labels
+from controlplane.console.pages.plans import cards
+from controlplane.console.pages.plans import inputs as inputs_of
+from controlplane.console.pages.scaling import charts, tables
+from controlplane.console.pages.scaling.views import strategies_used
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Region
 from controlplane.planning import selectors, services
@@ -79,13 +82,13 @@ def table(answer) -> list[dict[str, str]]:
 def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
     model = two_places[0].model
     plan = planning_rows.plan(model, now, "advice", (1, -1))
-    matrix = scaling_tables.matrix("", {model.name: plan}, {"us-east": "US East"}, now)
+    matrix = tables.matrix("", {model.name: plan}, {"us-east": "US East"}, now)
     (line,) = matrix.lines
     east, west = line.cells
     assert matrix.regions == (("us-east", "US East"), ("us-west", "us-west"))
-    assert (east.present, east.target, east.delta, east.aside) == (3, 4, 1, "1 starting")
-    assert (west.present, west.target, west.delta, west.aside) == (1, 0, -1, "1 draining")
-    assert (line.present, line.target, line.delta) == (4, 4, 0)
+    assert (east.present, east.target, east.delta, east.not_ready) == (3, 4, 1, "1 starting")
+    assert (west.present, west.target, west.delta, west.not_ready) == (1, 0, -1, "1 draining")
+    assert (line.present, line.planned, line.delta) == (4, 4, 0)
     assert matrix.totals == [(3, 4), (1, 0)]
     each = 2 * 1.35
     assert matrix.usd_now == pytest.approx(4 * each)
@@ -96,10 +99,10 @@ def test_the_matrix_counts_present_and_planned_and_their_cost(two_places, now):
 def test_a_plan_that_is_out_of_date_says_nothing(two_places, now):
     model = two_places[0].model
     plan = planning_rows.plan(model, now - timedelta(hours=3), "carried_out", (1, 1))
-    matrix = scaling_tables.matrix("", {model.name: plan}, {}, now)
+    matrix = tables.matrix("", {model.name: plan}, {}, now)
     assert [cell.target for cell in matrix.lines[0].cells] == [None, None]
-    assert matrix.target == matrix.present == 4
-    assert scaling_tables.card(plan, {}, now).expired
+    assert matrix.planned == matrix.present == 4
+    assert cards.card_of(plan, {}, now).expired
 
 
 def test_a_place_without_a_deployment_is_empty(two_places, make_instance, now, gpu_type):
@@ -107,11 +110,11 @@ def test_a_place_without_a_deployment_is_empty(two_places, make_instance, now, g
     other.pk, other.name = None, "another"
     other.save()
     Deployment.objects.create(model=other, region=two_places[1].region, gpu_type=gpu_type, tensor_parallel=4)
-    matrix = scaling_tables.matrix("", {}, {}, now)
+    matrix = tables.matrix("", {}, {}, now)
     first = matrix.lines[0]
     assert first.model == "another"
     assert [cell.deployed for cell in first.cells] == [False, True]
-    assert scaling_tables.matrix("llama-3.1-8b", {}, {}, now).lines[0].model == "llama-3.1-8b"
+    assert tables.matrix("llama-3.1-8b", {}, {}, now).lines[0].model == "llama-3.1-8b"
 
 
 def test_the_current_plan_is_the_newest_that_still_stands(two_places, now):
@@ -338,7 +341,7 @@ def test_a_plan_shows_all_that_it_was_made_from(reader, two_places, now):
     html = page(reader, "plan", plan.pk)
     for word in (
         "Targets",
-        "What binds",
+        "Binding constraints",
         "usd_per_gpu_hour",
         "measured, 41 windows",
         "at least 80% of a region",
@@ -383,7 +386,7 @@ def test_moves_are_listed_with_their_reasons(reader, two_places, now):
 
 
 def test_the_comparison_marks_the_best_and_those_in_use(now, db):
-    rows = scaling_tables.comparison_rows(planning_rows.comparison(now).rows, {"reactive"})
+    rows = tables.comparison_rows(planning_rows.comparison(now).rows, {"reactive"})
     assert [row["strategy"] for row in rows][:2] == ["pilothouse", "lt_ua"]  # the fewest instance-hours first
     by_name = {row["strategy"]: row for row in rows}
     assert by_name["pilothouse"]["best"] >= {"instance_hours", "usd", "waste_hours"}
@@ -392,13 +395,13 @@ def test_the_comparison_marks_the_best_and_those_in_use(now, db):
 
 
 def test_the_strategies_chart_says_what_it_shows(now, db):
-    chart = planning_charts.strategies(planning_rows.comparison(now).rows, title_of, {"reactive"}, "")
+    chart = charts.cost_against_service(planning_rows.comparison(now).rows, title_of, {"reactive"}, "")
     assert chart.sentence == (
         "Strategies: Siloed met the SLO for 100% of the requests with 96 instance-hours; "
         "Pilothouse used the fewest, 53, and met it for 99%."
     )
     assert [len(trace["x"]) for trace in chart.figure["data"]] == [1, len(planning_rows.STRATEGIES) - 1]
-    assert planning_charts.strategies([{"strategy": "reactive"}], title_of, set(), "").figure is None
+    assert charts.cost_against_service([{"strategy": "reactive"}], title_of, set(), "").figure is None
 
 
 def test_the_chart_is_redrawn_alone(reader, two_places, now):
@@ -439,12 +442,12 @@ def test_inputs_of_an_old_plan_are_read_as_far_as_they_go(two_places, now):
     plan = planning_rows.plan(
         two_places[0].model, now, "carried_out", inputs={"usd_per_gpu_hour": {"a100-80gb": "1.35"}}
     )
-    inputs = plan_inputs.read(plan, {})
+    inputs = inputs_of.read(plan, {})
     assert (inputs.demand, inputs.facts) == ([], [])
     assert [(row["usd"], row["used"]) for row in inputs.hardware] == [(1.35, None)]
     assert [(row["least"], row["gpus"]) for row in inputs.places] == [(None, None)] * 2
     plan.inputs, plan.targets = {}, []
-    assert not plan_inputs.read(plan, {})
+    assert not inputs_of.read(plan, {})
 
 
 def test_a_comparison_without_a_result_says_why(reader, now):
@@ -470,7 +473,7 @@ def test_a_comparison_without_a_result_says_why(reader, now):
     ],
 )
 def test_a_reason_is_told_without_the_place_that_stands_beside_it(reason, shown):
-    assert scaling_tables.without_place(reason, "llama-3.1-8b") == shown
+    assert cards.without_place(reason, "llama-3.1-8b") == shown
 
 
 @pytest.mark.parametrize(
@@ -488,5 +491,5 @@ def test_a_reason_is_told_without_the_place_that_stands_beside_it(reason, shown)
 )
 def test_a_plan_says_in_words_what_of_the_forecast_it_is_for(demand_of, words):
     assert (
-        dict(plan_inputs.read(ScalingPlan(inputs={"demand_of": demand_of}, targets=[]), {}).facts)["Demand is"] == words
+        dict(inputs_of.read(ScalingPlan(inputs={"demand_of": demand_of}, targets=[]), {}).facts)["Demand is"] == words
     )

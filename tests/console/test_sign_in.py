@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from controlplane.accounts.services import create_sign_in_link
-from controlplane.console import lockout
+from controlplane.console.access import lockout
 from controlplane.events.models import Event
 
 URL = "/sign-in/"

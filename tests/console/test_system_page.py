@@ -8,9 +8,9 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console import selectors
-from controlplane.console.attention import Known, find
-from controlplane.console.state import Source, tables_of
+from controlplane.console.live.attention import Known, find
+from controlplane.console.live.state import Source, tables_of
+from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds
 from controlplane.jobs import monitor
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.monitor import write_notice
@@ -33,7 +33,7 @@ def html_of(client, name="system", **query) -> str:
 
 
 def known(**values) -> Known:
-    return Known(selectors.queue_bounds(), selectors.min_instances(), selectors.plans_waiting(), **values)
+    return Known(queue_bounds(), min_instances(), plans_waiting(), **values)
 
 
 def titles(feed: Feed) -> list[str]:
@@ -71,7 +71,7 @@ class TestPage:
 
     def test_without_a_gateway_it_says_what_is_missing(self, operated, live):
         html = html_of(operated)
-        assert "No gateway has said how the parts stand" in html
+        assert "No gateway has reported the state of the parts" in html
         assert "No job is known yet" in html
 
     def test_while_redis_is_away_this_process_says_what_it_knows(self, operated, live, monkeypatch):
@@ -125,10 +125,10 @@ class TestAttention:
         assert found[f"{ready} of 2 instances of llama-3.1-8b in us-east are ready"] == severity
 
     def test_an_inactive_deployment_promises_nothing(self, deployment):
-        assert selectors.min_instances() == {("llama-3.1-8b", "us-east"): 1}
+        assert min_instances() == {("llama-3.1-8b", "us-east"): 1}
         deployment.active = False
         deployment.save()
-        assert selectors.min_instances() == {}
+        assert min_instances() == {}
 
     def test_plans_that_wait_for_an_operator(self, operated, live, fleet_feed, language_model):
         def plan(minutes, status=PlanStatus.ADVICE):

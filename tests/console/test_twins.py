@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.console import deltas
 from controlplane.console.formats import FORMATS, age, duration
+from controlplane.console.live import deltas
 
 JS = Path(__file__).parent.parent.parent / "static/console/js"
 NODE = shutil.which("node")

@@ -11,7 +11,8 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from controlplane.console import formats, previews
+from controlplane.console import formats
+from controlplane.console.charts import previews
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
 from controlplane.planning.titles import title_of

@@ -3,7 +3,7 @@
 //   events  {events}           new rows of the event record; also while paused
 //   change  {}                 connection, pause or source changed
 //   reload  {}                 the page should fetch itself anew
-// Protocol: controlplane/console/consumers.py.
+// Protocol: controlplane/console/live/consumers.py.
 import { apply } from "./apply.js";
 
 const DELAYED_S = 3;

@@ -1,0 +1,75 @@
+"""The last hour as the gateway sampled it every five seconds: windows of it, thinned for charts, by time and series.
+
+A sample (`gateway.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "endpoints": columns of demand,
+"kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+POINTS = 180  # of a line; 5 s apart for 15 minutes, 20 s for an hour
+
+Sample = dict[str, Any]
+Series = list[float | None]
+
+
+def window(history: Sequence[Sample], range_s: float, now_s: float) -> list[Sample]:
+    """The samples of the last *range_s* seconds, thinned evenly to at most POINTS; the newest is always kept."""
+    since = now_s - range_s
+    samples = [sample for sample in history if sample["ts"] >= since]
+    step = -(-len(samples) // POINTS) or 1
+    return samples[::-1][::step][::-1]
+
+
+def times(samples: Sequence[Sample]) -> list[datetime]:
+    """Times of *samples* in the time zone of the pages."""
+    zone = timezone.get_current_timezone()
+    return [datetime.fromtimestamp(sample["ts"], zone).replace(microsecond=0) for sample in samples]
+
+
+def tile_of(sample: Sample, model: str = "") -> dict[str, Any]:
+    return (sample.get("models") or {}).get(model) or {} if model else sample.get("fleet") or {}
+
+
+def tile_series(samples: Sequence[Sample], field: str, model: str = "") -> Series:
+    """One fleet number over time, of all models or of one."""
+    return [tile_of(sample, model).get(field) for sample in samples]
+
+
+def demand_by_region(samples: Sequence[Sample], field: str, model: str = "") -> dict[str, Series]:
+    """*field* summed over the endpoints of each region, of all models or of one; None before anything was known."""
+    regions: dict[str, Series] = {}
+    for at, sample in enumerate(samples):
+        endpoints = sample.get("endpoints")
+        if not endpoints:
+            continue
+        for name, region, value in zip(endpoints["model"], endpoints["region"], endpoints[field], strict=True):
+            if model and name != model:
+                continue
+            series = regions.setdefault(region, [None] * len(samples))
+            series[at] = (series[at] or 0) + (value or 0)
+    return dict(sorted(regions.items()))
+
+
+def kv_by_instance(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Series]:
+    """KV cache use of each of *names* over time."""
+    return {name: [(sample.get("kv") or {}).get(name) for sample in samples] for name in names}
+
+
+def load_of_instance(samples: Sequence[Sample], name: str) -> tuple[Series, Series]:
+    """Requests running in, and waiting inside, one instance over time."""
+    pairs = [(sample.get("load") or {}).get(name) or (None, None) for sample in samples]
+    return [running for running, _ in pairs], [waiting for _, waiting in pairs]
+
+
+def newest_s(history: Sequence[Sample]) -> float:
+    """When the newest sample was taken; 0.0 without any."""
+    return history[-1]["ts"] if history else 0.0
+
+
+def latest(history: Sequence[Sample], range_s: float) -> list[Sample]:
+    """The last *range_s* seconds up to the newest sample."""
+    return window(history, range_s, newest_s(history))

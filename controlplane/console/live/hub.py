@@ -1,0 +1,262 @@
+"""The live hub: one thread of the web process that follows Redis and new events, and tells whoever watches.
+
+Pages read `hub.state()`; connections (`consumers.py`) hold a `Watcher`, which wakes them and carries no data, so that
+nothing can queue up: who is slow simply sees a later state. A thread, since synchronous pages, the test client and
+connections on any event loop can all read an immutable object. Losing Redis is a state like any other; the hub keeps
+trying, and pages say so.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+import redis
+from django.conf import settings
+from django.db import DatabaseError, close_old_connections
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from controlplane.console.live.attention import Known
+from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
+from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds, rollouts_failed
+from controlplane.console.selectors.events import events_after, newest_event_id
+from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+
+logger = logging.getLogger(__name__)
+
+EVENTS_S = 1.0
+KNOWN_S = 5.0
+FIRST_LOOK_S = 1.0  # how long the first page of a process waits for the first look at Redis
+RETRY_S = (0.5, 5.0)
+RECENT_EVENTS = 50
+
+
+class Watcher:
+    """Somebody who wants to know that the hub has something new. `changed` is set from the hub's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wants_events: bool) -> None:
+        self.changed = asyncio.Event()
+        self.wants_events = wants_events
+        self._loop = loop
+
+    def wake(self) -> None:
+        # RuntimeError: the loop was closed under a connection that never said goodbye.
+        try:
+            self._loop.call_soon_threadsafe(self.changed.set)
+        except RuntimeError:
+            logger.debug("a watcher's event loop is closed")
+
+
+class LiveHub:
+    def __init__(self, redis_url: str | None = None) -> None:
+        self._redis_url = redis_url
+        self._state = LiveState()
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_LENGTH)
+        self._events: tuple[dict[str, Any], ...] = ()
+        self._last_event_id: int | None = None
+        self._known = Known()
+        self._watchers: set[Watcher] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._looked = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._due = {"history": 0.0, "events": 0.0, "known": 0.0}
+
+    # What others call.
+
+    def state(self) -> LiveState:
+        """The newest state; starts the hub if need be, and gives the first look a moment."""
+        self.start()
+        self._looked.wait(FIRST_LOOK_S)
+        return self._state
+
+    def latest(self) -> LiveState:
+        """The newest state, without waiting: for code on an event loop."""
+        return self._state
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._stopping.clear()
+                self._thread = threading.Thread(target=self._run, name="live-hub", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread:
+            self._stopping.set()
+            thread.join(timeout=2)
+
+    def watch(self, wants_events: bool = False) -> Watcher:
+        """A watcher of the running event loop; give it back with `unwatch`."""
+        watcher = Watcher(asyncio.get_running_loop(), wants_events)
+        with self._lock:
+            self._watchers.add(watcher)
+        self.start()
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+
+    @property
+    def clients(self) -> int:
+        return len(self._watchers)
+
+    def events_after(self, event_id: int | None) -> list[dict[str, Any]]:
+        """New events that the hub has seen, oldest first, after *event_id* (None: those from now on)."""
+        return [event for event in self._events if event_id is None or event["id"] > event_id]
+
+    @property
+    def last_event_id(self) -> int | None:
+        return self._last_event_id
+
+    # The thread.
+
+    def _run(self) -> None:
+        retry_s = RETRY_S[0]
+        self._read_known()
+        while not self._stopping.is_set():
+            try:
+                with redis.Redis.from_url(
+                    self._redis_url or settings.REDIS_URL,
+                    socket_connect_timeout=2,
+                    socket_timeout=5,
+                    health_check_interval=10,
+                    retry=Retry(NoBackoff(), 0),  # trying again is this loop's work
+                ) as client:
+                    self._follow(client)
+                retry_s = RETRY_S[0]
+            except (redis.RedisError, OSError) as error:
+                if self._state.source == Source.LIVE:
+                    logger.warning("live hub: Redis does not answer: %s", error)
+                    retry_s = RETRY_S[0]
+                self._publish(replace(self._state, version=self._state.version + 1, source=Source.UNREACHABLE))
+                self._looked.set()
+            except Exception:
+                logger.exception("live hub: begins anew")
+            until = time.monotonic() + retry_s * random.uniform(0.75, 1.25)
+            while time.monotonic() < until and not self._stopping.wait(0.25):
+                self._keep_house(None)
+            retry_s = min(retry_s * 2, RETRY_S[1])
+
+    def _follow(self, client: redis.Redis) -> None:
+        """Take what is there, then what comes, until Redis goes away or the hub stops."""
+        with client.pubsub(ignore_subscribe_messages=True) as channel:
+            channel.subscribe(LIVE_CHANNEL)
+            # A new Redis has none: what is held stays.
+            self._take_history(cast(list[bytes], client.lrange(HISTORY_KEY, 0, -1)))
+            summary = cast(bytes | None, client.get(SUMMARY_KEY))
+            if summary is not None:
+                self.take(summary)
+            else:
+                self._publish(replace(self._state, version=self._state.version + 1, source=Source.SILENT))
+            self._looked.set()
+            while not self._stopping.is_set():
+                message = channel.get_message(timeout=0.25)
+                if message is not None:
+                    self.take(message["data"])
+                self._keep_house(client)
+
+    def take(self, data: bytes) -> None:
+        """Make *data*, a published summary, the newest state. One that cannot be read is logged and left out."""
+        try:
+            summary = orjson.loads(data)
+            state = state_of(summary, self._state.version + 1, self._known, tuple(self._history))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.error("live hub: a summary could not be read: %r", error)
+            return
+        if state.ts is not None and time.time() - state.ts > SILENT_S:
+            state = replace(state, source=Source.SILENT)
+        self._publish(state)
+
+    def _publish(self, state: LiveState) -> None:
+        self._state = without_summaries(state, self._known)
+        self._wake()
+
+    def _wake(self, events_only: bool = False) -> None:
+        with self._lock:
+            watchers = [watcher for watcher in self._watchers if watcher.wants_events or not events_only]
+        for watcher in watchers:
+            watcher.wake()
+
+    def _keep_house(self, client: redis.Redis | None) -> None:
+        """What is done from time to time between messages; *client* is None while Redis is away."""
+        now = time.monotonic()
+        if now >= self._due["known"]:
+            self._due["known"] = now + KNOWN_S
+            self._read_known()
+        if now >= self._due["events"]:
+            self._due["events"] = now + EVENTS_S
+            self._read_events()
+        if client is None:
+            return
+        if now >= self._due["history"]:
+            self._due["history"] = now + HISTORY_EVERY_S
+            self._take_history(cast(list[bytes], client.lrange(HISTORY_KEY, -3, -1)))
+        state = self._state
+        if state.source == Source.LIVE and state.ts is not None and time.time() - state.ts > SILENT_S:
+            self._publish(replace(state, version=state.version + 1, source=Source.SILENT))
+
+    def _take_history(self, lines: list[bytes]) -> None:
+        """Add the samples of *lines* that are newer than the newest held."""
+        newest = self._history[-1]["ts"] if self._history else float("-inf")
+        for line in lines:
+            try:
+                sample = orjson.loads(line)
+                if sample["ts"] <= newest:
+                    continue
+            except (ValueError, KeyError, TypeError) as error:
+                logger.error("live hub: a history sample could not be read: %r", error)
+                continue
+            self._history.append(sample)
+            newest = sample["ts"]
+        self._state = replace(self._state, history=tuple(self._history))
+
+    def _read_known(self) -> None:
+        try:
+            close_old_connections()
+            self._known = Known(
+                queue_bounds(),
+                min_instances(),
+                plans_waiting(),
+                rollouts_failed(),
+            )
+        except DatabaseError as error:
+            logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
+        finally:
+            close_old_connections()
+
+    def _read_events(self) -> None:
+        """Follow new event rows by their id, only while somebody looks."""
+        with self._lock:
+            wanted = any(watcher.wants_events for watcher in self._watchers)
+        if not wanted:
+            self._last_event_id = None
+            return
+        try:
+            close_old_connections()
+            if self._last_event_id is None:
+                self._last_event_id = newest_event_id()
+                self._events = ()
+                return
+            events = events_after(self._last_event_id, RECENT_EVENTS)
+        except DatabaseError as error:
+            logger.warning("live hub: events could not be read: %s", error)
+            return
+        finally:
+            close_old_connections()
+        if events:
+            self._events = (*self._events, *events)[-RECENT_EVENTS:]
+            self._last_event_id = events[-1]["id"]
+            self._wake(events_only=True)
+
+
+hub = LiveHub()

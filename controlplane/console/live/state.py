@@ -1,0 +1,200 @@
+"""The live state that pages show: built from the gateway's published summary, immutable, with its recent history."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from controlplane.console.live import attention, jobs, length_service
+from controlplane.console.live.deltas import Table
+from controlplane.console.live.tiles import levels
+from controlplane.dispatch.wire import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
+
+SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
+SILENT_S = 15.0  # a summary older than this says nothing about now
+
+TILE_FIELDS = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "prompt_tokens_per_s",
+    "slo_met_ratio",
+    "slo_judged",
+    "slo_ended",
+    "ttft_p50_ms",
+    "ttft_p95_ms",
+    "ttft_p99_ms",
+    "itl_p50_ms",
+    "itl_p95_ms",
+    "e2e_p95_ms",
+    "waiting",
+    "running",
+    "kv_max_ratio",
+    "instances_ready",
+    "instances",
+    "errors_per_s",
+    "ttft_slo_ms",
+)
+INSTANCE_FIELDS, ENDPOINT_FIELDS = INSTANCE_COLUMNS, ENDPOINT_COLUMNS
+TOPICS = {
+    "overview": ("tiles",),
+    "instances": ("instances", "endpoints"),
+    "lengths": ("lengths",),
+    "system": ("jobs", "parts"),
+    "events": (),
+}
+OPERATORS_TOPICS = frozenset({"system"})
+
+
+class Source(StrEnum):
+    """Where the numbers stand: what a page says beside them."""
+
+    LIVE = "live"
+    STARTING = "starting"  # this process has not looked yet
+    SILENT = "silent"  # Redis answers, and no gateway publishes
+    UNREACHABLE = "unreachable"  # Redis does not answer
+
+
+SOURCE_TEXT = {
+    Source.STARTING: "starting",
+    Source.SILENT: "the gateway is silent",
+    Source.UNREACHABLE: "Redis does not answer",
+}
+
+
+def status_of(state: str, reachable: Any, use_ratio: float | None, waiting: float | None) -> str:
+    """The word that pages show for an instance: its state, or what its last answer says against it."""
+    if state in ("ready", "draining") and reachable is False:
+        return "unreachable"
+    if state == "ready" and ((use_ratio or 0) > SATURATED or (waiting or 0) > 0):
+        return "saturated"
+    return state
+
+
+def columns(given: Mapping[str, Sequence[Any]], fields: Iterable[str], key: str) -> Table:
+    """*given* with exactly *fields*, in that order; a column that is missing or of another length is all None."""
+    length = len(given.get(key, ()))
+    table = {}
+    for name in fields:
+        values = list(given.get(name, ()))
+        table[name] = values if len(values) == length else [None] * length
+    return table
+
+
+def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
+    """Columnar tables `tiles` (first row the fleet, then one a model), `instances`, `endpoints`, `lengths` of *summary*."""
+    scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
+    scopes.update(sorted((summary.get("models") or {}).items()))
+    tiles: Table = {"scope": list(scopes)}
+    for name in TILE_FIELDS:
+        tiles[name] = [tile.get(name) for tile in scopes.values()]
+    tiles["levels"] = [levels(tile) for tile in scopes.values()]
+
+    instances = columns(summary.get("instances") or {}, INSTANCE_FIELDS, "id")
+    instances["status"] = [
+        status_of(*cells)
+        for cells in zip(
+            instances["state"], instances["reachable"], instances["use_ratio"], instances["waiting"], strict=True
+        )
+    ]
+    endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_FIELDS, "model")
+    keys = [f"{model} {region}" for model, region in zip(endpoints["model"], endpoints["region"], strict=True)]
+    return {
+        "tiles": tiles,
+        "instances": instances,
+        "endpoints": {"key": keys, **endpoints},
+        "lengths": length_service.table_of(summary),
+        **jobs.tables_of(summary.get("system")),
+    }
+
+
+NO_TABLES = tables_of({})
+NO_ATTENTION: dict[str, Any] = {
+    "items": [],
+    "total": 0,
+    "instances": 0,
+    "plans": 0,
+    "system": 0,
+    "models": {"": {"items": [], "total": 0}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What one moment looked like. *ts* is the gateway's clock in epoch seconds, None before the first summary."""
+
+    version: int = 0
+    source: Source = Source.STARTING
+    ts: float | None = None
+    owner: str = ""
+    started_at: float | None = None
+    tables: dict[str, Table] = field(default_factory=lambda: NO_TABLES)
+    attention: dict[str, Any] = field(default_factory=lambda: NO_ATTENTION)
+    # Samples of the last hour, oldest first, five seconds apart: see `history.py`.
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to show."""
+        return self.ts is not None
+
+    def tile(self, scope: str = "") -> dict[str, Any] | None:
+        """The fleet numbers, or those of one model."""
+        table = self.tables["tiles"]
+        if not self.known or scope not in table["scope"]:
+            return None
+        at = table["scope"].index(scope)
+        return {name: values[at] for name, values in table.items()}
+
+    def system(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of jobs and of parts: as published, or as this process knows them while nothing is."""
+        tables = (jobs.own_tables() if self.source != Source.LIVE else {}) or self.tables
+        return {name: attention.rows(tables[name]) for name in ("jobs", "parts")}
+
+    def lengths(self) -> dict[str, Any] | None:
+        """The numbers of the length service; None while its gateway tells of none."""
+        return next(iter(attention.rows(self.tables["lengths"])), None)
+
+    def model_rows(self, limit: int) -> list[dict[str, Any]]:
+        """The numbers of the *limit* models with the most output."""
+        rows = [row for row in attention.rows(self.tables["tiles"]) if row["scope"]]
+        busiest = sorted(rows, key=lambda row: -(row["output_tokens_per_s"] or 0))[:limit]
+        return sorted(busiest, key=lambda row: row["scope"])
+
+    def instance_rows(self) -> dict[int, dict[str, Any]]:
+        """Live rows of instances by their id."""
+        return {row["id"]: row for row in attention.rows(self.tables["instances"])}
+
+    def project(self, topics: Iterable[str]) -> dict[str, Any]:
+        """The part that a connection with *topics* follows, in the form of `deltas.apply`."""
+        names = [name for topic in topics for name in TOPICS[topic]]
+        return {
+            "ts": self.ts,
+            "source": self.source.value,
+            "tables": {name: self.tables[name] for name in names},
+            "attention": self.attention if self.known else None,
+        }
+
+
+def without_summaries(state: LiveState, known: attention.Known) -> LiveState:
+    """*state* while nothing is published: its numbers stand still, and what this process knows of the system does not."""
+    if state.source == Source.LIVE or not (own := jobs.own_tables()):
+        return state
+    tables = {**state.tables, **own}
+    return replace(state, tables=tables, attention=attention.find(tables, known))
+
+
+def state_of(
+    summary: Mapping[str, Any], version: int, known: attention.Known, history: tuple[dict[str, Any], ...]
+) -> LiveState:
+    """The state that *summary* (the gateway's JSON) describes. Raises KeyError, TypeError or ValueError on another form."""
+    tables = tables_of(summary)
+    return LiveState(
+        version=version,
+        source=Source.LIVE,
+        ts=float(summary["ts"]),
+        owner=str(summary.get("owner", "")),
+        started_at=summary.get("started_at"),
+        tables=tables,
+        attention=attention.find(tables, known),
+        history=history,
+    )

@@ -1,0 +1,57 @@
+"""What live pages share: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_GET
+
+from controlplane.accounts.models import Role
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.charts.spec import Chart
+from controlplane.console.context import freshness
+from controlplane.console.filters import View
+from controlplane.console.live import deltas
+from controlplane.console.live.hub import hub
+from controlplane.console.live.state import OPERATORS_TOPICS, TOPICS, LiveState
+from controlplane.console.selectors.events import newest_event_id
+
+
+def live_context(state: LiveState, view: View, topics: str) -> dict[str, Any]:
+    """What the head of a live page needs: filters, the badge, and what its connection subscribes to."""
+    return {
+        "live": state,
+        "freshness": freshness(state),
+        "view": view,
+        "topics": topics,
+        "newest_event_id": newest_event_id() if "events" in topics else "",
+    }
+
+
+def json_response(request: HttpRequest, data: Any) -> HttpResponse:
+    """*data* with an ETag; 304 when the browser has it already."""
+    body = orjson.dumps(data)
+    etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    if request.headers.get("If-None-Match") == etag:
+        return HttpResponse(status=304, headers=headers)
+    return HttpResponse(body, content_type="application/json", headers=headers)
+
+
+def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpResponse:
+    """Those of *charts* that `?charts=KEY,KEY` names, as JSON."""
+    wanted = set(request.GET.get("charts", "").split(","))
+    return json_response(request, {"charts": {one.key: one.payload() for one in charts if one.key in wanted}, **more})
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def snapshot(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/snapshot?topics=overview,instances`: the message `snapshot` of the live connection."""
+    topics = [topic for topic in request.GET.get("topics", "overview").split(",") if topic in TOPICS]
+    if not OPERATORS_TOPICS.isdisjoint(topics) and not may(request, Role.OPERATOR):
+        raise PermissionDenied("This needs the role operator over the fleet.")
+    return json_response(request, deltas.snapshot(hub.state().project(topics)))

@@ -1,0 +1,208 @@
+"""Charts of the forecast page: demand against its forecast and capacity, and how forecasters did in backtests."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from controlplane.console.charts.spec import (
+    AMOUNT,
+    DAYS,
+    NAMES,
+    NUMBERS,
+    SHARE,
+    STYLES,
+    Chart,
+    Levels,
+    Series,
+    Settings,
+    Values,
+    last,
+)
+from controlplane.console.formats import count, percent_fine, quantity
+from controlplane.console.pages.forecast.selectors import Outlook, Score
+from controlplane.console.tables import Table
+from controlplane.planning.selectors import Window
+
+SMALL = 10.0  # tokens a second
+ENDS = ("lower_80", "upper_80", "lower_95", "upper_95")
+HEADER = (
+    "Window from",
+    "Actual (tok/s)",
+    "Forecast (tok/s)",
+    *(f"{end.replace('_', ' ').capitalize()} % (tok/s)" for end in ENDS),
+    "Capacity (tok/s)",
+)
+
+
+def _field(expected: Sequence[Window | None], name: str) -> Values:
+    return [None if window is None else getattr(window, name) for window in expected]
+
+
+def _runs(series: Values) -> list[slice]:
+    """Where *series* is known without a gap, from left to right."""
+    runs, begin = [], None
+    for at, value in enumerate([*series, None]):
+        if value is not None and begin is None:
+            begin = at
+        elif value is None and begin is not None:
+            runs.append(slice(begin, at))
+            begin = None
+    return runs
+
+
+def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Series]:
+    """Two invisible lines with the ground between them filled, for each run: ground would be filled askew over a gap."""
+    lower, upper = (_field(outlook.expected, f"{side}_{share}") for side in ("lower", "upper"))
+    edge = {"hoverinfo": "skip"}
+    filled = {**edge, "fill": "tonexty", "fillcolor": "var(--s1-soft)"}
+    return [
+        Series(f"{share} %", end[run], x=times[run], width=0, listed=False, layer=-1, more=more)
+        for run in _runs(upper)
+        for end, more in ((upper, edge), (lower, filled))
+    ]
+
+
+def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
+    """Demand, forecast with its bands, and capacity as steps. *empty* is what to say when there is nothing to draw."""
+    outlook = outlook.since_known()
+    length = timedelta(seconds=outlook.window_s)
+    now = timezone.localtime(outlook.now)
+    starts = [timezone.localtime(start) for start in outlook.starts]
+    middles = [start + length / 2 for start in starts]
+    mean = _field(outlook.expected, "mean")
+    known, forecast = last(outlook.actual) is not None, last(mean) is not None
+    if known and not any(outlook.actual) and not any(outlook.capacity) and not forecast:
+        known, empty = False, f"No request{_of_class(outlook)} was counted in the time shown."
+    # Below that, units of measure would say thousandths of a token: "800m".
+    small = max(filter(None, (*outlook.actual, *mean, *outlook.capacity, outlook.planned)), default=0.0) < SMALL
+    digits = ".3~g" if small else ".3s"
+    series: list[Series] = []
+    if known:
+        series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
+    if forecast:
+        bounds = list(zip(*(_field(outlook.expected, end) for end in ENDS[:2]), strict=True))
+        hover = f"%{{y:{digits}}}, 80 %: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
+        more = {"name": "forecast", "customdata": bounds, "hovertemplate": hover}
+        # A line of the legend for each band: the inner ground lies over the outer one and is darker.
+        series += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
+        series.append(Series("forecast, with 80 and 95 % bands", mean, ("s1", "dash"), width=2, more=more))
+    if any(outlook.capacity) and series:
+        past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
+        past.append((now, past[-1][1]))
+        x, y = zip(*past, strict=True)
+        steps: Settings = {"name": "capacity", "line": {"shape": "hv"}}
+        series.append(Series("capacity of ready instances", y, ("s2", "solid"), x, layer=2, more=steps))
+    if outlook.planned is not None and series:
+        series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
+    lines = zip(
+        starts, outlook.actual, mean, *(_field(outlook.expected, end) for end in ENDS), outlook.capacity, strict=True
+    )
+    return Chart(
+        key="forecast",
+        title="Demand and forecast" if outlook.slo_class else "Demand, forecast and capacity",
+        caption=f"{_what(outlook)} per second, in windows of {_length(outlook.window_s)}",
+        sentence=_outlook_sentence(outlook),
+        x=middles,
+        across=DAYS.but(nticks=8),
+        up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
+        series=series,
+        now=now,
+        table=Table(HEADER, [list(line) for line in lines]),
+        empty="" if series else empty,
+        size="large",
+    )
+
+
+def _what(outlook: Outlook) -> str:
+    return f"{outlook.unit.capitalize()} tokens{_of_class(outlook)}"
+
+
+def _of_class(outlook: Outlook) -> str:
+    return f" of the class {outlook.slo_class}" if outlook.slo_class else ""
+
+
+def _length(seconds: int) -> str:
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
+
+
+def _outlook_sentence(outlook: Outlook) -> str:
+    """What the chart says to who does not see it."""
+    parts = []
+    newest = last(outlook.actual)
+    if newest is not None:
+        parts.append(f"the newest full window had {quantity(newest)} {outlook.unit} tokens per second")
+    if peak := outlook.peak:
+        at = timezone.localtime(peak.start).strftime("%H:%M")
+        parts.append(
+            f"the forecast peaks at {quantity(peak.mean)} at {at}, "
+            f"with 80 % between {quantity(peak.lower_80)} and {quantity(peak.upper_80)}"
+        )
+    if outlook.capacity_now:
+        parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
+    return f"Demand{_of_class(outlook)}: {'; '.join(parts) or 'nothing is known yet'}."
+
+
+def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart:
+    """Mean APE against how far ahead a forecaster looked; the six best forecasters."""
+    shown = [score for score in scores if last(score.by_horizon) is not None][: len(STYLES)]
+    longest = max((len(score.by_horizon) for score in shown), default=0)
+    ahead = [(at + 1) * window_s / 60 for at in range(longest)]
+    said = "no backtest has measured it"
+    if shown and shown[0].by_horizon[0] is not None:
+        said = (
+            f"{shown[0].title} is off by {percent_fine(shown[0].by_horizon[0])} one window ahead "
+            f"and by {percent_fine(last(shown[0].by_horizon))} at {count(ahead[-1])} minutes"
+        )
+    return Chart(
+        key="horizon",
+        title="Error by horizon",
+        caption=f"Mean absolute percentage error by minutes ahead, {what}",
+        sentence=f"Error by horizon: {said}.",
+        x=ahead,
+        across=NUMBERS.but(heading="Ahead (min)", ticksuffix=" min", hoverformat=",.0f", rangemode="tozero"),
+        up=SHARE.but(hoverformat=".1%"),
+        series=[
+            Series(
+                score.title, [*score.by_horizon, *[None] * (longest - len(score.by_horizon))], style, width=2, size=6
+            )
+            for score, style in zip(shown, STYLES, strict=False)
+        ],
+        empty="" if shown else "No backtest has measured the error by horizon yet.",
+    )
+
+
+def coverage(scores: Sequence[Score], what: str) -> Chart:
+    """Share of windows within each band, beside what the band promises."""
+    shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
+    lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
+    said = "no backtest has measured it"
+    if shown:
+        said = (
+            f"of {shown[0].title}'s bands, the 80 % one holds {percent_fine(shown[0].coverage_80)} "
+            f"and the 95 % one {percent_fine(shown[0].coverage_95)} of the windows"
+        )
+    bands = ((80, "circle", [score.coverage_80 for score in shown]), (95, "diamond", [s.coverage_95 for s in shown]))
+    return Chart(
+        key="coverage",
+        title="Coverage of the bands",
+        caption=f"Share of windows within each band, {what}",
+        sentence=f"Coverage: {said}.",
+        x=[score.title for score in shown],
+        across=NAMES.but(heading="Forecaster"),
+        up=SHARE.but(range=[max(0.0, min(0.7, lowest - 0.05)), 1.01], rangemode="normal"),
+        series=[
+            Series(
+                f"{share} % band",
+                values,
+                style,
+                shape=shape,
+                size=11,
+                heading=f"Within the {share} % band (ratio)",
+                more={"hovertemplate": "%{y:.1%}"},
+            )
+            for (share, shape, values), style in zip(bands, STYLES, strict=False)
+        ],
+        levels=Levels("promised", [0.80, 0.95]),
+        empty="" if shown else "No backtest has measured coverage yet.",
+    )

@@ -1,0 +1,224 @@
+"""Forecast: what demand is expected of each series, what the instances could do, and how far forecasters can be trusted."""
+
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import choice, number, view_of
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
+from controlplane.console.pages.forecast.selectors import (
+    DEFAULT_RANGE_H,
+    RANGES_H,
+    Asked,
+    Seen,
+    class_row,
+    leader_board,
+    scores,
+    see,
+    series_of,
+    series_rows,
+)
+from controlplane.console.selectors.names import region_names
+from controlplane.console.tables import Columns, table, value
+from controlplane.events.models import Event
+from controlplane.fleet.models import SloClass
+from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import demand
+from controlplane.planning.models import Backtest, Quantity
+
+USE_WARNING = 0.8
+SERIES: Columns = {
+    "Model": "model",
+    "Region": "region",
+    "Ready (instances)": "ready",
+    "Demand, last 10 min (tok/s)": "demand",
+    "Next window (tok/s)": "next",
+    "Peak ahead (tok/s)": "peak",
+    "Peak at (UTC)": "peak_at",
+    "Capacity (tok/s)": "capacity",
+    "Peak of capacity (ratio)": "use",
+    "Forecaster": "forecaster",
+    "Made (UTC)": "made_at",
+    "Note": "note",
+}
+SCORES = {
+    "mean APE (ratio)": "mean_ape",
+    "max APE (ratio)": "max_ape",
+    "pinball loss (ratio)": "pinball",
+    "within 80 % (ratio)": "coverage_80",
+    "within 95 % (ratio)": "coverage_95",
+}
+BACKTEST: Columns = {
+    "Forecaster": "title",
+    **{
+        f"{quantity}: {heading}": partial(lambda at, name, row: value(row["scores"][at], name), at, name)
+        for at, quantity in enumerate(("Prompt", "Output"))
+        for heading, name in SCORES.items()
+    },
+    "Fit (s)": "fit_s",
+}
+
+
+def class_names() -> list[str]:
+    return list(SloClass.objects.values_list("name", flat=True))
+
+
+def asked_of(request: HttpRequest, endpoints: list[tuple[str, str]], classes: list[str]) -> Asked | None:
+    """The series that the query string asks for, else the first there is; None without any deployment."""
+    if not endpoints:
+        return None
+    query = request.GET
+    model = choice(query, "model", [name for name, _ in endpoints], endpoints[0][0])
+    regions = [region for name, region in endpoints if name == model]
+    hours = number(query, "hours", DEFAULT_RANGE_H)
+    return Asked(
+        model=model,
+        region=choice(query, "region", regions, regions[0]),
+        quantity=choice(query, "quantity", Quantity.values, Quantity.OUTPUT.value),
+        hours=hours if hours in RANGES_H else DEFAULT_RANGE_H,
+        slo_class=choice(query, "class", classes),
+    )
+
+
+def chosen_backtest(request: HttpRequest, found: list[Backtest]) -> tuple[Backtest | None, str]:
+    """The backtest that the query string asks for, else the newest; and the series within it, "" for all."""
+    if not found:
+        return None, ""
+    pk = number(request.GET, "backtest", found[0].pk)
+    backtest = next((row for row in found if row.pk == pk), found[0])
+    return backtest, choice(request.GET, "of", series_of(backtest))
+
+
+def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None, series: str) -> list[Chart]:
+    charts = []
+    if asked and seen:
+        charts.append(demand_and_forecast(seen.outlook, "Nothing is known of this series yet."))
+    if backtest and asked:
+        found = scores(backtest, asked.quantity, series)
+        what = f"{asked.quantity} tokens of {series or 'all series'}"
+        charts.append(error_by_horizon(found, backtest.window_s, what))
+        charts.append(coverage(found, what))
+    return charts
+
+
+def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
+    """Why a series has no forecast yet, and how long until the first: a full window, then the forecasters' next turn."""
+    days = settings.FORECAST_HISTORY_DAYS
+    since = now - timedelta(days=days) if asked.slo_class else None  # a class without demand since then has no forecast
+    minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
+    window_s, every_s = settings.FORECAST_WINDOW_S, settings.FORECAST_EVERY_S
+    due = now
+    if first is not None:
+        due = demand.window_start(first, window_s) + timedelta(seconds=window_s) + demand.LAG
+    if newest := planning.newest_forecast():
+        due = max(due, newest.made_at + timedelta(seconds=every_s))
+    first_in_s = max(0.0, (due - now).total_seconds())
+    return {
+        "minutes": minutes,
+        "window_s": window_s,
+        "every_s": every_s,
+        "first_in_s": first_in_s,
+        "history_days": days,
+    }
+
+
+def is_stale(seen: Seen, now: datetime) -> bool:
+    """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others have their turn."""
+    newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
+    return newest is not None and now - newest.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
+
+
+def failure_of(seen: Seen | None, now: datetime) -> Event | None:
+    """Why the series has no forecast, or only an old one, if forecasters failed; None too if it has a new one."""
+    newest = seen.forecast if seen else None
+    if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=settings.FORECAST_EVERY_S):
+        return None
+    return planning.forecast_failure(now)
+
+
+def use_level(use: float | None) -> str:
+    """How worrying it is that the peak ahead takes that share of the capacity."""
+    if use is None or use <= USE_WARNING:
+        return ""
+    return "critical" if use > 1 else "warning"
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def forecast(request: HttpRequest) -> HttpResponseBase:
+    now = timezone.now()
+    endpoints = demand.endpoints()
+    regions = dict(region_names())
+    classes = class_names()
+    asked = asked_of(request, endpoints, classes)
+    seen = see(asked, now) if asked else None
+    found = planning.backtests()
+    backtest, series = chosen_backtest(request, found)
+    charts = {chart.key: chart for chart in charts_of(asked, seen, backtest, series)}
+    rows = series_rows(asked.quantity, regions, now) if asked else []
+    row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
+    if asked and seen and asked.slo_class:
+        row = class_row(asked, seen, now)
+    board = leader_board(backtest, series) if backtest else []
+    if request.GET.get("format") == "csv":
+        return _csv(request.GET.get("table", ""), charts, rows, board)
+    context = {
+        **live_context(hub.state(), view_of(request, ()), "overview"),
+        "asked": asked,
+        "seen": seen,
+        "charts": charts,
+        "models": sorted({model for model, _ in endpoints}),
+        "regions": [(name, regions.get(name, name)) for model, name in endpoints if asked and model == asked.model],
+        "region_title": regions.get(asked.region, asked.region) if asked else "",
+        "quantities": Quantity.choices,
+        "classes": classes,
+        "ranges": RANGES_H,
+        "rows": rows,
+        "backtests": found,
+        "backtest": backtest,
+        "backtest_series": series_of(backtest) if backtest else [],
+        "series": series,
+        "board": board,
+        "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
+        "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
+        "stale": seen is not None and is_stale(seen, now),
+        "failure": failure_of(seen, now),
+        "row": row,
+        "use_level": use_level(row.get("use")) if row else "",
+        "waiting": first_forecast(asked, now) if asked and seen and seen.forecast is None else None,
+    }
+    return render(request, "console/forecast/forecast.html", context)
+
+
+def _csv(
+    name: str, charts: dict[str, Chart], rows: list[dict[str, Any]], board: list[dict[str, Any]]
+) -> HttpResponseBase:
+    if name in charts:
+        return charts[name].csv(name)
+    if name == "backtest":
+        return table(BACKTEST, board).csv("backtest")
+    return table(SERIES, rows).csv("series")
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/forecast-charts?charts=forecast,horizon&model=…`: the figures of the page, redrawn."""
+    now = timezone.now()
+    asked = asked_of(request, demand.endpoints(), class_names())
+    backtest, series = chosen_backtest(request, planning.backtests())
+    key = ("forecast", asked, backtest.pk if backtest else 0, series, int(now.timestamp()) // 30)
+    drawn = once(key, lambda: charts_of(asked, see(asked, now) if asked else None, backtest, series))
+    return redrawn(request, drawn)

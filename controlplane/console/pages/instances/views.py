@@ -1,0 +1,204 @@
+"""Instances: the list, one instance, and what an operator does to it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.actions import reason_of
+from controlplane.console.filters import RANGES_MIN, choice, order_of, view_of
+from controlplane.console.formats import STATUS_WORDS
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context
+from controlplane.console.pages.instances.charts import instance_charts
+from controlplane.console.pages.instances.timeline import timeline
+from controlplane.console.pages.requests.selectors import visible_requests
+from controlplane.console.selectors.events import event_row
+from controlplane.console.selectors.instances import instance_row, instance_rows
+from controlplane.console.selectors.names import model_names, region_names
+from controlplane.console.tables import Columns, moment, table
+from controlplane.events.selectors import events_about
+from controlplane.fleet import engine_logs, revisions, rollouts, services
+from controlplane.fleet.models import Instance
+from controlplane.fleet.selectors import instances as instances_with_all
+from controlplane.fleet.selectors import possible_actions, recent_commands
+from controlplane.fleet.states import Action, ActionError, InstanceState
+
+ROWS_SHOWN = 500
+REQUESTS_SHOWN = 10
+LOG_LINES_SHOWN = 100
+# Columns by which the list can be sorted.
+SORTED_BY = (
+    "name",
+    "status",
+    "model",
+    "region",
+    "running",
+    "waiting",
+    "use_ratio",
+    "kv_ratio",
+    "output_tokens_per_s",
+    "ttft_p95_ms",
+    "itl_p95_ms",
+    "preemptions_per_min",
+    "prefix_hit_ratio",
+    "heartbeat_at",
+    "state_since",
+)
+COLUMNS: Columns = {
+    "Instance": "name",
+    "State": "status",
+    "Model": "model",
+    "Region": "region",
+    "GPU type": "gpu_type",
+    "Running (requests)": "running",
+    "Waiting (requests)": "waiting",
+    "Given ahead (requests)": "requests_ahead",
+    "Dispatch round trip (ms)": "round_trip_ms",
+    "Limit (requests)": "max_num_seqs",
+    "Use, the highest of sequences and KV cache (ratio)": "use_ratio",
+    "KV cache (ratio)": "kv_ratio",
+    "Output (tokens/s)": "output_tokens_per_s",
+    "TTFT p95 (ms)": "ttft_p95_ms",
+    "ITL p95 (ms)": "itl_p95_ms",
+    "Preemptions (1/min)": "preemptions_per_min",
+    "Prefix hits (ratio)": "prefix_hit_ratio",
+    "Last heartbeat (UTC)": moment("heartbeat_at"),
+    "In this state since (UTC)": moment("state_since"),
+}
+# What each action does, for its dialog; and whether it is one to think about.
+ACTION_TEXTS = {
+    Action.DRAIN: (
+        "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
+        False,
+    ),
+    Action.RESUME: ("It is given new requests again.", False),
+    Action.START: ("Its server is started; it is ready once it answers.", False),
+    Action.STOP: (
+        "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them.",
+        True,
+    ),
+    Action.SLEEP: ("It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.", False),
+    Action.WAKE: ("Its weights return to the GPU; it is ready once it answers.", False),
+}
+
+
+def instances_csv(rows: Iterable[dict[str, Any]]) -> HttpResponseBase:
+    return table(COLUMNS, rows).csv("instances")
+
+
+def sort_rows(rows: list[dict[str, Any]], field: str, descending: bool) -> list[dict[str, Any]]:
+    """By *field*, then by name; instances without a value come last either way."""
+    known = [row for row in rows if row.get(field) is not None]
+    unknown = [row for row in rows if row.get(field) is None]
+    known.sort(key=lambda row: row["name"])
+    known.sort(key=lambda row: row[field], reverse=descending)
+    return known + sorted(unknown, key=lambda row: row["name"])
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def instances(request: HttpRequest) -> HttpResponseBase:
+    state = hub.state()
+    models, regions = model_names(), region_names()
+    view = view_of(request, models)
+    region = choice(request.GET, "region", [name for name, _ in regions])
+    status = choice(request.GET, "state", STATUS_WORDS)
+    text = request.GET.get("q", "").strip()[:80]
+    order = order_of(request, SORTED_BY, "name")
+    rows = instance_rows(state, model=view.model, region=region, text=text)
+    every = len(rows)
+    if status:
+        rows = [row for row in rows if row["status"] == status]
+    rows = sort_rows(rows, order.field, order.descending)
+    if request.GET.get("format") == "csv":
+        return instances_csv(rows)
+    context = {
+        **live_context(state, view, "overview,instances"),
+        "models": models,
+        "regions": regions,
+        "region": region,
+        "statuses": STATUS_WORDS,
+        "status": status,
+        "text": text,
+        "order": order,
+        "rows": rows[:ROWS_SHOWN],
+        "rows_total": len(rows),
+        "rows_limit": ROWS_SHOWN,
+        "rollouts": [found for found in rollouts.statuses(view.model, region) if found.is_worth_a_look],
+        "any_instances": every > 0 or Instance.objects.exists(),
+        "filtered": bool(view.model or region or status or text),
+    }
+    return render(request, "console/instances/instances.html", context)
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def instance(request: HttpRequest, name: str) -> HttpResponseBase:
+    row = get_object_or_404(instances_with_all(), name=name)
+    state = hub.state()
+    view = view_of(request, ())
+    charts = instance_charts(state, view, row)
+    if request.GET.get("format") == "csv":
+        chart = next((chart for chart in charts if chart.key == view.table), charts[0])
+        return chart.csv(f"{row.name}-{chart.key}")
+    context = {
+        **live_context(state, view, "overview,instances,events"),
+        "instance": row,
+        "row": instance_row(row, state.instance_rows().get(row.pk)),
+        "ranges": RANGES_MIN,
+        "engine": row.engine,
+        "outdated": revisions.outdated([row]).get(row.pk, ()),
+        "log": _log(row) if may(request, Role.OPERATOR) else None,
+        "charts": charts,
+        "timeline": timeline(row),
+        "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
+        "requests": visible_requests(request.user).filter(instance=row.name)[:REQUESTS_SHOWN],
+        "actions": _actions(row) if may(request, Role.OPERATOR) else [],
+        "commands": [
+            command for command in recent_commands(row, 3) if command.state in ("pending", "running", "failed")
+        ],
+    }
+    return render(request, "console/instances/instance.html", context)
+
+
+def _log(row: Instance) -> dict[str, Any] | None:
+    """The end of its log, for operators: it may hold what tenants sent. None for a server that is no process of ours."""
+    path = engine_logs.path_of(row)
+    if path is None:
+        return None
+    error = engine_logs.root_error(row) if row.state == InstanceState.FAILED else ""
+    return {"file": path, "lines": engine_logs.last_lines(row, LOG_LINES_SHOWN), "error": error}
+
+
+def _actions(row: Instance) -> list[dict[str, Any]]:
+    """Buttons for what may be asked of *row* now; draining and resuming first, stopping last."""
+    actions = sorted(possible_actions(row), key=lambda action: (action == Action.STOP, list(Action).index(action)))
+    return [
+        {"name": action.value, "label": action.label, "text": ACTION_TEXTS[action][0], "grave": ACTION_TEXTS[action][1]}
+        for action in actions
+    ]
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
+    """Carry out one action with its reason; the service records the event."""
+    row = get_object_or_404(Instance, name=name)
+    if action not in Action.values:
+        raise Http404(f"There is no action {action}.")
+    reason = reason_of(request)
+    if not reason:
+        messages.error(request, f"{row.name} was left as it is: give a reason, which is kept with the event.")
+    else:
+        try:
+            messages.success(request, services.act(Action(action), row, user_of(request), reason))
+        except ActionError as refusal:
+            messages.error(request, f"{refusal}.")
+    return redirect("console:instance", name=row.name)

@@ -1,0 +1,96 @@
+"""API keys: the list, a new one (its secret is shown once), and revoking."""
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_variables
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from controlplane.accounts import handover
+from controlplane.accounts.models import Tenant
+from controlplane.accounts.requests import user_of
+from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
+from controlplane.accounts.services import create_api_key, revoke_api_key
+from controlplane.console.access.roles import signed_in
+from controlplane.console.actions import reason_of
+from controlplane.console.filters import choice
+from controlplane.console.tables import Columns, table
+from controlplane.exports import ROW_LIMIT
+
+ROWS_SHOWN = 200
+COLUMNS: Columns = {
+    "Name": "name",
+    "Key": "prefix",
+    "Tenant": "tenant.name",
+    "Created by": lambda key: key.created_by.get_username() if key.created_by else None,
+    "Created (UTC)": "created_at",
+    "Last used (UTC)": "last_used_at",
+    "Expires (UTC)": "expires_at",
+    "Revoked (UTC)": "revoked_at",
+}
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+@sensitive_variables("secret")
+def keys(request: HttpRequest) -> HttpResponseBase:
+    """The list; a POST makes a key and leads to the page that shows its secret once."""
+    managed = list(tenants_with_managed_keys(request.user).filter(active=True))
+    errors: dict[str, list[str]] = {}
+    if request.method == "POST":
+        tenant = next((tenant for tenant in managed if str(tenant.pk) == request.POST.get("tenant")), None)
+        if tenant is None:
+            raise PermissionDenied("Only operators and admins of a tenant make its keys.")
+        try:
+            key, secret = create_api_key(tenant, request.POST.get("name", ""), user_of(request))
+        except ValidationError as error:
+            errors = error.message_dict
+        else:
+            return handover.redirect_with(request, reverse("console:key-created", args=[key.pk]), secret)
+    rows = visible_api_keys(request.user)
+    show = choice(request.GET, "show", ("usable", "all"), "usable")
+    if show == "usable":
+        rows = rows.filter(revoked_at__isnull=True)
+    if request.GET.get("format") == "csv":
+        return table(COLUMNS, rows[:ROW_LIMIT].iterator(chunk_size=1000)).csv("api-keys")
+    context = {
+        "rows": rows[:ROWS_SHOWN],
+        "rows_total": rows.count(),
+        "rows_limit": ROWS_SHOWN,
+        "show": show,
+        "managed": managed,
+        "manageable": set(manageable_api_keys(request.user).values_list("pk", flat=True)) if managed else set(),
+        "errors": errors,
+        "given": request.POST,
+        "several_tenants": Tenant.objects.count() > 1,
+    }
+    return render(request, "console/keys/keys.html", context, status=422 if errors else 200)
+
+
+@require_safe
+@signed_in
+@sensitive_variables("secret")
+def created(request: HttpRequest, pk: int) -> HttpResponse:
+    """The secret of a new key, the first time that its maker's browser asks; from then on, that it was shown."""
+    key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
+    secret = handover.take(request)
+    return handover.forget(request, render(request, "console/keys/key_created.html", {"key": key, "secret": secret}))
+
+
+@require_POST
+@signed_in
+def revoke(request: HttpRequest, pk: int) -> HttpResponse:
+    key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
+    reason = reason_of(request)
+    if not reason:
+        messages.error(request, f"{key.name} was not revoked: give a reason, which is kept with the event.")
+    else:
+        revoke_api_key(key, user_of(request), reason)
+        messages.success(
+            request, f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
+        )
+    return redirect("console:keys")

@@ -1,0 +1,265 @@
+"""Charts of output lengths: predicted against actual, calibration of the quantiles, error by length and over time."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.utils import timezone
+
+from controlplane.console.charts.spec import (
+    AMOUNT,
+    DAYS,
+    NAMES,
+    SHARE,
+    STYLES,
+    Axis,
+    Chart,
+    Levels,
+    Series,
+    last,
+    styles,
+)
+from controlplane.console.formats import count, percent, percent_fine, quantity, signed
+from controlplane.console.tables import Columns, table
+from controlplane.lengths import selectors
+from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Measures, Pair
+
+POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
+TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
+NO_MEASURES = "No request with a predicted length ended in this range."
+NO_SAMPLES = "No request was kept as a sample in this range. Samples are taken of requests that end by themselves."
+PAIRS: Columns = {
+    "At": lambda pair: timezone.localtime(pair.at),
+    "Came (tokens)": "output_tokens",
+    "Predicted (tokens)": "predicted_tokens",
+    "Prompt (tokens)": "prompt_tokens",
+    "Predicted by": "predicted_by",
+    "Model": "model",
+    "Tenant": "tenant",
+}
+CALIBRATION: Columns = {
+    "Predicted by": lambda row: row[0],
+    "At most the median (ratio)": lambda row: row[1].coverage_median,
+    "At most the 0.9 quantile (ratio)": lambda row: row[1].coverage_upper,
+    "Requests": lambda row: row[1].requests,
+}
+BUCKETS: Columns = {
+    "Length (tokens)": lambda row: bucket_title(row[0]),
+    "Requests": lambda row: row[1].requests,
+    "MAE (tokens)": lambda row: row[1].mae,
+    "Bias (tokens)": lambda row: row[1].bias,
+    "Error of length (ratio)": lambda row: row[1].relative_error,
+    "Within 25 (ratio)": lambda row: row[1].acc_25,
+    "Within 50 (ratio)": lambda row: row[1].acc_50,
+    "Within 100 (ratio)": lambda row: row[1].acc_100,
+}
+
+
+def source_order(name: str) -> tuple[int, str]:
+    """Caches first, then versions, then the prior; shadows last."""
+    if name.startswith(SHADOW):
+        return 4, name
+    return {CACHE: 0, SEMANTIC: 1, PRIOR: 3}.get(name, 2), name
+
+
+def _tick(tokens: int) -> str:
+    return f"{tokens // 1_000}k" if tokens >= 1_000 else str(tokens)
+
+
+def _title(text: str) -> dict[str, Any]:
+    return {"text": text, "font": {"size": 11}, "standoff": 4}
+
+
+def _logarithmic(low: float, high: float) -> Axis:
+    """An axis over powers of ten; its range is in logarithms, as plotly wants it."""
+    return Axis(
+        {
+            "type": "log",
+            "range": [math.log10(low), math.log10(high)],
+            "tickvals": list(TICKS),
+            "ticktext": [_tick(value) for value in TICKS],
+            "hoverformat": ",d",
+            "rangemode": "normal",
+            "showgrid": True,
+        }
+    )
+
+
+def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
+    """One point a request on logarithmic axes; on the diagonal the prediction was right."""
+    by_source: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_source[pair.predicted_by].append(pair)
+    values = [value for pair in pairs for value in (pair.predicted_tokens, pair.output_tokens)]
+    low, high = max(0.8, min(values, default=1) * 0.7), max(10, *values, 0) * 1.4  # answers may have no token
+    series = [
+        Series(
+            name,
+            [max(1, pair.predicted_tokens) for pair in by_source[name]],
+            (color, "solid"),
+            [max(1, pair.output_tokens) for pair in by_source[name]],
+            shape=POINT_SHAPES[min(at, len(POINT_SHAPES) - 1)],
+            size=6,
+            more={
+                "marker": {"opacity": 0.55},
+                "customdata": [[pair.model, pair.tenant] for pair in by_source[name]],
+                "hovertemplate": (
+                    "predicted %{y:,d}, came %{x:,d} tokens<br>"
+                    f"%{{customdata[0]}}, %{{customdata[1]}}, {name}<extra></extra>"
+                ),
+            },
+        )
+        for at, (name, (color, _)) in enumerate(styles(sorted(by_source, key=source_order)).items())
+    ]
+    skip = {"hoverinfo": "skip"}
+    right = Series("right", [low, high], ("text", "dash"), [low, high], width=1.25, layer=-1, more=skip)
+    said = "no samples in this range"
+    if pairs:
+        twice = sum(pair.predicted_tokens > 2 * pair.output_tokens for pair in pairs) / len(pairs)
+        half = sum(2 * pair.predicted_tokens < pair.output_tokens for pair in pairs) / len(pairs)
+        said = (
+            f"of {count(len(pairs))} requests, {percent(1 - twice - half)} were predicted "
+            f"within a factor of two, {percent(twice)} as more than twice as long, {percent(half)} as less than half"
+        )
+    shown = f"{count(len(pairs))} of {count(of)}" if of > len(pairs) else f"All {count(of)}"
+    axis = _logarithmic(low, high)
+    return Chart(
+        key="pairs",
+        title="Predicted against actual",
+        caption=f"{shown} samples of this range; on the dashed line a prediction was right" if pairs else "",
+        sentence=f"Predicted against actual: {said}.",
+        across=replace(axis.but(title=_title("tokens that came")), time_format="%d %b %H:%M:%S"),
+        up=axis.but(title=_title("tokens predicted"), fixedrange=False),
+        series=[*series, right],
+        table=table(PAIRS, pairs),
+        empty="" if pairs else NO_SAMPLES,
+        size="large",
+        hover="closest",
+    )
+
+
+def calibration(found: dict[str, Measures]) -> Chart:
+    """Share of requests at most as long as the predicted quantile, beside what the quantile promises."""
+    names = [name for name in sorted(found, key=source_order) if found[name].requests][: len(STYLES)]
+    said = "nothing was predicted in this range"
+    if names:
+        most = max(names, key=lambda name: found[name].requests)
+        said = (
+            f"of {count(found[most].requests)} requests predicted by {most}, "
+            f"{percent_fine(found[most].coverage_median)} were at most as long as the median and "
+            f"{percent_fine(found[most].coverage_upper)} at most as long as the 0.9 quantile"
+        )
+
+    def points(quantile: str, field: str, style: tuple[str, str], shape: str) -> Series:
+        label = f"at most the predicted {quantile}"
+        hover = {"hovertemplate": "%{y:.1%} " + label + "<extra></extra>"}
+        return Series(label, [getattr(found[name], field) for name in names], style, shape=shape, size=11, more=hover)
+
+    return Chart(
+        key="calibration",
+        title="Calibration",
+        caption="Share of requests whose real length was at most the predicted quantile",
+        sentence=f"Calibration: {said}.",
+        x=names,
+        across=NAMES,
+        up=SHARE.but(range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 0.9, 1], nticks=0),
+        series=[
+            points("median", "coverage_median", STYLES[0], "circle"),
+            points("0.9 quantile", "coverage_upper", STYLES[1], "diamond"),
+        ],
+        levels=Levels("promised", [0.5, 0.9]),
+        table=table(CALIBRATION, [(name, found[name]) for name in names]),
+        empty="" if names else NO_MEASURES,
+        size="large",
+        hover="closest",
+    )
+
+
+def bucket_title(tokens: int) -> str:
+    """The lengths of a bucket that begins at *tokens*: `64 to 127`."""
+    last = max(1, 2 * tokens - 1)
+    return f"{tokens}" if last <= tokens else f"{tokens:,} to {last:,}"
+
+
+def error_by_length(found: dict[int, Measures]) -> Chart:
+    """Absolute error and bias against the length that came, in tokens."""
+    buckets = [tokens for tokens, measures in found.items() if measures.requests]
+    names = [bucket_title(tokens) for tokens in buckets]
+    errors = {tokens: max(0.5, found[tokens].mae or 0.0) for tokens in buckets}  # logarithms want more than nought
+    hover = (
+        "%{x} tokens: error %{y:,.0f}, bias %{customdata[1]:+,.0f}<br>of %{customdata[0]:,d} requests<extra></extra>"
+    )
+
+    def points(label: str, style: tuple[str, str], shape: str, members: list[int]) -> Series:
+        numbers = [[found[tokens].requests, found[tokens].bias] for tokens in members]
+        more = {"customdata": numbers, "hovertemplate": hover}
+        x, y = [bucket_title(tokens) for tokens in members], [errors[tokens] for tokens in members]
+        return Series(label, y, style, x, shape=shape, size=9, more=more)
+
+    long = [tokens for tokens in buckets if (found[tokens].bias or 0.0) >= 0]
+    said = "nothing was predicted in this range"
+    if buckets:
+        worst = max(buckets, key=lambda tokens: found[tokens].mae or 0.0)
+        said = (
+            f"the largest is {quantity(found[worst].mae)} tokens, for answers of "
+            f"{bucket_title(worst)} tokens, with a bias of {signed(found[worst].bias)}"
+        )
+    return Chart(
+        key="buckets",
+        title="Error by length",
+        caption="Mean absolute error in tokens by the length that came, on a logarithmic axis",
+        sentence=f"Error by length: {said}.",
+        x=names,
+        across=Axis(
+            {
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": names,
+                "tickvals": names,
+                "ticktext": [_tick(tokens) for tokens in buckets],
+                "title": _title("length that came, from (tokens)"),
+            }
+        ),
+        up=_logarithmic(min(errors.values(), default=1.0) * 0.7, max(errors.values(), default=1.0) * 1.4),
+        series=[
+            Series("mean absolute error", list(errors.values()), width=2, more={"hoverinfo": "skip"}),
+            points("predicted too long on the whole", ("s2", "solid"), "circle", long),
+            points("too short", ("s4", "solid"), "diamond", [tokens for tokens in buckets if tokens not in long]),
+        ],
+        table=table(BUCKETS, [(tokens, found[tokens]) for tokens in buckets]),
+        empty="" if buckets else NO_MEASURES,
+        hover="closest",
+    )
+
+
+def error_over_time(found: selectors.Series) -> Chart:
+    """Mean absolute error of each predictor, of the busiest ones."""
+    busiest = sorted(sorted(found.lines, key=source_order), key=lambda n: -sum(w.requests for w in found.lines[n]))
+    named = styles(sorted(busiest[: len(STYLES)], key=source_order))
+    series = [
+        Series(
+            name,
+            [window.mae for window in found.lines[name]],
+            style,
+            width=2,
+            size=4,
+            more={"hovertemplate": "%{y:,.0f} tokens"},
+        )
+        for name, style in named.items()
+    ]
+    newest = ", ".join(f"{one.label} {quantity(last(one.y))}" for one in series)
+    said = f"mean absolute error in tokens in the newest window of each, {newest}"
+    step = f"{found.step_s // 60} min" if found.step_s < 3600 else "1 h"
+    return Chart(
+        key="trend",
+        title="Error over time",
+        caption=f"Mean absolute error in tokens, by what predicted, in windows of {step}",
+        sentence=f"Error over time: {said if series else 'nothing was predicted in this range'}.",
+        x=[timezone.localtime(start) for start in found.starts],
+        across=DAYS,
+        up=AMOUNT.but(unit="tokens"),
+        series=series,
+        empty="" if series else NO_MEASURES,
+    )

@@ -1,0 +1,146 @@
+"""Tables of output lengths: measures by model and tenant, by what predicted, and versions beside each other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane.console.filters import Order
+from controlplane.console.formats import percent
+from controlplane.console.pages.lengths.charts import source_order
+from controlplane.console.tables import Columns
+from controlplane.lengths import selectors, services
+from controlplane.lengths.models import LengthVersion, VersionState
+from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Duel, Measures, Scope
+
+MEASURES = {
+    "Requests": "requests",
+    "Mean length (tokens)": "mean_output",
+    "MAE (tokens)": "mae",
+    "Error of length (ratio)": "relative_error",
+    "Bias (tokens)": "bias",
+    "Within 25 tokens (ratio)": "acc_25",
+    "Within 50 tokens (ratio)": "acc_50",
+    "Within 100 tokens (ratio)": "acc_100",
+    "At most the median (ratio)": "coverage_median",
+    "At most the 0.9 quantile (ratio)": "coverage_upper",
+}
+COLUMNS = ("model", "tenant", *MEASURES.values())
+_MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
+LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
+SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
+VERSIONS: Columns = {
+    "Version": "version.number",
+    "Kind": "version.kind",
+    "State": lambda row: row.version.get_state_display(),
+    "Trained (UTC)": "version.trained_at",
+    "Samples": "version.samples",
+    "Held out: MAE (tokens)": "held_out.mae",
+    "Held out: within 25 (ratio)": "held_out.acc_25",
+    "Held out: within 50 (ratio)": "held_out.acc_50",
+    "Held out: within 100 (ratio)": "held_out.acc_100",
+    "Held out: rank correlation (-1 to 1)": "held_out.rank_correlation",
+    "Live: requests": "live.requests",
+    "Live: MAE (tokens)": "live.mae",
+    "Live: within 100 (ratio)": "live.acc_100",
+    "Note": "version.note",
+}
+VERSIONS_SHOWN = 12
+HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
+MEANINGS = {
+    CACHE: "a prompt seen before, word for word",
+    SEMANTIC: "a prompt much like one seen before",
+    PRIOR: "the moving mean of its tenant and class",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One model of one tenant."""
+
+    model: str
+    tenant: str
+    measures: Measures
+    drifting: bool = False
+
+
+def lines(found: Mapping[tuple[str, str], Measures], order: Order, drifting: set[tuple[str, str]]) -> list[Line]:
+    """Sorted as asked for; what is not known comes last either way."""
+    rows = [
+        Line(model, tenant, measures, (model, tenant) in drifting)
+        for (model, tenant), measures in sorted(found.items())
+    ]
+
+    def value(row: Line) -> Any:
+        return getattr(row if order.field in ("model", "tenant") else row.measures, order.field)
+
+    known = [row for row in rows if value(row) is not None]
+    known.sort(key=value, reverse=order.descending)
+    return known + [row for row in rows if value(row) is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What predicted: a cache, a version, the prior; *share* is of all requests, None for a shadow."""
+
+    name: str
+    measures: Measures
+    share: float | None
+    meaning: str
+
+
+def _meaning(name: str) -> str:
+    if name.startswith(SHADOW):
+        return "predicts in shadow, without effect"
+    return "the version that came with Pilothouse" if name.endswith(" 0") else "a length model"
+
+
+def sources(found: Mapping[str, Measures]) -> list[Source]:
+    answered = sum(measures.requests for name, measures in found.items() if not name.startswith(SHADOW))
+    return [
+        Source(
+            name,
+            found[name],
+            None if name.startswith(SHADOW) or not answered else found[name].requests / answered,
+            MEANINGS.get(name, _meaning(name)),
+        )
+        for name in sorted(found, key=source_order)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version with what it was held out against, and how it fares live."""
+
+    version: LengthVersion
+    live: Measures
+    gain: float | None = None  # of the shadow, as a share of the active version's error
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """By the names of HELD_OUT; what was not measured is None."""
+        return {name: self.version.measures.get(name) for name in HELD_OUT}
+
+    @property
+    def gain_percent(self) -> str:
+        return percent(abs(self.gain or 0.0))
+
+    @property
+    def decidable(self) -> bool:
+        return self.version.state == VersionState.SHADOW
+
+
+def version_rows(found: Mapping[str, Measures], duel: Duel | None) -> list[VersionRow]:
+    """The newest versions; *found* is by predictor."""
+    rows = []
+    _, shadow = services.in_use()
+    for version in selectors.versions(VERSIONS_SHOWN):
+        own = [found[name] for name in (str(version), f"{SHADOW} {version}") if name in found]
+        gain = duel.gain if duel and shadow and shadow.number == version.number else None
+        rows.append(VersionRow(version, selectors.total(own), gain))
+    return rows
+
+
+def compare(scope: Scope) -> Duel | None:
+    """The shadow that predicts now against what is active, where both predicted."""
+    active, shadow = services.in_use()
+    return selectors.duel(active.name, f"{SHADOW} {shadow.name}", scope) if shadow else None

@@ -1,0 +1,214 @@
+"""Lengths: how long answers were predicted to be and how long they came, what predicted them, and its versions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.accounts.selectors import visible_tenants
+from controlplane.console.access.roles import fleet_role, may, signed_in
+from controlplane.console.actions import back, reason_of
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import choice, number, order_of, view_of
+from controlplane.console.live import length_service, tiles
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.lengths import tables
+from controlplane.console.pages.lengths.charts import (
+    calibration,
+    error_by_length,
+    error_over_time,
+    predicted_against_actual,
+)
+from controlplane.console.tables import table
+from controlplane.fleet.states import ActionError
+from controlplane.lengths import selectors, services
+from controlplane.lengths.models import LengthVersion
+from controlplane.lengths.selectors import Scope
+
+RANGES_H = (1, 6, 24, 168)
+DEFAULT_RANGE_H = 6
+CHARTS_EVERY_S = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the query string asks for, within what the user may see."""
+
+    model: str
+    tenant: str
+    hours: int
+    models: list[str]
+    tenants: list[str]
+    everything: bool  # the fleet's people see all tenants
+
+    def scope(self, now: datetime) -> Scope:
+        tenants = [self.tenant] if self.tenant else None if self.everything else self.tenants
+        return selectors.scope_of(now, self.hours, self.model, tenants)
+
+
+def asked_of(request: HttpRequest) -> Asked:
+    everything = may(request, Role.VIEWER)
+    own = [tenant.name for tenant in visible_tenants(request.user)]
+    models, known_tenants = selectors.known_series(None if everything else own)
+    tenants = sorted({*own, *known_tenants}) if everything else own
+    hours = number(request.GET, "hours", DEFAULT_RANGE_H)
+    return Asked(
+        model=choice(request.GET, "model", models),
+        tenant=choice(request.GET, "tenant", tenants),
+        hours=hours if hours in RANGES_H else DEFAULT_RANGE_H,
+        models=models,
+        tenants=tenants,
+        everything=everything,
+    )
+
+
+def charts_of(asked: Asked, now: datetime) -> list[Chart]:
+    """The figures of the page, made once for everybody who asks for the same within a while."""
+    scope = asked.scope(now)
+    key = ("lengths", asked.model, asked.hours, scope.tenants, int(now.timestamp()) // CHARTS_EVERY_S)
+
+    def build() -> list[Chart]:
+        pairs, of = selectors.pairs(scope)
+        return [
+            predicted_against_actual(pairs, of),
+            calibration(selectors.by_predictor(scope)),
+            error_by_length(selectors.by_bucket(scope)),
+            error_over_time(selectors.series(scope, now)),
+        ]
+
+    return once(key, build)
+
+
+@require_safe
+@signed_in
+def lengths(request: HttpRequest) -> HttpResponseBase:
+    now = timezone.now()
+    asked = asked_of(request)
+    scope = asked.scope(now)
+    order = order_of(request, tables.COLUMNS, "-requests")
+    state = hub.state()
+    service = state.lengths() if asked.everything else None
+    drifts = (service or {}).get("drift") or []
+    drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
+    lines = tables.lines(selectors.by_model_and_tenant(scope), order, drifting)
+    found = selectors.by_predictor(scope)
+    duel = tables.compare(scope) if asked.everything else None
+    charts = {chart.key: chart for chart in charts_of(asked, now)}
+    if request.GET.get("format") == "csv":
+        return _csv(request, charts, lines, found, asked)
+    whole = selectors.total(line.measures for line in lines)
+    context = {
+        **live_context(state, view_of(request, ()), "overview,lengths"),
+        "asked": asked,
+        "ranges": RANGES_H,
+        "order": order,
+        "whole": whole,
+        "lines": lines,
+        "charts": charts,
+        "every_s": CHARTS_EVERY_S,
+        "sources": tables.sources(found),
+        "service": service,
+        "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
+        "drifts": drifts,
+        "versions": tables.version_rows(found, duel) if asked.everything else [],
+        "duel": duel,
+        "can_roll_back": asked.everything and selectors.active_version() is not None,
+    }
+    return render(request, "console/lengths/lengths.html", context)
+
+
+def _csv(
+    request: HttpRequest,
+    charts: dict[str, Chart],
+    lines: list[tables.Line],
+    found: dict[str, selectors.Measures],
+    asked: Asked,
+) -> HttpResponseBase:
+    name = request.GET.get("table", "")
+    if name in charts:
+        return charts[name].csv(f"lengths-{name}")
+    if name == "sources":
+        return table(tables.SOURCES, tables.sources(found)).csv("lengths-sources")
+    if name == "versions" and asked.everything:
+        return table(tables.VERSIONS, tables.version_rows(found, None)).csv("length-versions")
+    return table(tables.LINES, lines).csv("lengths")
+
+
+@require_GET
+@signed_in
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the figures of the page, redrawn."""
+    drawn = charts_of(asked_of(request), timezone.now())
+    return redrawn(request, drawn)
+
+
+# Acting on versions
+
+
+def _acted(request: HttpRequest, act: Callable[[str], str]) -> HttpResponse:
+    """Do *act* with the reason that was given; it says in a sentence what was done."""
+    reason = reason_of(request)
+    if not reason:
+        messages.error(request, "Nothing was changed: give a reason, which is kept with the event.")
+        return back(request, "console:lengths")
+    try:
+        done = act(reason)
+    except ActionError as refusal:
+        messages.error(request, f"{str(refusal).rstrip('.')}.")
+    else:
+        messages.success(request, done)
+    return back(request, "console:lengths")
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResponse:
+    """Promote or reject a version that predicts in shadow."""
+    version = get_object_or_404(LengthVersion, number=version_number)
+
+    def promote(reason: str) -> str:
+        services.promote(version, user_of(request), reason)
+        return f"{version} predicts from now on; gateways take it up within seconds."
+
+    def reject(reason: str) -> str:
+        services.reject(version, user_of(request), reason)
+        return f"{version} is rejected; the active version predicts as before."
+
+    acts = {"promote": promote, "reject": reject}
+    if decision not in acts:
+        raise Http404(f"There is no decision {decision}.")
+    return _acted(request, acts[decision])
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def roll_back(request: HttpRequest) -> HttpResponse:
+    """Back to the version that was active before."""
+
+    def act(reason: str) -> str:
+        version = services.rollback(None, user_of(request), reason)
+        return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
+
+    return _acted(request, act)
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def train(request: HttpRequest) -> HttpResponse:
+    """Train a new version from the samples there are, now."""
+
+    def act(reason: str) -> str:
+        if not services.ask_for_training(user_of(request), reason):
+            raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later")
+        return "A worker trains a new version; it predicts in shadow first."
+
+    return _acted(request, act)

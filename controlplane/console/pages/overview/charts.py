@@ -1,0 +1,149 @@
+"""The charts of the overview: time to first token, demand by region, KV cache by instance."""
+
+from collections.abc import Sequence
+
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import (
+    AMOUNT,
+    MILLISECONDS,
+    NO_SAMPLES,
+    NO_TRAFFIC,
+    STYLES,
+    TIME,
+    Axis,
+    Chart,
+    Heat,
+    Levels,
+    Series,
+    change,
+    last,
+)
+from controlplane.console.filters import DEMANDS, View
+from controlplane.console.formats import count, milliseconds, percent, quantity
+from controlplane.console.live import history, tiles
+from controlplane.console.live.history import Sample
+from controlplane.console.live.state import LiveState
+from controlplane.console.selectors.names import region_names
+from controlplane.console.tables import Table
+
+HEAT_ROWS = 12
+HEAT_COLUMNS = 60
+REGIONS_SHOWN = 5
+OTHERS = "other regions"
+KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
+
+
+def time_to_first_token(samples: list[Sample], model: str) -> Chart:
+    p50, p95, p99 = (history.tile_series(samples, f"ttft_p{p}_ms", model) for p in (50, 95, 99))
+    slo, now = last(history.tile_series(samples, "ttft_slo_ms", model)), last(p95)
+    said = "no traffic in this range"
+    if now is not None:
+        against = f", {'above' if now > slo else 'within'} the SLO of {milliseconds(slo)}" if slo else ""
+        said = f"p95 is {milliseconds(now)}{against}{change(p95)}"
+    return Chart(
+        key="ttft",
+        title="Time to first token",
+        caption="p50, p95 and p99 of the last minute",
+        sentence=f"Time to first token: {said}.",
+        x=history.times(samples),
+        up=MILLISECONDS,
+        series=[
+            Series("p50", p50, STYLES[2], width=1.5),
+            Series("p95", p95, width=2.25),
+            Series("p99", p99, STYLES[1], width=1.5),
+        ],
+        levels=Levels("SLO", [slo]) if slo else None,
+        empty="" if now is not None else NO_TRAFFIC if samples else NO_SAMPLES,
+    )
+
+
+def demand(samples: list[Sample], model: str, kind: str, region_titles: dict[str, str]) -> Chart:
+    """Of the busiest regions, and the sum of the others."""
+    field, title, unit, _ = DEMANDS[kind]
+    regions = history.demand_by_region(samples, field, model)
+    busiest = sorted(regions, key=lambda name: -(last(regions[name]) or 0))
+    shown = {name: regions[name] for name in sorted(busiest[:REGIONS_SHOWN])}
+    if others := [regions[name] for name in busiest[REGIONS_SHOWN:]]:
+        shown[OTHERS] = [
+            None if all(value is None for value in values) else sum(value or 0 for value in values)
+            for values in zip(*others, strict=True)
+        ]
+    series = [
+        Series(region_titles.get(name, name), values, style)
+        for (name, values), style in zip(shown.items(), STYLES, strict=False)
+    ]
+    parts = ", ".join(f"{one.label} {quantity(last(one.y))}" for one in series)
+    return Chart(
+        key="demand",
+        title="Demand by region",
+        caption=title,
+        sentence=f"{title}: {parts or 'nothing in this range'}.",
+        x=history.times(samples),
+        up=AMOUNT.but(unit=unit, hoverformat=",.1f"),
+        series=series,
+        empty="" if series else NO_TRAFFIC if samples else NO_SAMPLES,
+    )
+
+
+def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
+    """KV cache use of instances over time; the HEAT_ROWS fullest, fullest above. The table has them all."""
+    known = {
+        name: found
+        for name, values in history.kv_by_instance(samples, names).items()
+        if (found := [value for value in values if value is not None])
+    }
+    fullest = sorted(known, key=lambda name: (-known[name][-1], name))
+    thinned = samples[::-1][:: max(1, -(-len(samples) // HEAT_COLUMNS))][::-1]
+    picked = history.kv_by_instance(thinned, fullest[:HEAT_ROWS][::-1])  # the first row is drawn at the bottom
+    said, caption = "no instance has reported in this range", "One row an instance, fullest above"
+    if fullest:
+        highest = max(value for values in known.values() for value in values)
+        said = (
+            f"{fullest[0]} is the fullest of {count(len(fullest))} instances at {percent(known[fullest[0]][-1])}; "
+            f"the highest in this range was {percent(highest)}"
+        )
+    if len(fullest) > HEAT_ROWS:
+        caption = f"The {HEAT_ROWS} fullest of {count(len(fullest))} instances; the table has all"
+    hover = "%{y}<br>%{x|%H:%M:%S}: %{z:.0%}<extra></extra>"
+    return Chart(
+        key="kv",
+        title="KV cache by instance",
+        caption=caption,
+        sentence=f"KV cache: {said}.",
+        x=history.times(thinned),
+        across=TIME.but(showgrid=False, showline=False, nticks=4),
+        up=Axis({"showgrid": False, "fixedrange": True, "automargin": True, "tickfont": {"size": 10}, "dtick": 1}),
+        series=[Heat([shortened(name) for name in picked], list(picked.values()), hover)],
+        table=Table(KV_HEADER, [[n, known[n][-1], sum(known[n]) / len(known[n]), max(known[n])] for n in fullest]),
+        hover="closest",
+        empty="" if fullest else "No instance has reported its KV cache in this range." if samples else NO_SAMPLES,
+    )
+
+
+def shortened(name: str, length: int = 22) -> str:
+    """*name* with its middle left out if it is longer than *length*: both ends tell instances apart."""
+    if len(name) <= length:
+        return name
+    head = (length - 1) // 2
+    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
+
+
+def overview_charts(state: LiveState, view: View) -> list[Chart]:
+    def build() -> list[Chart]:
+        samples = history.latest(state.history, view.range_s)
+        table = state.tables["instances"]
+        pairs = zip(table["name"], table["model"], strict=True)
+        names = [name for name, model in pairs if not view.model or model == view.model]
+        return [
+            time_to_first_token(samples, view.model),
+            demand(samples, view.model, view.demand, dict(region_names())),
+            kv_heat_map(samples, names),
+        ]
+
+    return once(("overview", view.model, view.range_min, view.demand, history.newest_s(state.history)), build)
+
+
+def sparks(state: LiveState, view: View) -> list[str]:
+    """The line of each tile over the range, as points of an SVG polyline."""
+    samples = history.latest(state.history, view.range_s)
+    return [tiles.spark(history.tile_series(samples, tile.field, view.model)) for tile in tiles.TILES]

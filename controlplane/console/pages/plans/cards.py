@@ -1,0 +1,112 @@
+"""Plans as pages show them: what would change, what that costs, and why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from controlplane.planning.execution import plan_rollout, strategies
+from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.titles import title_of
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One place whose number of instances a plan changes."""
+
+    region: str
+    gpu_type: str
+    present: int
+    target: int
+    reason: str
+
+    @property
+    def delta(self) -> int:
+        return self.target - self.present
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A plan as a page shows it: what would change, what that costs, and why."""
+
+    plan: ScalingPlan
+    strategy: str
+    changes: tuple[Change, ...]
+    expired: bool
+    binding: tuple[str, ...] = field(default=())
+
+    @property
+    def more(self) -> int:
+        return sum(change.delta for change in self.changes if change.delta > 0)
+
+    @property
+    def fewer(self) -> int:
+        return -sum(change.delta for change in self.changes if change.delta < 0)
+
+    @property
+    def minus(self) -> int:
+        return -self.fewer
+
+    @property
+    def usd_delta(self) -> float:
+        return round(self.plan.cost_usd_per_hour_after - self.plan.cost_usd_per_hour_before, 2)
+
+    @property
+    def shortage(self) -> str:
+        """The demand that no capacity could meet, in words; empty when all could be."""
+        return str(self.plan.inputs.get("shortage", ""))
+
+    @property
+    def short_rows(self) -> list[str]:
+        """The rows of the problem that could not hold, in the planner's words."""
+        return list(self.plan.inputs.get("short_rows", []))
+
+    @property
+    def unmet_if_idle(self) -> float:
+        """Tokens a second that nobody would serve if nothing were moved."""
+        return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
+
+    @property
+    def progress(self) -> str:
+        """What of a plan that is being carried out is still to be moved, and what stands in the way; empty otherwise."""
+        return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
+
+    @property
+    def pace(self) -> str:
+        """When the strategy that follows the plan moves instances, in words."""
+        return strategies.pace(self.plan.strategy)
+
+    @property
+    def decidable(self) -> bool:
+        return self.plan.status == PlanStatus.ADVICE
+
+
+def without_place(reason: str, model: str) -> str:
+    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place stands beside it."""
+    head, colon, rest = reason.partition(": ")
+    return rest if colon and head[:1] in "+-" and model in head else reason
+
+
+def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
+    """*plan* with its changes, the largest first; what it saw as present then, not what there is now.
+
+    *titles* are those of regions and GPU types.
+    """
+    changes = [
+        Change(
+            region=titles.get(target["region"], target["region"]),
+            gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
+            present=target["present"],
+            target=target["target"],
+            reason=without_place(target.get("reason") or "", plan.model.name),
+        )
+        for target in plan.targets
+        if target["target"] != target["present"]
+    ]
+    changes.sort(key=lambda change: (-abs(change.delta), change.region, change.gpu_type))
+    return Card(
+        plan=plan,
+        strategy=title_of(plan.strategy),
+        changes=tuple(changes),
+        expired=plan.valid_until <= now,
+        binding=tuple(str(row) for row in plan.binding),
+    )

@@ -1,0 +1,104 @@
+"""What a plan was made from, as tables: demand by region, what an instance can do, bounds and prices.
+
+Read with care for what is missing: plans are kept for long, and what they note has grown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane.console.live.tiles import spark
+from controlplane.planning.models import ScalingPlan
+
+BANDS = {"upper_80": "80 %", "upper_95": "95 %"}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Tables for a template. Rows are dicts; `facts` are (what, value) pairs in words."""
+
+    demand: list[dict[str, Any]]
+    hardware: list[dict[str, Any]]
+    places: list[dict[str, Any]]
+    facts: list[tuple[str, str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.demand or self.hardware or self.places or self.facts)
+
+
+def read(plan: ScalingPlan, titles: Mapping[str, str]) -> Inputs:
+    given = plan.inputs
+    return Inputs(_demand(given, titles), _hardware(given, titles), _places(plan, titles), _facts(given))
+
+
+def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    buffers = given.get("buffer_tokens_per_s") or {}
+    return [
+        {
+            "region": titles.get(region, region),
+            "first": values[0],
+            "peak": max(values),
+            "mean": sum(values) / len(values),
+            "buffer": buffers.get(region),
+            "spark": spark(values),
+        }
+        for region, values in (given.get("demand_tokens_per_s") or {}).items()
+        if values
+    ]
+
+
+def _hardware(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    capability, prices = given.get("capability_tokens_per_s") or {}, given.get("usd_per_gpu_hour") or {}
+    return [
+        {
+            "gpu_type": titles.get(name, name),
+            **{key: (capability.get(name) or {}).get(key) for key in ("used", "prompt", "output", "source", "windows")},
+            "note": (capability.get(name) or {}).get("note", ""),
+            "usd": float(prices[name]) if name in prices else None,
+        }
+        for name in sorted({*capability, *prices})
+    ]
+
+
+def _places(plan: ScalingPlan, titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Bounds of each deployment, and the GPUs that its region had for planned models."""
+    bounds, gpus = plan.inputs.get("bounds") or {}, plan.inputs.get("gpus") or {}
+    rows = []
+    for target in plan.targets:
+        key = f"{target['region']} {target['gpu_type']}"
+        least, most = bounds.get(key, (None, None))
+        rows.append(
+            {
+                "region": titles.get(target["region"], target["region"]),
+                "gpu_type": titles.get(target["gpu_type"], target["gpu_type"]),
+                "least": least,
+                "most": most,
+                "gpus": gpus.get(key),
+            }
+        )
+    return rows
+
+
+def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = []
+    if "demand_of" in given:
+        facts.append(("Demand is", _demand_of(given["demand_of"])))
+    if "window_s" in given:
+        facts.append(("In windows of", f"{given['window_s'] // 60} min"))
+    if "epsilon" in given:
+        facts.append(("Served in its own region", f"at least {given['epsilon']:.0%} of a region's peak"))
+    if given.get("planned_with"):
+        facts.append(("Planned with", ", ".join(given["planned_with"])))
+    return facts
+
+
+def _demand_of(said: Mapping[str, Any] | str) -> str:
+    """What of the forecast was planned for; older plans have the name of one end alone."""
+    if isinstance(said, str):
+        said = {"band": said, "kept": 0.0 if said == "mean" else 1.0}
+    kept, end = said["kept"], f"upper end of the forecast's {BANDS.get(said['band'], said['band'])} band"
+    soon = said.get("soon", kept)
+    words = {0.0: "the mean of the forecast", 1.0: f"the {end}"}.get(
+        kept, f"{kept:.0%} of the way from the mean to the {end}"
+    )
+    return words if soon == kept else f"{words}; {soon:.0%} for what is added soon"

@@ -1,0 +1,222 @@
+"""Why this instance: the decision trace of a request as its page shows it, step by step, with what every score is made of.
+
+`docs/routing.md` says what a placement holds. Rows of older ledgers hold less: then only the loads are shown.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.console.formats import NONE, count, duration, fixed, milliseconds, percent, quantity
+from controlplane.gateway.models import LedgerRow, Outcome
+
+POLICY_WHY = {
+    "round_robin": "the next in turn that has room",
+    "least_request": "the fewest running requests among those with room",
+    "minimum_use": "the lowest use of KV cache among those with room",
+    "join_shortest_queue": "the fewest tokens still to process among those with room",
+    "preserve": "the least load, now and in the KV cache soon to come, among those with room",
+    "least_delay": "the least delay for this request and those that run there, among those with room",
+}
+PART_TITLES = {
+    "requests": "Requests",
+    "kv_use": "KV use",
+    "prefill_tokens": "Prefill",
+    "decode_tokens": "Decode",
+    "memory_tokens": "Memory penalty",
+    "predicted_ttft_ms": "TTFT",
+    "decode_s": "Decode",
+    "others_s": "Delay to others",
+    "memory_s": "Memory penalty",
+    "peak_kv": "KV peak ahead",
+    "affinity_tokens": "Prefix cached",
+}
+UNSCORED = frozenset({"peak_kv", "affinity_tokens"})  # shown, but not part of the score
+WHY_PRIOR = {
+    "late": "the model's answer was late",
+    "failed": "the model failed",
+    "senseless": "the model's answer made no sense",
+    "resting": "the model rests after failures",
+    "down": "the model's process is down",
+    "off": "the model is switched off",
+}
+
+
+def part_text(name: str, value: float) -> str:
+    """*value* with the unit that its name says."""
+    if name.endswith("_ms"):
+        return milliseconds(value)
+    if name.endswith("_s"):
+        return seconds(value)
+    if name in ("kv_use", "peak_kv"):
+        return percent(value)
+    return quantity(value) if value >= 10_000 else count(value)
+
+
+def seconds(value: float) -> str:
+    if value == 0:
+        return "0 s"
+    if value >= 100:
+        return duration(value)
+    return f"{fixed(value, 2)} s" if value >= 1 else milliseconds(value * 1000)
+
+
+def in_score_units(name: str, value: float) -> float:
+    """Parts of a delay are seconds, but for the one in milliseconds."""
+    return value / 1000 if name.endswith("_ms") else value
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of one score: as text, and as the share of the widest bar of the table."""
+
+    name: str
+    text: str
+    width: float  # 0 to 100
+    series: int  # of the palette; 0 without a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    instance: str
+    chosen: bool
+    room: str  # yes, no, or why it took nothing
+    running: int | None
+    remaining_tokens: int | None
+    kv_tokens: int | None
+    score: str
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The length that was predicted, against the one that came, in tokens; lengths of the drawing are 0 to 1000."""
+
+    tokens: int
+    upper: int | None
+    source: str
+    why: str
+    real: int | None
+    drawn: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def error(self) -> int | None:
+        return None if self.real is None else self.tokens - self.real
+
+    @property
+    def verdict(self) -> str:
+        """`29 too long, 24% of what came`"""
+        if self.error is None or not self.real:
+            return ""
+        if self.error == 0:
+            return "exactly right"
+        side = "too long" if self.error > 0 else "too short"
+        return f"{count(abs(self.error))} {side}, {percent(abs(self.error) / self.real)} of what came"
+
+    @property
+    def within_upper(self) -> bool | None:
+        return None if self.real is None or self.upper is None else self.real <= self.upper
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of the trace. *columns* are the titles of the parts that its candidates have."""
+
+    entry: Mapping[str, Any]
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    columns: tuple[tuple[str, int], ...] = ()  # title, series
+    detailed: bool = False  # loads are from before the decision, with scores
+
+
+def steps(trace: Sequence[Mapping[str, Any]]) -> list[Step]:
+    return [step(entry) for entry in trace]
+
+
+def step(entry: Mapping[str, Any]) -> Step:
+    seen = [dict(candidate) for candidate in entry.get("seen") or ()]
+    policy = entry.get("policy", "")
+    why = POLICY_WHY.get(policy, "")
+    detailed = any("room" in candidate for candidate in seen)
+    names = list(dict.fromkeys(name for candidate in seen for name in candidate.get("parts") or {}))
+    scored = [name for name in names if name not in UNSCORED]
+    series = {name: at for at, name in enumerate(scored, 1)}
+    widest = max(
+        (
+            sum(in_score_units(name, candidate["parts"].get(name) or 0.0) for name in scored)
+            for candidate in seen
+            if candidate.get("parts")
+        ),
+        default=0.0,
+    )
+    candidates = tuple(
+        Candidate(
+            instance=candidate["instance"],
+            chosen=candidate["instance"] == entry.get("instance"),
+            room=_room(candidate),
+            running=candidate.get("running"),
+            remaining_tokens=candidate.get("remaining_tokens"),
+            kv_tokens=candidate.get("kv_tokens"),
+            score=_score(policy, candidate.get("score"), names),
+            parts=tuple(_part(name, candidate.get("parts") or {}, widest, series) for name in names),
+        )
+        for candidate in seen
+    )
+    columns = tuple((PART_TITLES.get(name, name.replace("_", " ").capitalize()), series.get(name, 0)) for name in names)
+    return Step(entry, why, candidates, columns, detailed)
+
+
+def _room(candidate: Mapping[str, Any]) -> str:
+    if not candidate.get("accepting", True):
+        return "takes no work"
+    if "room" not in candidate:
+        return "yes"
+    return "yes" if candidate["room"] else "full"
+
+
+def _part(name: str, parts: Mapping[str, float], widest: float, series: Mapping[str, int]) -> Part:
+    value = parts.get(name)
+    if value is None:
+        return Part(name, NONE, 0.0, 0)
+    share = in_score_units(name, value) / widest * 100 if widest and name in series else 0.0
+    return Part(name, part_text(name, value), round(max(0.0, min(100.0, share)), 1), series.get(name, 0))
+
+
+def _score(policy: str, score: float | None, names: Sequence[str]) -> str:
+    if score is None:
+        return NONE
+    if any(name.endswith("_s") for name in names):
+        return seconds(score)
+    return percent(score) if policy == "minimum_use" else quantity(score) if score >= 10_000 else count(score)
+
+
+def why_not_judged(row: LedgerRow) -> str:
+    """Why *row* has no verdict on its SLO; empty where it has one."""
+    if row.slo_met is not None:
+        return ""
+    if row.outcome == Outcome.CANCELLED:
+        return "cancelled by the caller"
+    if row.outcome != Outcome.DONE:
+        return "the request itself was at fault"
+    if not row.streamed:
+        return "not streamed: no time to first token to judge"
+    return "the class has no target"
+
+
+def predicted(row: LedgerRow) -> Predicted | None:
+    """What was predicted of *row*'s length, from the ledger and, where it says so, from its trace."""
+    length: dict[str, Any] = next((entry["length"] for entry in row.trace if entry.get("length")), {})
+    tokens = row.predicted_output_tokens or length.get("tokens")
+    if not tokens:
+        return None
+    real = row.output_tokens if row.outcome == "done" else None
+    upper = length.get("upper_tokens")
+    if upper is not None and tokens < length.get("tokens", 0):
+        upper = tokens  # no more had room in the model's context
+    longest = max(tokens, upper or 0, real or 0) * 1.04
+    drawn = {
+        name: round(value / longest * 1000, 1)
+        for name, value in (("tokens", tokens), ("upper", upper), ("real", real))
+        if value is not None
+    }
+    return Predicted(tokens, upper, length.get("source", ""), WHY_PRIOR.get(length.get("why", ""), ""), real, drawn)

@@ -1,0 +1,225 @@
+"""What the scaling page shows: instances as they are and as planned, what they cost, and why, ready for a template."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from controlplane.console.pages.plans.cards import without_place
+from controlplane.fleet.models import Deployment
+from controlplane.fleet.states import COMING, PRESENT, InstanceState
+from controlplane.planning import selectors
+from controlplane.planning.models import ScalingPlan
+from controlplane.planning.titles import title_of
+
+OUT_OF_SERVICE = (
+    InstanceState.DRAINING,
+    InstanceState.SLEEPING,
+    InstanceState.FAILED,
+)  # neither serving nor on their way
+
+
+class Planned:
+    """Instances as they are against as they are planned."""
+
+    @property
+    def present(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def planned(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def delta(self) -> int:
+        return self.planned - self.present
+
+    @property
+    def tone(self) -> str:
+        return "more" if self.delta > 0 else "fewer" if self.delta < 0 else ""
+
+
+@dataclass(frozen=True)
+class Cell(Planned):
+    """Instances of one model in one region on one GPU type. *target* is None where no plan says anything."""
+
+    region: str
+    states: Counter[str]
+    target: int | None = None
+    demand_tokens_per_s: float | None = None
+    reason: str = ""
+    deployed: bool = True
+
+    @property
+    def present(self) -> int:
+        """Serving or on their way: what a target counts."""
+        return sum(self.states[state] for state in PRESENT)
+
+    @property
+    def planned(self) -> int:
+        return self.present if self.target is None else self.target
+
+    @property
+    def not_ready(self) -> str:
+        """`1 loading, 2 draining`: what the number alone does not say."""
+        coming = sum(self.states[state] for state in COMING)
+        words = [f"{coming} starting"] if coming else []
+        words += [f"{self.states[state]} {state.label.lower()}" for state in OUT_OF_SERVICE if self.states[state]]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Line(Planned):
+    """One row of the matrix: a model on a GPU type, with a cell for each region."""
+
+    model: str
+    gpu_type: str
+    gpu_title: str
+    tensor_parallel: int
+    cells: tuple[Cell, ...]
+    usd_each: Mapping[str, float]  # an hour, by region: the number of GPUs may differ
+    plan: ScalingPlan | None
+    first: bool = False  # of its model
+    of_model: int = 1  # lines of its model
+
+    @property
+    def present(self) -> int:
+        return sum(cell.present for cell in self.cells)
+
+    @property
+    def planned(self) -> int:
+        return sum(cell.planned for cell in self.cells)
+
+    @property
+    def usd_now(self) -> float:
+        return sum(cell.present * self.usd_each.get(cell.region, 0.0) for cell in self.cells)
+
+    @property
+    def usd_planned(self) -> float:
+        return sum(cell.planned * self.usd_each.get(cell.region, 0.0) for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Matrix(Planned):
+    """Present against planned instances by model x GPU type and region."""
+
+    regions: tuple[tuple[str, str], ...]  # name and title
+    lines: tuple[Line, ...]
+
+    @property
+    def totals(self) -> list[tuple[int, int]]:
+        """Present and planned instances of each region."""
+        columns = zip(*(line.cells for line in self.lines), strict=True)
+        return [(sum(cell.present for cell in column), sum(cell.planned for cell in column)) for column in columns]
+
+    @property
+    def present(self) -> int:
+        return sum(line.present for line in self.lines)
+
+    @property
+    def planned(self) -> int:
+        return sum(line.planned for line in self.lines)
+
+    @property
+    def usd_now(self) -> float:
+        return sum(line.usd_now for line in self.lines)
+
+    @property
+    def usd_planned(self) -> float:
+        return sum(line.usd_planned for line in self.lines)
+
+    @property
+    def usd_delta(self) -> float:
+        return round(self.usd_planned - self.usd_now, 2)
+
+
+def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, str], now: datetime) -> Matrix:
+    """The matrix of *model*, or of every model (empty). Plans that are out of date say nothing."""
+    deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    deployments = deployments.select_related("model", "region", "gpu_type")
+    if model:
+        deployments = deployments.filter(model__name=model)
+    places = selectors.instances_by_place()
+    regions: dict[str, None] = {}
+    groups: dict[tuple[str, str], dict[str, Deployment]] = {}
+    for row in deployments.order_by("model__name", "gpu_type__name", "region__name"):
+        groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
+        regions[row.region.name] = None
+    names = sorted(regions)
+    lines = []
+    of_models = Counter(name for name, _ in groups)
+    before = ""
+    for (name, gpu_type), by_region in groups.items():
+        plan = plans.get(name)
+        targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
+        cells = tuple(
+            _cell(
+                name, region, places.get((name, region, gpu_type), Counter()), targets.get(region), region in by_region
+            )
+            for region in names
+        )
+        some = next(iter(by_region.values()))
+        lines.append(
+            Line(
+                model=name,
+                gpu_type=gpu_type,
+                gpu_title=some.gpu_type.title,
+                tensor_parallel=some.tensor_parallel,
+                cells=cells,
+                usd_each={
+                    region: row.tensor_parallel * float(row.gpu_type.on_demand_usd_per_hour)
+                    for region, row in by_region.items()
+                },
+                plan=plan,
+                first=name != before,
+                of_model=of_models[name],
+            )
+        )
+        before = name
+    return Matrix(tuple((name, titles.get(name, name)) for name in names), tuple(lines))
+
+
+def _targets(plan: ScalingPlan, gpu_type: str) -> dict[str, dict[str, Any]]:
+    return {target["region"]: target for target in plan.targets if target["gpu_type"] == gpu_type}
+
+
+def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any] | None, deployed: bool) -> Cell:
+    if target is None:
+        return Cell(region, states, deployed=deployed)
+    return Cell(
+        region=region,
+        states=states,
+        target=target["target"],
+        demand_tokens_per_s=target.get("demand_tokens_per_s"),
+        reason=without_place(target.get("reason") or "", model),
+        deployed=deployed,
+    )
+
+
+def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict[str, Any]]:
+    """The strategies of a comparison by cost, with the best value of each column and those in use marked."""
+    best = {
+        name: pick(known)
+        for name, pick in (
+            ("instance_hours", min),
+            ("usd", min),
+            ("p95_ttft_ms", min),
+            ("p95_e2e_ms", min),
+            ("slo_met", max),
+            ("waste_hours", min),
+        )
+        if (known := [row[name] for row in rows if row.get(name) is not None])
+    }
+    found = [
+        {
+            **row,
+            "title": title_of(row["strategy"]),
+            "used": row["strategy"] in used,
+            "best": {name for name, value in best.items() if row.get(name) == value},
+        }
+        for row in rows
+    ]
+    return sorted(
+        found, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
+    )

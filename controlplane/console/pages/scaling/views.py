@@ -1,0 +1,202 @@
+"""Scaling: instances as they are and as planned, why, what was moved, and how each model is to be scaled."""
+
+import json
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.actions import back, reason_of
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import view_of
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.plans.tables import MOVES, PLANS
+from controlplane.console.pages.scaling import tables
+from controlplane.console.pages.scaling.charts import cost_against_service
+from controlplane.console.selectors.names import model_names, place_titles
+from controlplane.console.tables import Columns, table
+from controlplane.exports import ROW_LIMIT
+from controlplane.fleet.models import Model
+from controlplane.fleet.states import ActionError
+from controlplane.planning import selectors as planning
+from controlplane.planning import services
+from controlplane.planning.execution import strategies
+from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
+from controlplane.planning.titles import title_of
+
+PLANS_SHOWN = 8
+MOVES_SHOWN = 8
+MATRIX: Columns = {
+    "Model": "line.model",
+    "GPU type": "line.gpu_type",
+    "Region": "cell.region",
+    "Present (instances)": "cell.present",
+    "Planned (instances)": "cell.target",
+    "Change (instances)": "cell.delta",
+    "Cost now (USD/h)": lambda row: round(row["cell"].present * row["usd_each"], 4),
+    "Cost planned (USD/h)": lambda row: round(row["cell"].planned * row["usd_each"], 4),
+    "Demand (tok/s)": "cell.demand_tokens_per_s",
+    "Reason": "cell.reason",
+}
+COMPARISON: Columns = {
+    "Strategy": "title",
+    "In use": "used",
+    "Instance-hours": "instance_hours",
+    "Cost (USD)": "usd",
+    "SLO met (ratio)": "slo_met",
+    "TTFT p95 (ms)": "p95_ttft_ms",
+    "E2E p95 (ms)": "p95_e2e_ms",
+    "Waste (instance-hours)": "waste_hours",
+    "Moves": "moves",
+}
+DECISIONS = {"approve": services.approve, "reject": services.reject}
+
+
+def strategies_used() -> set[str]:
+    """Strategies whose advice acts, or may act, on some model."""
+    acting = (PolicyMode.ASK, PolicyMode.AUTO)
+    return {policy.strategy for _, policy in planning.policies() if policy and policy.mode in acting}
+
+
+def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> Chart:
+    caption = "Instance-hours against the share of requests within SLO"
+    return cost_against_service(comparison.rows if comparison else [], title_of, used, caption)
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def scaling(request: HttpRequest) -> HttpResponseBase:
+    now = timezone.now()
+    models = model_names()
+    view = view_of(request, models)
+    titles = place_titles()
+    current = planning.current_plans()
+    matrix = tables.matrix(view.model, current, titles, now)
+    comparison, used = planning.latest_comparison(), strategies_used()
+    compared = tables.comparison_rows(comparison.rows, used) if comparison else []
+    chart = comparison_chart(comparison, used)
+    if request.GET.get("format") == "csv":
+        return _csv(view.table, view.model, matrix, compared, chart)
+    waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
+    shown = {plan.pk: plan for plan in [*waiting, *current.values()] if not view.model or plan.model.name == view.model}
+    cards = [card_of(plan, titles, now) for plan in shown.values()]
+    cards.sort(key=lambda card: (not card.decidable, card.expired, card.plan.model.name))
+    operator = may(request, Role.OPERATOR)
+    policies = [(model, policy) for model, policy in planning.policies() if not view.model or model.name == view.model]
+    context = {
+        **live_context(hub.state(), view, "overview,events"),
+        "models": models,
+        "now": now,
+        "titles": titles,
+        "matrix": matrix,
+        "cards": cards,
+        "waiting_count": len(waiting),
+        "newest_plan": planning.plans(model=view.model).first(),
+        "moves_day": planning.moves_since(planning.hours_ago(24), view.model),
+        "unmet": [card for card in cards if card.shortage and not card.expired],
+        "comparison": comparison,
+        "compared": compared,
+        "chart": chart,
+        "policies": policies,
+        "modes": PolicyMode.choices,
+        "plan_every": settings.PLAN_EVERY_S,
+        "compare_every": settings.COMPARE_EVERY_S,
+        "compare_hours": settings.COMPARE_HOURS,
+        "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
+        "moves": planning.moves(model=view.model)[:MOVES_SHOWN],
+        "plans": [card_of(plan, titles, now) for plan in planning.plans(model=view.model)[:PLANS_SHOWN]],
+    }
+    return render(request, "console/scaling/scaling.html", context)
+
+
+def _csv(
+    name: str, model: str, matrix: tables.Matrix, compared: list[dict[str, Any]], chart: Chart
+) -> HttpResponseBase:
+    if name == chart.key:
+        return chart.csv("strategies-chart")
+    if name == "comparison":
+        return table(COMPARISON, compared).csv("strategies")
+    if name == "moves":
+        return table(MOVES, planning.moves(model=model)[:ROW_LIMIT]).csv("moves")
+    if name == "plans":
+        return table(PLANS, planning.plans(model=model)[:ROW_LIMIT]).csv("plans")
+    cells = [
+        {"line": line, "cell": cell, "usd_each": line.usd_each[cell.region]}
+        for line in matrix.lines
+        for cell in line.cells
+        if cell.deployed
+    ]
+    return table(MATRIX, cells).csv("instances-planned")
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/scaling-charts?charts=strategies`: the figure of the page, redrawn."""
+    comparison, used = planning.latest_comparison(), strategies_used()
+    key = ("strategies", comparison.pk if comparison else 0, *sorted(used))
+    drawn = once(key, lambda: [comparison_chart(comparison, used)])
+    return redrawn(request, drawn)
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
+    """Approve or reject a plan, with a reason that is kept with the event."""
+    plan = get_object_or_404(ScalingPlan.objects.select_related("model"), pk=pk)
+    if decision not in DECISIONS:
+        raise Http404(f"There is no decision {decision}.")
+    reason = reason_of(request)
+    if not reason:
+        messages.error(request, f"The plan for {plan.model} still waits: give a reason, which is kept with the event.")
+    else:
+        try:
+            decided = DECISIONS[decision](plan, user_of(request), reason)
+        except ActionError as refusal:
+            messages.error(request, f"{str(refusal).rstrip('.')}.")
+        else:
+            messages.success(request, _decided(decided, plan))
+    return back(request, "console:plan", plan.pk)
+
+
+def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
+    which = "The plan" if plan.pk == asked.pk else f"Plan {plan.pk}, which repeats plan {asked.pk},"
+    if plan.status == PlanStatus.REJECTED:
+        return f"{which} for {plan.model} is rejected; instances stay as they are."
+    return f"{which} for {plan.model} is approved; its moves begin within seconds."
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def policy(request: HttpRequest, pk: int) -> HttpResponse:
+    """Set the strategy and mode of one model."""
+    model = get_object_or_404(Model, pk=pk)
+    reason = reason_of(request)
+    if not reason:
+        messages.error(request, f"{model} is scaled as before: give a reason, which is kept with the event.")
+        return back(request, "console:scaling")
+    given = request.POST
+    try:
+        parameters = json.loads(given.get("parameters", "").strip() or "{}")
+        row = services.set_policy(
+            model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
+        )
+    except ValueError as error:
+        messages.error(request, f"{model} is scaled as before: the parameters are not JSON ({error}).")
+    except ValidationError as error:
+        messages.error(request, f"{model} is scaled as before: {' '.join(error.messages)}")
+    else:
+        mode = PolicyMode(row.mode).label.partition(":")[0].lower()
+        messages.success(request, f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on.")
+    return back(request, "console:scaling")

@@ -1,0 +1,90 @@
+"""System: the parts of the stack and its periodic jobs; whether Pilothouse itself is well."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.filters import view_of
+from controlplane.console.live.hub import hub
+from controlplane.console.live.jobs import job_title, part_title, trouble
+from controlplane.console.live.state import Source
+from controlplane.console.live.views import live_context
+from controlplane.console.tables import Columns, moment, table
+
+# Shape, colour and word of each state.
+JOB_MARKS = {
+    "failing": ("failed", "Failing"),
+    "late": ("saturated", "Late"),
+    "never": ("provisioning", "Not run yet"),
+    "ok": ("ready", "OK"),
+}
+PART_MARKS = {
+    "down": ("failed", "Down"),
+    "warning": ("saturated", "Warning"),
+    "starting": ("loading", "Starting"),
+    "standby": ("sleeping", "Standing by"),
+    "off": ("stopped", "Off"),
+    "ok": ("ready", "OK"),
+}
+COLUMNS: Columns = {
+    "Job": "name",
+    "Run by": "kind",
+    "State": "state",
+    "Period (s)": "period_s",
+    "Last success (UTC)": moment("last_success_at"),
+    "Last error": "last_error",
+    "Last error (UTC)": moment("last_error_at"),
+    "Failures in a row": "failures_in_a_row",
+    "Failures": "failures_total",
+    "Last duration (s)": "last_duration_s",
+    "Next due (UTC)": moment("due_at"),
+}
+RUN_BY = {"celery": "Celery", "gateway": "Gateway"}
+WORST_FIRST = list(JOB_MARKS)
+
+
+def job_row(job: dict[str, Any]) -> dict[str, Any]:
+    mark, word = JOB_MARKS[job["state"]]
+    bad = job["state"] in ("late", "failing")
+    return {
+        **job,
+        "bad": bad,
+        "mark": mark,
+        "word": word,
+        "title": job_title(job["name"]),
+        "run_by": RUN_BY.get(job["kind"], job["kind"]),
+        "duration_ms": None if job["last_duration_s"] is None else job["last_duration_s"] * 1000,
+        "said": trouble(job) if bad else job["last_error"],
+    }
+
+
+def part_row(part: dict[str, Any]) -> dict[str, Any]:
+    mark, word = PART_MARKS[part["state"]]
+    return {**part, "mark": mark, "word": word, "title": part_title(part["name"])}
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def system(request: HttpRequest) -> HttpResponseBase:
+    if not may(request, Role.OPERATOR):  # what a viewer's attention list points to is told by events too
+        return redirect(f"{reverse('console:events')}?q=monitor")
+    state = hub.state()
+    tables = state.system()
+    jobs = sorted(tables["jobs"], key=lambda job: (WORST_FIRST.index(job["state"]), job["name"]))
+    if request.GET.get("format") == "csv":
+        return table(COLUMNS, jobs).csv("jobs")
+    bad = sum(job["state"] in ("late", "failing") for job in jobs)
+    context = {
+        **live_context(state, view_of(request, []), "system"),
+        "jobs": [job_row(job) for job in jobs],
+        "bad": bad,
+        "parts": [part_row(part) for part in tables["parts"]],
+        "supervised": any(part["restarts"] is not None and part["process_id"] for part in tables["parts"]),
+        "own": state.source != Source.LIVE,
+    }
+    return render(request, "console/system/system.html", context)

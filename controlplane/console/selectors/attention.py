@@ -1,0 +1,36 @@
+"""What of the database is held against live numbers: bounds of endpoints, plans that wait, rollouts that failed."""
+
+from django.db.models import Sum
+from django.utils import timezone
+
+from controlplane.fleet import rollouts
+from controlplane.fleet.models import Deployment
+from controlplane.planning.models import PlanStatus, ScalingPlan
+
+
+def queue_bounds() -> dict[tuple[str, str], int]:
+    """Requests that each endpoint (model, region) holds at most: the sum over its active deployments."""
+    rows = Deployment.objects.filter(active=True).values_list("model__name", "region__name")
+    return {(model, region): bound for model, region, bound in rows.annotate(Sum("queue_bound")).order_by()}
+
+
+def min_instances() -> dict[tuple[str, str], int]:
+    """Instances that each endpoint (model, region) is to have at least: the sum over its active deployments."""
+    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    rows = active.values_list("model__name", "region__name")
+    return {(model, region): least for model, region, least in rows.annotate(Sum("min_instances")).order_by()}
+
+
+def plans_waiting() -> tuple[str, ...]:
+    """Models of the plans that wait for an operator and can still be approved."""
+    rows = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=timezone.now())
+    return tuple(rows.values_list("model__name", flat=True).order_by("pk"))
+
+
+def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
+    """(model, region, message) of deployments whose last rollout failed and that still have outdated instances."""
+    return tuple(
+        (found.deployment.model.name, found.deployment.region.name, found.rollout.message)
+        for found in rollouts.failed()
+        if found.rollout is not None
+    )

@@ -1,0 +1,164 @@
+"""Events as lists show them and as the live connection carries them."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import CharField, Max, Q, QuerySet
+from django.db.models import Model as Row
+from django.db.models.functions import Cast
+from django.urls import reverse
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
+
+SIGN_INS = "sign_in"
+
+
+VERBS = {
+    "api_key.created": "API key created",
+    "api_key.revoked": "API key revoked",
+    "length_version.promoted": "promoted",
+    "length_version.rejected": "rejected",
+    "length_version.restored": "active again",
+    "length_version.rolled_back": "rolled back",
+    "length_version.trained": "trained, in shadow",
+    "length.drift": "lengths drift",
+    "length_version.training_asked": "training of a length model asked for",
+    "job.failing": "failing",
+    "job.late": "late",
+    "job.recovered": "done again",
+    "part.down": "down",
+    "part.recovered": "up again",
+    "plan.approved": "plan approved",
+    "plan.rejected": "plan rejected",
+    "plan.in_force": "plan in force",
+    "plan.carried_out": "plan carried out",
+    "rollout.started": "rollout of changed settings begins",
+    "rollout.succeeded": "rollout done",
+    "rollout.failed": "rollout failed",
+    "rollout.cancelled": "rollout cancelled",
+    "scaling.added": "added by scaling",
+    "scaling.removed": "removed by scaling",
+    "scaling.refused": "a move could not be made",
+    "sign_in.failed": "sign-in failed",
+    "sign_in.done": "signed in",
+    "sign_in_link.created": "sign-in link made",
+    "sign_in_link.used": "signed in by link",
+}
+
+
+def event_title(event: Event, with_subject: bool = True) -> str:
+    """What happened, in few words: `h100-1: ready to draining`, `CI key (ph_1234…): API key revoked`."""
+    if event.kind == "instance.moved":
+        words = f"{event.before.get('state', '?')} to {event.after.get('state', '?')}"
+    else:
+        words = VERBS.get(event.kind) or event.kind.partition(".")[2].replace("_", " ") or event.kind
+    return f"{event.subject}: {words}" if event.subject and with_subject else words[:1].upper() + words[1:]
+
+
+# Kinds of subjects that belong to one model, and how to come from their rows to its name.
+SUBJECTS_OF_MODELS: dict[str, tuple[type[Row], str]] = {
+    str(row._meta.model_name): (row, path)
+    for row, path in (
+        (Instance, "deployment__model__name"),
+        (Deployment, "model__name"),
+        (Model, "name"),
+        (PerformanceProfile, "model__name"),
+        (ScalingPlan, "model__name"),
+        (ScalingPolicy, "model__name"),
+    )
+}
+
+
+def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
+    """*events* about *model*, its instances and plans, and those that concern the whole fleet."""
+    concerned = ~Q(subject_type__in=SUBJECTS_OF_MODELS)
+    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
+        keys = row._default_manager.order_by().filter(**{path: model}).values_list(Cast("pk", CharField()))
+        concerned |= Q(subject_type=kind, subject_id__in=keys)
+    return events.filter(concerned)
+
+
+def models_of(events: Sequence[Event]) -> dict[int, str]:
+    """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
+    found: dict[int, str] = {}
+    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
+        about = [event for event in events if event.subject_type == kind]
+        if about:
+            keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
+            names = {str(pk): name for pk, name in row._default_manager.filter(pk__in=keys).values_list("pk", path)}
+            # A subject that is gone belonged to some model, if to none that can be asked for.
+            found |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
+    return found
+
+
+def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:
+    """An event as lists show it and as the live connection carries it; its subject is left out on the subject's page."""
+    return {
+        "id": event.pk,
+        "at": event.at.timestamp(),
+        "kind": event.kind,
+        "severity": event.severity,
+        "actor": event.actor,
+        "title": event_title(event, with_subject),
+        "reason": event.reason,
+        "href": reverse("console:event", args=[event.pk]),
+        "model": model,
+    }
+
+
+def newest_event_id() -> int:
+    return Event.objects.aggregate(newest=Max("pk"))["newest"] or 0
+
+
+def events_after(event_id: int, limit: int) -> list[dict[str, Any]]:
+    """Events newer than *event_id*, oldest first, at most *limit* of the newest."""
+    newest = list(Event.objects.filter(pk__gt=event_id).order_by("-pk")[:limit])
+    models = models_of(newest)
+    return [event_row(event, model=models.get(event.pk, "")) for event in reversed(newest)]
+
+
+def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:
+    """The newest events of the fleet and its tenants, or of *model* and the fleet; who signed in is left to the events'
+    own page."""
+    events = Event.objects.exclude(kind__startswith=SIGN_INS).order_by("-pk")
+    if not model:
+        return [event_row(event) for event in events[:limit]]
+    rows = events_of_model(events, model)[:limit]
+    return [event_row(event, model=model if event.subject_type in SUBJECTS_OF_MODELS else "") for event in rows]
+
+
+def subject_href(event: Event) -> str | None:
+    """The page of what *event* is about, if there is one."""
+    match event.subject_type:
+        case "instance":
+            return instance_href(event.subject_id)
+        case "scalingplan":
+            return reverse("console:plan", args=[event.subject_id])
+        case "deployment":
+            return deployment_href(event.subject_id)
+        case "jobrow":
+            return reverse("console:system")
+        case "lengthversion":
+            return f"{reverse('console:lengths')}#versions"
+    return None
+
+
+def deployment_href(deployment_id: str) -> str | None:
+    """The instances of the deployment that an event is about, if there still is one."""
+    rows = Deployment.objects.filter(pk=deployment_id) if deployment_id.isdecimal() else Deployment.objects.none()
+    row = rows.values("model__name", "region__name").first()
+    query = row and urlencode({"model": row["model__name"], "region": row["region__name"]})
+    return f"{reverse('console:instances')}?{query}" if query else None
+
+
+def instance_href(instance_id: str) -> str | None:
+    """The page of the instance that an event is about, if there still is one."""
+    name = (
+        Instance.objects.filter(pk=instance_id).values_list("name", flat=True).first()
+        if instance_id.isdecimal()
+        else None
+    )
+    return reverse("console:instance", args=[name]) if name else None

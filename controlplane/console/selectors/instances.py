@@ -1,0 +1,59 @@
+"""Instances as tables show them, with live numbers where there are some."""
+
+from typing import Any
+
+from controlplane.console.live.state import INSTANCE_FIELDS, LiveState, status_of
+from controlplane.fleet import revisions
+from controlplane.fleet.models import Instance
+from controlplane.fleet.selectors import instances
+
+STATUS_ORDER = (
+    "failed",
+    "unreachable",
+    "saturated",
+    "draining",
+    "loading",
+    "provisioning",
+    "ready",
+    "sleeping",
+    "stopped",
+)
+
+
+def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, Any]:
+    """An instance as tables show it: its row, with the gateway's live numbers (*live*, or None) laid over it.
+
+    The database is newer on the state itself (an action shows at once), the gateway on how the instance answers.
+    """
+    known = live is not None
+    live = dict.fromkeys(INSTANCE_FIELDS) | (live or {})
+    state = str(instance.state)
+    status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"])
+    return {
+        **live,
+        "id": instance.pk,
+        "name": instance.name,
+        "model": instance.deployment.model.name,
+        "region": instance.deployment.region.name,
+        "gpu_type": instance.deployment.gpu_type.name,
+        "state": state,
+        "status": status if known else state,
+        "startup": instance.startup,
+        "state_since": instance.state_changed_at.timestamp(),
+        "failures": instance.failures,
+        "max_num_seqs": instance.max_num_seqs,
+    }
+
+
+def instance_rows(state: LiveState, *, model: str = "", region: str = "", text: str = "") -> list[dict[str, Any]]:
+    """Every instance that fits, by name, with live numbers where there are some."""
+    live = state.instance_rows()
+    rows = list(instances(model=model, region=region, text=text))
+    differ = revisions.outdated(rows)
+    return [instance_row(row, live.get(row.pk)) | {"outdated": differ.get(row.pk, ())} for row in rows]
+
+
+def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What needs an eye first; among equals the fullest, then by name. Stopped ones are last."""
+    rank = {status: at for at, status in enumerate(STATUS_ORDER)}
+    return sorted(rows, key=lambda row: (rank.get(row["status"], len(rank)), -(row["use_ratio"] or 0), row["name"]))

@@ -1,0 +1,16 @@
+"""Names and titles that filters and tables offer: models, regions, GPU types."""
+
+from controlplane.fleet.models import GpuType, Model, Region
+
+
+def model_names() -> list[str]:
+    return list(Model.objects.filter(active=True).values_list("name", flat=True))
+
+
+def region_names() -> list[tuple[str, str]]:
+    return list(Region.objects.filter(active=True).values_list("name", "title"))
+
+
+def place_titles() -> dict[str, str]:
+    """Titles of regions and GPU types by their names, those not in use too: plans and moves of the past name them."""
+    return {**dict(Region.objects.values_list("name", "title")), **dict(GpuType.objects.values_list("name", "title"))}
