@@ -100,7 +100,7 @@ def test_a_past_window_has_what_was_said_last_before_it(db):
 def test_accuracy_is_counted_by_hand():
     begin = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     expected = [
-        selectors.Window(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0, 1) for at in range(5)
+        selectors.Window(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0) for at in range(5)
     ]
     actual = dict(zip((window.start for window in expected), [100.0, 125.0, 85.0, 0.0, None], strict=True))
     found = selectors.accuracy(expected, actual)
@@ -486,7 +486,7 @@ def test_the_chart_begins_where_anything_is_known(db):
 def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
     starts = [NOW + timedelta(minutes=at) for at in range(6)]
     expected = [
-        None if at in (0, 3) else selectors.Window(start, 5.0, 4.0, 6.0, 3.0, 7.0, 1) for at, start in enumerate(starts)
+        None if at in (0, 3) else selectors.Window(start, 5.0, 4.0, 6.0, 3.0, 7.0) for at, start in enumerate(starts)
     ]
     nothing = [None] * 6
     outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")

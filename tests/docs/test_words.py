@@ -31,7 +31,6 @@ NOT_YET = {
     "controlplane/planning",
     "controlplane/simulation",
     "workers/tasks",
-    "templates",
     "tests/access",
     "tests/api",
     "tests/bench",

@@ -6,7 +6,7 @@ import socket
 import pytest
 import uvloop
 
-from controlplane.listening import ACCEPTED_PER_TURN, create_loop
+from controlplane.listening import ACCEPTED_PER_ITERATION, create_loop
 
 CLIENTS = 200
 
@@ -52,7 +52,7 @@ async def turns_until_accepted() -> int:
 def test_connections_are_accepted_many_at_a_time():
     with asyncio.Runner(loop_factory=create_loop) as runner:
         turns = runner.run(turns_until_accepted())
-    assert turns <= CLIENTS // ACCEPTED_PER_TURN + 5
+    assert turns <= CLIENTS // ACCEPTED_PER_ITERATION + 5
 
 
 def test_what_the_loop_does_without_it():
