@@ -34,7 +34,7 @@ PACE_STALE_S = 60.0
 
 
 class Dispatcher:
-    """*deliver* takes what is decided about requests; `take` is told of them."""
+    """*deliver* takes the decisions about requests; `take` takes the records that ask for them."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float], *, max_hold_s: float, deliver: Deliver) -> None:
         self.topology = topology

@@ -72,12 +72,12 @@ class Prediction:
 
     def explained(self) -> dict[str, object]:
         """For the ledger's decision trace."""
-        told: dict[str, object] = {"tokens": self.tokens, "upper_tokens": self.upper_tokens, "source": self.source}
+        traced: dict[str, object] = {"tokens": self.tokens, "upper_tokens": self.upper_tokens, "source": self.source}
         if self.why:
-            told["why"] = self.why
+            traced["why"] = self.why
         if self.seen:
-            told["seen"] = self.seen
-        return told
+            traced["seen"] = self.seen
+        return traced
 
 
 def query_of(call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> LengthQuery:
@@ -272,17 +272,17 @@ class LengthService:
                 if seen is not None and tokens:
                     answer = Answer(tokens, seen.quantiles(tokens))
                     return self._prediction(asked, answer, source, query=query, key=key, seen=seen.count)
-        told: Answer | Why = Why.DOWN
+        reply: Answer | Why = Why.DOWN
         if self.predictor is not None:
-            told = await self.predictor.ask(query)
-        if isinstance(told, Why):
-            self.failed[told] += 1
-            found = self._by_prior(asked, tenant, PRIOR, told)
+            reply = await self.predictor.ask(query)
+        if isinstance(reply, Why):
+            self.failed[reply] += 1
+            found = self._by_prior(asked, tenant, PRIOR, reply)
             found.query, found.key = query, key
             return found
-        righted = self._online.right(query, *told)
+        righted = self._online.right(query, *reply)
         right = Answer(righted.tokens, righted.quantiles)
-        return self._prediction(asked, right, self.active.name, raw=told, query=query, key=key, righted=righted)
+        return self._prediction(asked, right, self.active.name, raw=reply, query=query, key=key, righted=righted)
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)

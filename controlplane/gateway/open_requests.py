@@ -32,7 +32,7 @@ class OpenRequests:
         self._send: Send = _to_nobody
 
     def connect(self, send: Send) -> None:
-        """*send* takes what the dispatcher is told."""
+        """*send* takes the records for the dispatcher."""
         self._send = send
 
     def next_number(self) -> int:

@@ -221,7 +221,7 @@ class Publisher:
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
     async def run(self) -> None:
-        listener = asyncio.create_task(self._listen(), name="nudges")
+        listener = asyncio.create_task(self._listen(), name="inventory notices")
         next_sample_s = 0.0
         try:
             while True:
@@ -261,9 +261,9 @@ class Publisher:
         """Read the inventory again whenever somebody says that it changed."""
         while True:
             with contextlib.suppress(RedisError, OSError):
-                async with self._redis.pubsub() as nudges:
-                    await nudges.subscribe(INVENTORY_CHANNEL)
+                async with self._redis.pubsub() as messages:
+                    await messages.subscribe(INVENTORY_CHANNEL)
                     while True:
-                        if await nudges.get_message(ignore_subscribe_messages=True, timeout=30.0):
+                        if await messages.get_message(ignore_subscribe_messages=True, timeout=30.0):
                             self._refresh()
             await asyncio.sleep(1.0)

@@ -69,10 +69,10 @@ class Course:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     output_tokens: int = 0
-    reported_tokens: int | None = None  # of those, what the dispatcher was told; None: not that it began
+    reported_tokens: int | None = None  # of those, reported to the dispatcher; None: not even its beginning
     status: int = 0  # where it differs from the answer's
     error_code: str = ""
-    error_message: str = ""  # what the tenant was told
+    error_message: str = ""  # what the tenant was answered
     trace: list[dict[str, object]] = field(default_factory=list)
 
     def move(self, to: TicketState) -> None:
@@ -82,7 +82,7 @@ class Course:
         self.state = to
 
     def fail(self, error: ApiError | RefusedByInstance) -> None:
-        """Note what the tenant is told."""
+        """Note the error that the tenant is answered with."""
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
 
@@ -90,7 +90,7 @@ class Course:
 class Ticket:
     """One request as HTTP brought it, and its course."""
 
-    asked: Submit  # what the dispatcher is told of it
+    asked: Submit  # what the dispatcher needs to know of it
     grant: Grant
     terms: SloTerms
     call: Call

@@ -47,7 +47,7 @@ BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
 class InstanceLost(Exception):
     """The instance failed before it sent a byte of the answer: the request may go to another.
 
-    *found*: what the dispatcher is told of the instance (`controlplane.dispatch.port`).
+    *found*: what the dispatcher is to know of the instance (`controlplane.dispatch.port`).
     """
 
     def __init__(self, reason: str, found: str = "") -> None:
