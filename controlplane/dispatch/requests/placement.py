@@ -9,7 +9,7 @@ from controlplane.dispatch.requests.explanation import explained
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from controlplane.fleet.states import PRESENT
+from controlplane.fleet.lifecycle.states import PRESENT
 from scheduling.dispatch import dispatch
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn
