@@ -132,7 +132,7 @@ class Gateway:
             owns=self.owns,
             read_inventory=self.read_inventory,
             clock=loop_clock,
-            job=jobs.add("floor", floor.TURN_S),
+            job=jobs.add("floor", floor.INTERVAL_S),
         )
         self.dispatcher.on_submit = self.floor.arrived
         self.active = 0  # requests between arrival and answer
@@ -401,7 +401,7 @@ class Gateway:
             while True:
                 placed = await self._placement(ticket, responder)
                 ordering = ORDERINGS[placed.ordering]
-                priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.turn_s)
+                priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
                 body = payload(ticket.call, raw, priority)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder, chat=chat)

@@ -15,11 +15,14 @@ from controlplane.dispatch.port import (
     Lost,
     Moved,
     Placed,
+    Prefix,
+    PrefixWanted,
     Progress,
     Refused,
     Send,
 )
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.prefixes import leading_hashes
 from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
 
 
@@ -114,6 +117,9 @@ class OpenRequests:
                     course.trace.append({"moved": moved, "pressure": record.pressure})
                 else:
                     course.move(TicketState.WAITING)
+            case PrefixWanted():
+                hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
+                self._send(Prefix(record.number, tuple(hashes), block_tokens))
             case Refused():
                 course.region = record.region or course.region
                 if placement is not None and not placement.done():

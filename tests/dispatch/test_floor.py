@@ -12,7 +12,10 @@ from django.conf import settings
 from django.db import OperationalError
 from django.utils import timezone
 
+from controlplane.dispatch.floor import decision
 from controlplane.dispatch.floor import floor as module
+from controlplane.dispatch.floor.observation import demand_tokens_per_s
+from controlplane.dispatch.floor.publication import Publication
 from controlplane.dispatch.wire import DEMAND_S, as_inputs
 from controlplane.events.models import Event
 from controlplane.fleet import services
@@ -54,20 +57,20 @@ class FakeLauncher:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Turns and waits of a test's length."""
-    monkeypatch.setattr(module, "TURN_S", 0.05)
+    """Intervals and waits of a test's length."""
+    monkeypatch.setattr(module, "INTERVAL_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
-    monkeypatch.setattr(module, "EASE_S", 0.3)
-    monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    monkeypatch.setattr(module, "GRACE_S", 0.0)
+    monkeypatch.setattr(decision, "EASE_S", 0.3)
+    monkeypatch.setattr(decision, "SETTLE_S", 0.0)
+    monkeypatch.setattr(decision, "GRACE_S", 0.0)
     monkeypatch.setattr(module, "RETRY_S", 0.1)
     monkeypatch.setattr(restarts, "FIRST", timedelta(seconds=0.5))
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 2)
     monkeypatch.setattr(module, "PAUSE_S", 0.1)
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
-    monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
-    monkeypatch.setattr(module, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
+    monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
+    monkeypatch.setattr(decision, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
     monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
 
@@ -249,7 +252,7 @@ class TestTheMinimum:
             async def exchange(self, message) -> None:
                 self.strategists = frozenset({"m"})
 
-            monkeypatch.setattr(module.Floor, "_exchange", exchange)
+            monkeypatch.setattr(Publication, "_exchange", exchange)
 
     async def test_a_failed_instance_is_started_again(self, managed, launcher):
         managed.backends[0].script.metrics = False  # silent, as when its server was killed
@@ -268,7 +271,7 @@ class TestTheMinimum:
         assert len(await of(ScalingMove.objects, "pk")) == 1
 
     async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, monkeypatch):
-        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=6.0, min_instances=0))
+        monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=6.0, min_instances=0))
         await database_sync_to_async(Deployment.objects.update)(min_instances=4)
         await until(lambda: len(launcher.backends) == 3, 6.0 + WITHIN_S)
         first, *_, last = [at for (at,) in await of(ScalingMove.objects.order_by("pk"), "at")]
@@ -319,7 +322,7 @@ class TestTheMinimum:
         assert "m-0" in launcher.backends
 
     async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, monkeypatch):
-        monkeypatch.setattr(module, "ALONE", Reactive(cooldown_s=1.0, min_instances=0))
+        monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=1.0, min_instances=0))
 
         def stop() -> None:
             tasks.run_command(services.stop(Instance.objects.get(), "an operator", "a new driver").pk)
@@ -360,17 +363,17 @@ class TestBeneathAStrategy:
         async def exchange(self, message) -> None:
             self.strategists = frozenset({"m"})
 
-        monkeypatch.setattr(module.Floor, "_exchange", exchange)
+        monkeypatch.setattr(Publication, "_exchange", exchange)
 
     async def test_it_leaves_what_is_merely_busy_to_the_strategy(self, managed, launcher):
-        await until(lambda: managed.gateway.floor.strategists)
+        await until(lambda: managed.gateway.floor.publication.strategists)
         sent = await fill(managed, 3)  # 75 %: above the mark of a floor that is alone
         await asyncio.sleep(0.6)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
     async def test_and_acts_when_it_is_full(self, managed, launcher):
-        await until(lambda: managed.gateway.floor.strategists)
+        await until(lambda: managed.gateway.floor.publication.strategists)
         sent = await fill(managed, 4)
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         ((reason,),) = await of(ScalingMove.objects, "reason")
@@ -378,7 +381,7 @@ class TestBeneathAStrategy:
         await release(managed, sent)
 
     async def test_it_takes_none_away(self, managed, launcher):
-        await until(lambda: managed.gateway.floor.strategists)
+        await until(lambda: managed.gateway.floor.publication.strategists)
         sent = await fill(managed, 4)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
         await release(managed, sent)
@@ -392,7 +395,7 @@ class TestWhatItSees:
         sent = await fill(managed, 5)
         endpoint = gateway.topology.endpoints[0]
         members = gateway.topology.members(endpoint)
-        view = gateway.floor.view(endpoint, members, gateway.clock())
+        view = gateway.floor.observation.view(endpoint, members, gateway.clock())
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)
@@ -404,15 +407,15 @@ class TestWhatItSees:
     async def test_demand_fades_after_a_minute(self, house):
         gateway = house.gateway
         await house.chat()
-        memory = gateway.floor._of(0)
+        memory = gateway.floor.observation.memory(0)
         now_s = gateway.clock()
-        assert gateway.floor._demand(memory, now_s) > 0
-        assert gateway.floor._demand(memory, now_s + DEMAND_S + 2) == 0
+        assert demand_tokens_per_s(memory, now_s) > 0
+        assert demand_tokens_per_s(memory, now_s + DEMAND_S + 2) == 0
         assert not memory.demand
 
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, house):
         sent = await fill(house, 7)
-        await until(lambda: house.gateway.floor._of(0).changed_s > 0)
+        await until(lambda: house.gateway.floor.observation.memory(0).changed_s > 0)
         await asyncio.sleep(1.0)
         assert await of(ScalingMove.objects, "pk") == []
         ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")

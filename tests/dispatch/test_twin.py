@@ -40,9 +40,9 @@ class RecordingDispatcher(Dispatcher):
         self._explain = self.placement._explain
         self.placement._explain = self.note
 
-    def note(self, request, endpoint, replica, slot):
+    def note(self, request, endpoint, replica):
         self.decided.append((self.clock(), request, endpoint.index, replica.slot))
-        return self._explain(request, endpoint, replica, slot)
+        return self._explain(request, endpoint, replica)
 
 
 class Live:
@@ -129,7 +129,7 @@ class Live:
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
-            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.turn_s)
+            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
             output, hashes = self.output[asked.number], self.hashes.get(asked.number, ())
             request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
             if self.round_trip_s:

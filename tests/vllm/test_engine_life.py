@@ -18,7 +18,7 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch.floor import floor
+from controlplane.dispatch.floor.publication import Publication
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
@@ -151,11 +151,11 @@ async def test_killed_parts_come_back_and_leave_nothing(
     assert set(reasons) == set(NAMES)
 
     # With a strategy that is alive: the same, as far as the start.
-    async def exchange(self: floor.Floor, message: bytes) -> None:
+    async def exchange(self: Publication, message: bytes) -> None:
         self.strategists = frozenset({MODEL})
 
-    monkeypatch.setattr(floor.Floor, "_exchange", exchange)
-    await until(lambda: bool(house.gateway.floor.strategists))
+    monkeypatch.setattr(Publication, "_exchange", exchange)
+    await until(lambda: bool(house.gateway.floor.publication.strategists))
     for row in second.values():
         shared |= shared_memory_of(row.process_id or 0)
     row = second["b"]

@@ -46,7 +46,7 @@ class Anticipation:
             self.maps = lookahead.grow(self.maps, instances, self.maps.instance.size)
 
     def count_tokens(self, requests: Iterable[Request]) -> None:
-        """Tell the maps how far *requests* have come. The first token ended the prefill; `add` stands for it."""
+        """Move the maps by how far *requests* have come. The first token ended the prefill; `add` stands for it."""
         moved, begun = [], []
         for request in requests:
             produced = request.output_tokens // request.asked.sequences - 1

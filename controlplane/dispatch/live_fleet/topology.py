@@ -104,14 +104,14 @@ class Topology:
 
     def candidates(self, model: str, region: str) -> NDArray[np.int32]:
         """Endpoints of *model*, the one in *region* first, then the others by name of region."""
-        found = self._candidates.get((model, region))
-        if found is None:
+        indices = self._candidates.get((model, region))
+        if indices is None:
             of_model = [endpoint for endpoint in self.endpoints if endpoint.model == model and self.serves(endpoint)]
             of_model.sort(key=lambda endpoint: (endpoint.region != region, endpoint.region))
-            found = np.array([endpoint.index for endpoint in of_model], np.int32)
+            indices = np.array([endpoint.index for endpoint in of_model], np.int32)
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: do not remember without end
-                self._candidates[model, region] = found
-        return found
+                self._candidates[model, region] = indices
+        return indices
 
     def members(self, endpoint: Endpoint) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]

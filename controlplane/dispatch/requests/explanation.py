@@ -1,91 +1,77 @@
-"""Why an instance was chosen, for the decision trace: what each instance looked like to the router, in its own terms.
+"""Why an instance was chosen, for the decision trace: what the decision saw of each candidate, in the router's own terms.
 
-The format is said in docs/routing.md. It is made after the request was placed: its load is taken off again on the way.
+The format is said in docs/routing.md; the rows are those of `scheduling.routing.candidates`.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
-from scheduling.lookahead.maps import LookAhead
-from scheduling.routing.predictive import CACHED, COLUMNS, DECODE, MEMORY, OTHERS, PEAK, PREFILL, ROOM, SCORE, explain
-from scheduling.routing.prefix_affinity import Affinity
-from scheduling.routing.requests_ahead import allowance, close_ahead, open_ahead, requests_ahead
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, has_room
+from scheduling.routing import routers
+from scheduling.routing.candidates import (
+    ACCEPTING,
+    AHEAD,
+    ALLOWED,
+    CACHED,
+    DECODE,
+    IN_SECONDS,
+    INSTANCE,
+    KV,
+    KV_CAPACITY,
+    MEMORY,
+    OTHERS,
+    PEAK,
+    PREFILL,
+    QUEUED,
+    REMAINING,
+    ROOM,
+    RUNNING,
+    SCORE,
+)
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 
-SEEN = 8  # instances that a trace shows
+CANDIDATES = 8  # that a trace shows
 
+Row = list[float]
 Parts = dict[str, float]
 
 
-def explained(
-    topology: Topology,
-    maps: LookAhead,
-    affinity: Affinity,
-    endpoint: Endpoint,
-    chosen: Replica,
-    slot: int,
-    prompt_tokens: int,
-    output_tokens: int,
+def explain(
+    topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64]
 ) -> dict[str, object]:
-    """`seen`, `chosen_because` and what is ahead, for a request just placed on *chosen*; *slot* is that of waiting.
-
-    Call it before anything else changes the arrays, and before `affinity.learn`.
-    """
-    fleet, arrays = topology.fleet, topology.arrays
-    first, last = int(arrays.first[endpoint.index]), int(arrays.first[endpoint.index + 1])
-    members = arrays.members[first:last].tolist()
-    policy, tokens = POLICY_CODES[endpoint.spec.routing_policy], prompt_tokens + output_tokens
-    rows, in_seconds = np.zeros((0, COLUMNS)), False
+    """`seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*."""
+    policy = POLICY_CODES[endpoint.spec.routing_policy]
+    rows: list[Row] = [row for row in candidates.tolist() if row[INSTANCE] >= 0]
+    by_slot = topology.by_slot
     if policy >= PRESERVE:
-        rows = np.zeros((len(members), COLUMNS))
-        in_seconds = explain(
-            fleet, arrays, maps, affinity, policy, endpoint.index, slot, prompt_tokens, output_tokens, chosen.slot, rows
-        )
-        order = sorted(range(len(members)), key=lambda at: (rows[at, ROOM] == 0, rows[at, SCORE], at))
-        shown = order[:SEEN]
-    else:
-        shown = list(range(min(len(members), SEEN)))
-    ahead = requests_ahead(fleet, chosen.slot)
-    if ahead:  # then no instance had room
-        open_ahead(fleet, arrays, endpoint.index)
-    at_chosen = members.index(chosen.slot)
-    if at_chosen not in shown:
-        shown[-1] = at_chosen
+        rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
     seen = []
-    for at in shown:
-        instance = members[at]
-        mine = instance == chosen.slot
-        running = int(fleet.running[instance]) - mine
-        kv_tokens = int(fleet.kv_tokens[instance]) - mine * tokens
-        remaining = int(fleet.remaining_tokens[instance]) - mine * tokens
-        queued = int(fleet.queued_prompt_tokens[instance]) - mine * prompt_tokens
-        capacity = int(fleet.kv_capacity_tokens[instance])
-        accepting = bool(fleet.accepting[instance])
-        room = mine or has_room(fleet, instance, prompt_tokens, output_tokens)
+    for row in rows:
+        score: float | None
         if policy >= PRESERVE:
-            score: float | None = float(rows[at, SCORE])
-            parts = _foreseen(rows[at], policy, in_seconds, capacity)
+            score, parts = row[SCORE], _ahead_parts(row, policy)
         else:
-            score, parts = _plain(endpoint.spec.routing_policy, running, kv_tokens, capacity, queued, remaining)
+            score, parts = _load_parts(row, policy)
         seen.append(
             {
-                "instance": topology.by_slot[instance].name,
-                "accepting": accepting,
-                "room": bool(room),
-                "running": running,
-                "remaining_tokens": remaining,
-                "kv_tokens": kv_tokens,
-                "score": round(score, 4) if room and score is not None else None,
+                "instance": by_slot[int(row[INSTANCE])].name,
+                "accepting": bool(row[ACCEPTING]),
+                "room": bool(row[ROOM]),
+                "running": int(row[RUNNING]),
+                "remaining_tokens": int(row[REMAINING]),
+                "kv_tokens": int(row[KV]),
+                "score": round(score, 4) if row[ROOM] and score is not None else None,
                 "parts": parts,
             }
         )
-    close_ahead(fleet, arrays, endpoint.index)
     if policy < PRESERVE:
-        seen.sort(key=lambda row: (row["score"] is None, row["score"] or 0.0))
-    because = _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds)
+        seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
+    because = _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
     round_trip_ms = topology.round_trip_ms(chosen)
-    if ahead and round_trip_ms:
-        allowed = allowance(fleet, chosen.slot)
+    at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
+    ahead = int(at_chosen[AHEAD])
+    if ahead and round_trip_ms:  # then no instance had room
+        allowed = int(at_chosen[ALLOWED])
         because += f" All are full: it is {ahead} of {allowed} ahead, for a round trip of {round_trip_ms:.0f} ms."
     return {
         "requests_ahead": ahead,
@@ -95,21 +81,22 @@ def explained(
     }
 
 
-def _foreseen(row: np.ndarray, policy: int, in_seconds: bool, capacity: int) -> Parts:
-    peak = round(float(row[PEAK]) / capacity, 4) if capacity else 0.0
-    if in_seconds:
+def _ahead_parts(row: Row, policy: int) -> Parts:
+    """What makes up the score of a router that looks ahead."""
+    peak = round(row[PEAK] / row[KV_CAPACITY], 4) if row[KV_CAPACITY] else 0.0
+    if row[IN_SECONDS]:
         return {
-            "predicted_ttft_ms": round(float(row[PREFILL]) * 1000, 1),
-            "decode_s": round(float(row[DECODE]), 4),
-            "others_s": round(float(row[OTHERS]), 4),
-            "memory_s": round(float(row[MEMORY]), 4),
+            "predicted_ttft_ms": round(row[PREFILL] * 1000, 1),
+            "decode_s": round(row[DECODE], 4),
+            "others_s": round(row[OTHERS], 4),
+            "memory_s": round(row[MEMORY], 4),
             "affinity_tokens": int(row[CACHED]),
             "peak_kv": peak,
         }
     parts: Parts = {
         "prefill_tokens": int(row[PREFILL]),
         "decode_tokens": int(row[DECODE]),
-        "memory_tokens": round(float(row[MEMORY]), 1),
+        "memory_tokens": round(row[MEMORY], 1),
         "peak_kv": peak,
     }
     if policy == LEAST_DELAY:
@@ -117,16 +104,17 @@ def _foreseen(row: np.ndarray, policy: int, in_seconds: bool, capacity: int) -> 
     return parts
 
 
-def _plain(
-    name: str, running: int, kv_tokens: int, capacity: int, queued: int, remaining: int
-) -> tuple[float | None, Parts]:
-    match name:
-        case "least_request":
+def _load_parts(row: Row, policy: int) -> tuple[float | None, Parts]:
+    """The score of a router that looks at loads, and what makes it up."""
+    match policy:
+        case routers.LEAST_REQUEST:
+            running = int(row[RUNNING])
             return running, {"requests": running}
-        case "minimum_use":
-            use = kv_tokens / capacity if capacity else 0.0
+        case routers.MINIMUM_USE:
+            use = row[KV] / row[KV_CAPACITY] if row[KV_CAPACITY] else 0.0
             return use, {"kv_use": round(use, 4)}
-        case "join_shortest_queue":
+        case routers.JOIN_SHORTEST_QUEUE:
+            remaining, queued = int(row[REMAINING]), int(row[QUEUED])
             return remaining, {"prefill_tokens": queued, "decode_tokens": remaining - queued}
     return None, {}
 
@@ -140,12 +128,12 @@ WORDS = {
 }
 
 
-def _because(name: str, chosen: str, seen: list[dict[str, object]], in_seconds: bool) -> str:
+def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_seconds: bool) -> str:
     with_room = [row for row in seen if row["room"]]
     if len(with_room) == 1:
         return "The only one shown with room." if len(seen) > 1 else "The only instance."
     if name == "round_robin":
-        return "The next in turn with room."
+        return "The next one with room."
     what, form = ("Least delay", "{:,.2f} s") if in_seconds else WORDS[name]
     by_name = {str(row["instance"]): row["score"] for row in with_room}
     mine = by_name.pop(chosen, None)

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from controlplane.dispatch.live_fleet.lookahead import Anticipation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Deliver, Placed
-from controlplane.dispatch.requests.explanation import explained
+from controlplane.dispatch.requests.explanation import CANDIDATES, explain
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT
 from scheduling.dispatch import dispatch
+from scheduling.routing.candidates import COLUMNS
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn
 from scheduling.routing.regions import THRESHOLD, choose_region
@@ -33,6 +36,7 @@ class Placement:
         self.accounts = accounts
         self.clock = clock
         self.deliver = deliver
+        self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the decision in hand
 
     def choose_endpoint(self, model: str, region: str) -> Endpoint | None:
         """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.
@@ -74,15 +78,18 @@ class Placement:
                     queue.affinity,
                     endpoint.index,
                     policy,
+                    self._candidates,
                 )
             else:
-                slot, instance = dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy)
+                slot, instance = dispatch(
+                    topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
+                )
             if slot < 0:
                 return
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
             request.attempts += 1
-            why = self._explain(request, endpoint, replica, slot)
+            why = self._explain(request, endpoint, replica)
             self.accounts.opened(request, replica)
             if policy == LEAST_DELAY:
                 learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
@@ -97,7 +104,7 @@ class Placement:
                     replica.spec.api_key,
                     endpoint.region,
                     endpoint.spec.ordering_policy,
-                    request.turn_s,
+                    request.queue_key_s,
                     request.placed_s,
                     why,
                 )
@@ -108,8 +115,8 @@ class Placement:
             if self.queue.count(endpoint):
                 self.pump(endpoint)
 
-    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, slot: int) -> dict[str, object]:
-        """What the decision saw: docs/routing.md. *slot* was that of *request* in the waiting set."""
+    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica) -> dict[str, object]:
+        """What the decision in hand saw: docs/routing.md."""
         return {
             "instance": replica.name,
             "region": endpoint.region,
@@ -117,14 +124,5 @@ class Placement:
             "ordering": endpoint.spec.ordering_policy,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
-            **explained(
-                self.topology,
-                self.anticipation.maps,
-                self.queue.affinity,
-                endpoint,
-                replica,
-                slot,
-                request.expected_prompt,
-                request.expected_tokens - request.expected_prompt,
-            ),
+            **explain(self.topology, endpoint, replica, self._candidates),
         }

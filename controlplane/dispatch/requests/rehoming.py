@@ -13,7 +13,7 @@ from scheduling.routing.regions import THRESHOLD, choose_region, pressure
 
 
 class Rehoming:
-    """*turn_away* takes a request out of wherever it is and refuses it."""
+    """*refuse* takes a request out of wherever it is and refuses it."""
 
     def __init__(
         self,
@@ -22,29 +22,29 @@ class Rehoming:
         placement: Placement,
         *,
         max_hold_s: float,
-        turn_away: Callable[[Request, Refused], None],
+        refuse: Callable[[Request, Refused], None],
         deliver: Deliver,
     ) -> None:
         self.topology = topology
         self.queue = queue
         self.placement = placement
         self.max_hold_s = max_hold_s
-        self.turn_away = turn_away
+        self.refuse = refuse
         self.deliver = deliver
 
     def sweep(self, now_s: float) -> None:
         """Look at all that waits. Call it once a second."""
         self.queue.fit()  # endpoints may have come
         for endpoint in self.topology.endpoints:
-            for request in self.queue.in_turn(endpoint):
+            for request in self.queue.in_order(endpoint):
                 if now_s - request.asked.arrived_s > self.max_hold_s:
-                    self._refuse(request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30)
+                    self._unavailable(request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30)
             self.rehome(endpoint)
 
     def rehome(self, endpoint: Endpoint) -> None:
         """Let what waits for *endpoint* wait where it is better off, as long as it is."""
         topology, queue = self.topology, self.queue
-        waiting = queue.in_turn(endpoint)
+        waiting = queue.in_order(endpoint)
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
@@ -54,7 +54,7 @@ class Rehoming:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or self.placement.coming(other) for other in others):
                     break
-                self._refuse(request, "model_unavailable", f"The last instance of {endpoint.model!r} went away.", 15)
+                self._unavailable(request, "model_unavailable", f"The last instance of {endpoint.model!r} went away.", 15)
                 continue
             if index == endpoint.index:
                 break
@@ -75,5 +75,5 @@ class Rehoming:
             )
             self.placement.pump(target)
 
-    def _refuse(self, request: Request, code: str, message: str, retry_after_s: float) -> None:
-        self.turn_away(request, Refused(request.asked.number, 503, code, message, retry_after_s=retry_after_s))
+    def _unavailable(self, request: Request, code: str, message: str, retry_after_s: float) -> None:
+        self.refuse(request, Refused(request.asked.number, 503, code, message, retry_after_s=retry_after_s))

@@ -17,7 +17,7 @@ class Request:
     predicted_tokens: int  # output that may come
     endpoint: Endpoint  # where it waits or runs
     slot: int = -1  # in the waiting set, while waiting
-    turn_s: float = 0.0  # its key there, on the clock of `Submit.arrived_at`
+    queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None
     attempts: int = 0
     placed_s: float = 0.0

@@ -1,6 +1,6 @@
 """The waiting queue: every request that is held, in one waiting set with a heap for each endpoint.
 
-It is the only owner of who waits where. Beside a request stands how its prompt begins, where the router goes by that.
+It is the only owner of who waits where. Beside a request stands how its prompt begins, as far as the gateway has said.
 """
 
 import math
@@ -10,7 +10,6 @@ from controlplane.dispatch.requests.request import Request
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
 
 class WaitingQueue:
@@ -35,14 +34,14 @@ class WaitingQueue:
         slots = self.arrays.heap[endpoint.index, : self.count(endpoint)] if self.count(endpoint) else ()
         return [self._held[int(slot)] for slot in slots]
 
-    def in_turn(self, endpoint: Endpoint) -> list[Request]:
+    def in_order(self, endpoint: Endpoint) -> list[Request]:
         """Those that wait for *endpoint*, in the order in which they would leave."""
         if not self.count(endpoint):
             return []
         return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
-        """Let *request* wait for *endpoint*, with its first turn."""
+        """Let *request* wait for *endpoint*, with a queue key by the ordering there."""
         self.fit()
         asked = request.asked
         arrival_s = asked.arrived_s - self._began_s
@@ -55,8 +54,8 @@ class WaitingQueue:
             output = room - prompt
         request.expected_tokens, request.counted_tokens = prompt + output, 0
         request.expected_prompt = prompt
-        key = _turn_key(endpoint, arrival_s, deadline_s, asked.priority, prompt, output)
-        request.turn_s = key - arrival_s + asked.arrived_at
+        key = _queue_key(endpoint, arrival_s, deadline_s, asked.priority, prompt, output)
+        request.queue_key_s = key - arrival_s + asked.arrived_at
         request.slot = enqueue(
             self.arrays,
             endpoint.index,
@@ -72,18 +71,19 @@ class WaitingQueue:
             -1,
         )
         self._held[request.slot] = request
-        self._stands_at(request, endpoint)
+        request.endpoint = endpoint
+        self.note_prefix(request)
 
     def move(self, request: Request, target: Endpoint) -> None:
-        """Let *request*, which waits, wait for *target* instead, with the turn that it has by the ordering there."""
+        """Let *request*, which waits, wait for *target* instead, with the queue key that it has by the ordering there."""
         arrays, slot = self.arrays, request.slot
         remove(arrays, slot)
         arrival_s, deadline_s = float(arrays.arrival_s[slot]), float(arrays.deadline_s[slot])
         prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
-        key = _turn_key(target, arrival_s, deadline_s, request.asked.priority, prompt, output)
-        request.turn_s = key - arrival_s + request.asked.arrived_at
+        key = _queue_key(target, arrival_s, deadline_s, request.asked.priority, prompt, output)
+        request.queue_key_s = key - arrival_s + request.asked.arrived_at
         push(arrays, target.index, slot, key)
-        self._stands_at(request, target)
+        request.endpoint = target
 
     def take_out(self, slot: int) -> Request:
         """The request in *slot*, which waits no more, and may have been popped already."""
@@ -105,21 +105,18 @@ class WaitingQueue:
         if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
             self.affinity = grow_affinity(self.affinity, instances, slots)
 
-    def _stands_at(self, request: Request, endpoint: Endpoint) -> None:
-        request.endpoint = endpoint
-        hashes: tuple[int, ...] = ()
-        block_tokens = 0
-        if POLICY_CODES[endpoint.spec.routing_policy] == LEAST_DELAY:
-            hashes, block_tokens = request.asked.prefix_hashes, request.asked.block_tokens
+    def note_prefix(self, request: Request) -> None:
+        """Let the router by delay know how the prompt of *request*, which waits, begins; other routers do not look."""
+        hashes = request.asked.prefix_hashes
         self.affinity.noted[request.slot, : len(hashes)] = hashes
         self.affinity.noted_count[request.slot] = len(hashes)
-        self.affinity.block_tokens[request.slot] = block_tokens
+        self.affinity.block_tokens[request.slot] = request.asked.block_tokens
 
 
-def _turn_key(
+def _queue_key(
     endpoint: Endpoint, arrival_s: float, deadline_s: float, priority: int, prompt_tokens: int, output_tokens: int
 ) -> float:
-    """The turn of a request at *endpoint*, by its ordering and the profile that it goes by."""
+    """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
     service_s = spec.profile.service_time_s(prompt_tokens, output_tokens)
     return queue_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
