@@ -53,7 +53,6 @@ NOT_YET = {
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
     "tests/forecasting/lengths": {"turn", "turns"},
-    "workers/emulator/protocol.py": {"turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template
     "docs/lengths.md": {"turns"},
     "docs/length-models.md": {"turns"},
