@@ -14,7 +14,7 @@ from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventor
 from controlplane.dispatch.port import Finished, Placed, Progress, Refused, Submit
 from controlplane.dispatch.topology import Topology
 from controlplane.fleet.states import InstanceState
-from controlplane.gateway.upstream import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.predictive import PREDICTIVE
