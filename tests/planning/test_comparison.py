@@ -218,7 +218,7 @@ class TestAdvice:
         assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
         assert third.made_at_s == 1200.0
 
-    def test_our_strategy_is_told_what_its_plans_ask_for_live(self, advisor, settings, monkeypatch):
+    def test_our_strategy_has_the_advice_that_its_plans_give_live(self, advisor, settings, monkeypatch):
         settings.PLAN_DEMAND, settings.FORECAST_WINDOW_S = "strategy", 600
         rows = {
             quantity: Forecast(window_s=600, start_at=advisor._replay.from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
@@ -261,7 +261,7 @@ class TestStarts:
         self.moved("9", "ready", 5)
         assert comparison.start_s() == 40.0
 
-    def test_but_for_a_house_that_was_off_meanwhile(self):
+    def test_but_for_a_stack_that_was_off_meanwhile(self):
         self.moved("1", "provisioning", 0)
         self.moved("1", "ready", 30)
         for subject in "23":

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Model, Node, Region
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from controlplane.planning.forecasts import demand
@@ -52,44 +52,44 @@ def policy(model, mode, strategy="lt_ua"):
 class TestDemand:
     def test_tokens_a_second_by_window_and_quantity(self, make_minutes):
         make_minutes(4)
-        found = demand.read(NOW - timedelta(minutes=4), NOW, 60)
-        assert found.start == NOW.replace(minute=56, second=0) - timedelta(hours=1)
-        assert found.of(PLACE, Quantity.PROMPT).tolist() == [1000.0] * 4
-        assert found.of(PLACE, Quantity.OUTPUT).tolist() == [200.0] * 4
-        assert found.known == 4
+        series = demand.read(NOW - timedelta(minutes=4), NOW, 60)
+        assert series.start == NOW.replace(minute=56, second=0) - timedelta(hours=1)
+        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1000.0] * 4
+        assert series.of(PLACE, Quantity.OUTPUT).tolist() == [200.0] * 4
+        assert series.known == 4
 
-    def test_classes_are_added_up_or_kept_apart(self, make_minutes):
+    def test_classes_are_added_up_or_kept_separate(self, make_minutes):
         make_minutes(2)
         make_minutes(2, prompt=6_000, slo_class="flexible")
         since = NOW - timedelta(minutes=2)
-        found = demand.read(since, NOW, 60)
-        assert found.of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
-        assert found.of(PLACE, Quantity.PROMPT, "interactive").tolist() == [1000.0] * 2
-        assert found.of(PLACE, Quantity.PROMPT, "flexible").tolist() == [100.0] * 2
-        assert found.of(PLACE, Quantity.PROMPT, "nobody").tolist() == [0.0] * 2
+        series = demand.read(since, NOW, 60)
+        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "interactive").tolist() == [1000.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "flexible").tolist() == [100.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "nobody").tolist() == [0.0] * 2
 
     def test_a_class_has_the_gaps_of_all_and_a_zero_where_others_have_rows(self, make_minutes):
         make_minutes(3)
         make_minutes(1, prompt=6_000, output=0, slo_class="flexible")
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
-        found = demand.read(NOW - timedelta(minutes=3), NOW, 60)
-        np.testing.assert_equal(found.of(PLACE, Quantity.PROMPT, "flexible"), [0.0, np.nan, 100.0])
-        np.testing.assert_equal(found.of(PLACE, Quantity.PROMPT, "nobody"), [0.0, np.nan, 0.0])
-        assert found.known == 2
+        series = demand.read(NOW - timedelta(minutes=3), NOW, 60)
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "flexible"), [0.0, np.nan, 100.0])
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "nobody"), [0.0, np.nan, 0.0])
+        assert series.known == 2
 
     def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
         for name in ("interactive", "flexible", "idle"):
             make_minutes(2, slo_class=name)
         with django_assert_num_queries(2):  # the deployments, and the rows
-            found = demand.read(NOW - timedelta(minutes=2), NOW, 60)
-        assert {slo_class for _, _, slo_class in found.by_class()} == {"interactive", "flexible", "idle"}
+            series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
 
     def test_a_series_of_a_class_without_a_token_is_not_listed(self, make_minutes):
         make_minutes(2)
         make_minutes(2, output=0, slo_class="flexible")
         make_minutes(2, slo_class="flexible", model="not deployed")
-        found = demand.read(NOW - timedelta(minutes=2), NOW, 60)
-        assert sorted(found.by_class(), key=str) == [
+        series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert sorted(series.by_class(), key=str) == [
             (PLACE, Quantity.OUTPUT, "interactive"),
             (PLACE, Quantity.PROMPT, "flexible"),
             (PLACE, Quantity.PROMPT, "interactive"),
@@ -140,7 +140,7 @@ class TestForecasts:
         make_minutes(1)
         assert services.make_forecasts(NOW) == []
 
-    def test_what_was_learned_is_told_what_is_new(self, make_minutes, monkeypatch):
+    def test_what_was_learned_is_updated_with_what_is_new(self, make_minutes, monkeypatch):
         make_minutes(40)
         services.make_forecasts(NOW)
         fitted = []
