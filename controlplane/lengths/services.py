@@ -341,4 +341,5 @@ def due(now: datetime) -> bool:
     newest = LengthVersion.objects.order_by("-number").values_list("trained_at", flat=True).first()
     if newest is not None and (now - newest).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
         return False
-    return LengthSample.objects.count() >= settings.LENGTH_TRAIN_SAMPLES
+    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    return LengthSample.objects.count() >= enough
