@@ -92,7 +92,10 @@ async def test_a_live_stream_moves_the_map(house) -> None:
     await (await asked).read()
     await until(lambda: anticipation.maps.active.sum() == 0)
     (replica,) = house.gateway.topology.replicas.values()
-    assert house.gateway.floor.observation.view(replica.endpoint, [replica], house.gateway.clock()).overloaded_instances == 0
+    assert (
+        house.gateway.floor.observation.view(replica.endpoint, [replica], house.gateway.clock()).overloaded_instances
+        == 0
+    )
 
 
 @pytest.mark.parametrize("house_options", [{"max_num_seqs": 2}])

@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.dispatch.port import DEAD, Finished, Left, Lost, Moved, Placed, Progress, Refused, Submit
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 
 
 class Told:
@@ -95,7 +95,7 @@ async def test_a_request_that_lost_its_instance_is_placed_again(told):
     told.placed(ticket)
     first = ticket.placement
     told.requests.place_again(ticket, "m-0: it died", DEAD)
-    assert told.records[-1] == Left(0, again=True, found=DEAD)
+    assert told.records[-1] == Left(0, again=True, failure=DEAD)
     assert ticket.placement is not first
     told.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
@@ -110,7 +110,7 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(told):
     told.requests.leave(done)
     told.requests.leave(gone, found=DEAD)
     told.requests.leave(gone)
-    assert told.records == [Finished(0), Left(1, found=DEAD)]
+    assert told.records == [Finished(0), Left(1, failure=DEAD)]
     told.requests.take(Placed(1, 1, "m-0", "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
     assert gone.course.state is TicketState.ACCEPTED
 

@@ -38,7 +38,9 @@ class Rehoming:
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
                 if now_s - request.asked.arrived_s > self.max_hold_s:
-                    self._unavailable(request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30)
+                    self._unavailable(
+                        request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30
+                    )
             self.rehome(endpoint)
 
     def rehome(self, endpoint: Endpoint) -> None:
@@ -54,7 +56,9 @@ class Rehoming:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or self.placement.coming(other) for other in others):
                     break
-                self._unavailable(request, "model_unavailable", f"The last instance of {endpoint.model!r} went away.", 15)
+                self._unavailable(
+                    request, "model_unavailable", f"The last instance of {endpoint.model!r} went away.", 15
+                )
                 continue
             if index == endpoint.index:
                 break

@@ -22,8 +22,8 @@ from controlplane.dispatch.port import (
     Send,
 )
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.prefixes import leading_hashes
-from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
+from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.ticket import Interrupt, Ticket, TicketState
 
 
 class OpenRequests:
@@ -53,7 +53,7 @@ class OpenRequests:
         """*ticket* was sent no byte by its instance, of which it *found* something."""
         ticket.course.trace[-1]["lost"] = reason
         ticket.placement = asyncio.get_running_loop().create_future()
-        self._send(Left(ticket.asked.number, again=True, found=found))
+        self._send(Left(ticket.asked.number, again=True, failure=found))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
@@ -85,7 +85,7 @@ class OpenRequests:
     def leave(self, ticket: Ticket, found: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(Left(ticket.asked.number, found=found))
+            self._send(Left(ticket.asked.number, failure=found))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)

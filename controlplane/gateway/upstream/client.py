@@ -16,11 +16,11 @@ import orjson
 from yarl import URL
 
 from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import JSON_TYPE, ApiError
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.refusals import message_of
-from controlplane.gateway.ticket import Interrupt, Ticket
-from controlplane.gateway.validation import Call
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.ticket import Interrupt, Ticket
+from controlplane.gateway.upstream.error_messages import message_of
 from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -143,8 +143,8 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
     return front + raw.lstrip()[1:]
 
 
-def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s: float) -> int:
-    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *turn_s*: see `Placed`.
+def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
+    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *queue_key_s*: see `Placed`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
     Otherwise it is the turn that the request had with us, and stepped back by n it counts as having come n seconds later.
@@ -152,7 +152,7 @@ def upstream_priority(ordering: int, class_priority: int, asked: object, turn_s:
     back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
     if ordering in BY_CLASS:
         return class_priority * PRIORITY_BAND + back
-    return engine_priority(ordering, class_priority, turn_s + back)
+    return engine_priority(ordering, class_priority, queue_key_s + back)
 
 
 def _headers(ticket: Ticket, placed: Placed) -> dict[str, str]:
