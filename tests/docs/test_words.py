@@ -20,7 +20,6 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 NOT_YET = {
     "controlplane/api",
     "controlplane/console",
-    "controlplane/dispatch",
     "controlplane/gateway",
     "tests/access",
     "tests/api",

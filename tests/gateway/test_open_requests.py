@@ -4,9 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from controlplane.dispatch.port import DEAD, Finished, Left, Lost, Moved, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import (
+    DEAD,
+    Finished,
+    Left,
+    Lost,
+    Moved,
+    Placed,
+    Prefix,
+    PrefixWanted,
+    Progress,
+    Refused,
+    Submit,
+)
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 
 
@@ -73,6 +86,15 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
     told.requests.headers_came(tickets[0])
     assert told.records[-1] == Progress(headers=((0, 6.0),))
+
+
+async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(told):
+    ticket = told.ticket()
+    body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
+    ticket.call = SimpleNamespace(model="m", body=body, prompt_characters=1)
+    told.requests.take(PrefixWanted(0))
+    assert told.records[1:] == [Prefix(0, tuple(leading_hashes(ticket.call, 100)[0]), BLOCK_IDS)]
+    assert len(told.records[1].hashes) == 2
 
 
 async def test_a_refusal_becomes_the_error_that_the_tenant_sees(told):

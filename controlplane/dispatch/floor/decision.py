@@ -1,7 +1,7 @@
 """What the floor decides for an endpoint: an instance more, one fewer, or nothing, and why.
 
-Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`). Alone it is the compiled
-trigger of SageServe's reactive heuristic, with patience. The minimum is kept in both cases.
+Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`). Alone it is the
+compiled trigger of SageServe's reactive heuristic, with patience. The minimum is kept in both cases.
 """
 
 from dataclasses import replace

@@ -76,8 +76,8 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*waiting* and *outlook*: see `Observation`. *owns* says whether this process has the regions; *read_inventory* lets the
-    topology agree with the rows."""
+    """*waiting* and *outlook*: see `Observation`. *owns* says whether this process has the regions; *read_inventory* lets
+    the topology agree with the rows."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Observation:
         return memory
 
     def arrived(self, asked: Submit) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller would have first, not of the one that serves it."""
+        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served."""
         candidates = self.topology.candidates(asked.model, asked.region)
         if not candidates.size:
             return

@@ -144,7 +144,9 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
 
 
 def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
-    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint. *queue_key_s*: see `Placed`.
+    """vLLM's priority by the *ordering* (`scheduling.queueing.ordering.ORDERINGS`) of the endpoint.
+
+    *queue_key_s* is that of `Placed`.
 
     By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
     Otherwise it is the turn that the request had with us, and stepped back by n it counts as having come n seconds later.
