@@ -8,8 +8,8 @@ import pytest
 
 from controlplane.dispatch.lookahead import FIRST_REQUESTS, Anticipation
 from scheduling.fleet.arrays import allocate_fleet
-from scheduling.lookahead import maps as lookahead
 from tests.gateway.conftest import until
+from tests.oracles.lookahead import projected_tokens
 
 
 def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int = 1) -> SimpleNamespace:
@@ -24,9 +24,7 @@ def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int 
 
 
 def coming(anticipation: Anticipation, instance: int, iterations: int = 60) -> list[int]:
-    tokens = np.zeros(iterations, np.int64)
-    lookahead.project(anticipation.maps, instance, tokens)
-    return tokens.tolist()
+    return projected_tokens(anticipation.maps, instance, iterations).tolist()
 
 
 def test_tokens_move_the_map_and_the_end_clears_it() -> None:

@@ -165,7 +165,7 @@ class LiveState:
         return {row["id"]: row for row in attention.rows(self.tables["instances"])}
 
     def project(self, topics: Iterable[str]) -> dict[str, Any]:
-        """The part that a connection with *topics* follows, in the form of `deltas.apply`."""
+        """The part that a connection with *topics* follows, in the form of `deltas`."""
         names = [name for topic in topics for name in TOPICS[topic]]
         return {
             "ts": self.ts,

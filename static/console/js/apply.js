@@ -1,4 +1,4 @@
-// The twin of controlplane/console/live/deltas.py: how a page's state follows the messages of the live connection.
+// The other end of controlplane/console/live/deltas.py: how a page's state follows the messages of the live connection.
 
 function patch(table, change) {
   if (change.all) return change.all;
