@@ -19,8 +19,8 @@ from controlplane.dispatch.inventory import POLLED
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.topology import Replica, Topology
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import IllegalMove, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance
-from controlplane.fleet.states import IllegalMove, InstanceState
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 

@@ -9,7 +9,7 @@ from controlplane.dispatch.request import Request
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.fleet.states import PRESENT
+from controlplane.fleet.lifecycle.states import PRESENT
 from scheduling.dispatch import dispatch
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn

@@ -12,7 +12,7 @@ from yarl import URL
 
 from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.round_trips import RoundTrip
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead

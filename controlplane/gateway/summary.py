@@ -30,8 +30,8 @@ from controlplane.dispatch.wire import (
     SUMMARY_EXPIRES_S,
     SUMMARY_KEY,
 )
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.accounting import FLEET
 from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job

@@ -15,7 +15,8 @@ from django.utils import timezone
 from controlplane.dispatch import floor as module
 from controlplane.dispatch.wire import DEMAND_S, as_inputs
 from controlplane.events.models import Event
-from controlplane.fleet import restarts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as rows
