@@ -145,11 +145,11 @@ def sampled(now):
 
 def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
     scope = scope_of(now, 24, tenants=["acme"])
-    found, of = selectors.pairs(scope, most=20)
+    chosen, of = selectors.pairs(scope, most=20)
     assert of == 90
-    assert 15 <= len(found) <= 20
-    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in found)
-    assert max(pair.predicted_tokens for pair in found) > 60 > 30 > min(pair.predicted_tokens for pair in found)
+    assert 15 <= len(chosen) <= 20
+    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in chosen)
+    assert max(pair.predicted_tokens for pair in chosen) > 60 > 30 > min(pair.predicted_tokens for pair in chosen)
     everything, of = selectors.pairs(scope_of(now, 24))
     assert len(everything) == of == 100
     assert selectors.pairs(scope_of(now, 0.5, tenants=["acme"]))[1] == 31

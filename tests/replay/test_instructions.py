@@ -23,8 +23,10 @@ def test_prompts_fit_and_are_not_empty() -> None:
 
 def test_answers_are_about_as_long_as_wanted_and_of_many_lengths() -> None:
     made = Instructions(4)
-    found = [asks.read(prompt, count_tokens(prompt)) for prompt in (made.prompt(900, 700, False) for _ in range(400))]
-    lengths = [ask.tokens for ask in found if ask]
+    answered = [
+        asks.read(prompt, count_tokens(prompt)) for prompt in (made.prompt(900, 700, False) for _ in range(400))
+    ]
+    lengths = [ask.tokens for ask in answered if ask]
     assert len(lengths) == 400  # every prompt says what it wants
     assert statistics.median(lengths) == 700.0
     assert len(set(lengths)) > 3
