@@ -18,7 +18,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     HISTORY_ENDPOINT_COLUMNS,

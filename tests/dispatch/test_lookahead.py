@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controlplane.dispatch.lookahead import FIRST_REQUESTS, Anticipation
+from controlplane.dispatch.live_fleet.lookahead import FIRST_REQUESTS, Anticipation
 from scheduling.fleet.arrays import allocate_fleet
 from tests.gateway.conftest import until
 from tests.oracles.lookahead import projected_tokens
