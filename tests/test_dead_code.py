@@ -20,7 +20,6 @@ SCRIPTS = ("Makefile", "pyproject.toml")
 LONGEST_ANNOTATION = 100  # characters of a string that may be an annotation in quotes
 
 BY_FRAMEWORK = {
-    r"controlplane": "celery_app",
     r"controlplane\.settings": r"[A-Z0-9_]+",
     r"controlplane\.\w+\.apps": r"\w+Config",
     r"controlplane(\.\w+)*\.urls": r"urlpatterns|app_name|handler\d+",
@@ -118,10 +117,11 @@ def unused(modules: Modules, scripts: str = "") -> list[str]:
         imports = imports_of(name, is_package, tree)
         uses |= {*read_inside(name, tree), *read_outside(tree, imports)}
         names += [f"{name}.{each}" for each, _ in defined(tree) if not is_by_framework(name, each)]
-        if is_package:  # a package uses what it imports only if someone imports it from there
-            reexports |= {
-                f"{name}.{local}": target for local, target in imports.items() if not is_by_framework(name, local)
-            }
+        if (
+            is_package
+        ):  # what it imports is used if someone imports it from there, or if it is a module, which registers
+            handed_on = {local: target for local, target in imports.items() if target not in modules}
+            reexports |= {f"{name}.{local}": target for local, target in handed_on.items()}
         else:
             uses |= set(imports.values())
     while more := {target for name, target in reexports.items() if name in uses} - uses:

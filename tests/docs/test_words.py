@@ -36,23 +36,20 @@ NOT_YET = {
     "tests/bench",
     "tests/console",
     "tests/dispatch",
-    "tests/e2e",
     "tests/events",
     "tests/experiments",
     "tests/fleet",
     "tests/gateway",
     "tests/jobs",
-    "tests/lengths",
     "tests/planning",
-    "tests/replay",
     "tests/simulation",
-    "tests/vllm",
 }
 """Packages (and the templates) that still have old words."""
 
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
     "tests/forecasting/lengths": {"turn", "turns"},
+    "tests/lengths/test_services.py": {"turns"},
     "workers/emulator/protocol.py": {"turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template
     "docs/lengths.md": {"turns"},
