@@ -117,9 +117,7 @@ def unused(modules: Modules, scripts: str = "") -> list[str]:
         imports = imports_of(name, is_package, tree)
         uses |= {*read_inside(name, tree), *read_outside(tree, imports)}
         names += [f"{name}.{each}" for each, _ in defined(tree) if not is_by_framework(name, each)]
-        if (
-            is_package
-        ):  # what it imports is used if someone imports it from there, or if it is a module, which registers
+        if is_package:  # what it imports is used if another module imports it from there; modules are there to register
             handed_on = {local: target for local, target in imports.items() if target not in modules}
             reexports |= {f"{name}.{local}": target for local, target in handed_on.items()}
         else:
