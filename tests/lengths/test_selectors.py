@@ -145,11 +145,11 @@ def sampled(now):
 
 def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
     scope = scope_of(now, 24, tenants=["acme"])
-    chosen, of = selectors.pairs(scope, most=20)
+    pairs, of = selectors.pairs(scope, most=20)
     assert of == 90
-    assert 15 <= len(chosen) <= 20
-    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in chosen)
-    assert max(pair.predicted_tokens for pair in chosen) > 60 > 30 > min(pair.predicted_tokens for pair in chosen)
+    assert 15 <= len(pairs) <= 20
+    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in pairs)
+    assert max(pair.predicted_tokens for pair in pairs) > 60 > 30 > min(pair.predicted_tokens for pair in pairs)
     everything, of = selectors.pairs(scope_of(now, 24))
     assert len(everything) == of == 100
     assert selectors.pairs(scope_of(now, 0.5, tenants=["acme"]))[1] == 31

@@ -241,7 +241,7 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
     ]
     now = timezone.now().timestamp()
     notes_module.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
-    features = [
+    read = [
         dict(
             zip(
                 MEASURES, unpacked(bytes(row.features), notes_module.reader().vocabulary).measures.tolist(), strict=True
@@ -249,13 +249,13 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         )
         for row in LengthSample.objects.order_by("pk")
     ]
-    assert [row["has_text"] for row in features] == [1.0, 0.0]
-    chat = features[0]
+    assert [row["has_text"] for row in read] == [1.0, 0.0]
+    chat = read[0]
     assert chat["log_turns"] == pytest.approx(math.log1p(4), abs=0.01)
     assert chat["log_tools"] == pytest.approx(math.log1p(3), abs=0.01)
     assert chat["log_system"] == chat["log_last_answer"] == pytest.approx(math.log1p(9), abs=0.01)
     assert chat["log_characters"] == pytest.approx(math.log1p(len("And now?")), abs=0.01)
-    assert features[1]["log_prompt_tokens"] == pytest.approx(math.log1p(900), abs=0.01)
+    assert read[1]["log_prompt_tokens"] == pytest.approx(math.log1p(900), abs=0.01)
 
 
 # Judging
