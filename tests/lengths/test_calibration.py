@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths import QUANTILES
+from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.service.calibration import MOST_SHIFT, PAIRS, Calibration, DriftAlarm, PerPair, log_ratio
 
 USUAL = (50.0, 70.0, 100.0, 140.0, 200.0)
