@@ -10,7 +10,9 @@ from ninja.params.functions import Query as QueryParam
 from controlplane.accounts.models import Role
 from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema
-from controlplane.fleet import engine_logs, revisions, rollouts, selectors, services
+from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
@@ -21,7 +23,9 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
-from controlplane.fleet.states import Action, InstanceState
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts import selectors as rollout_selectors
+from controlplane.fleet.rollouts import services as rollouts
 
 router = Router(auth=PEOPLE, tags=["Instances"])
 
@@ -164,11 +168,11 @@ def act_on_instance(request: ApiRequest, name: str, action: Action, body: Action
 
 
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus)
-def get_rollout(request: ApiRequest, deployment_id: int) -> rollouts.Status:
+def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.Status:
     """Which instances have the deployment's present engine settings, and the newest rollout."""
     request.auth.require(Role.VIEWER)
     get_object_or_404(Deployment, pk=deployment_id)
-    return rollouts.statuses(pk=deployment_id)[0]
+    return rollout_selectors.statuses(pk=deployment_id)[0]
 
 
 @router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut})

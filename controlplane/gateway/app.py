@@ -19,13 +19,14 @@ import orjson
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch import floor, inventory
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import Floor
-from controlplane.dispatch.heartbeats import Heartbeats
+from controlplane.dispatch.floor import floor
+from controlplane.dispatch.floor.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
+from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Placed, Submit
-from controlplane.dispatch.topology import Topology
 from controlplane.gateway.accounting import Records
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailable, unknown_model
 from controlplane.gateway.keys import Grant, Keys

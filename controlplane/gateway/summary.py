@@ -19,7 +19,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     HISTORY_ENDPOINT_COLUMNS,
@@ -31,8 +31,8 @@ from controlplane.dispatch.wire import (
     SUMMARY_EXPIRES_S,
     SUMMARY_KEY,
 )
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.accounting import FLEET
 from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job

@@ -18,8 +18,8 @@ from django.db.models import Max
 from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.services import tell_workers
-from controlplane.fleet.states import ActionError
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from forecasting.lengths import LengthQuery, Sample, Student, bundled, score

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState

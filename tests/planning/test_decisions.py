@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning import services
 from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 

@@ -7,8 +7,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher, Node
-from controlplane.fleet.states import InstanceState
 from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource, ScalingMove
 

@@ -17,6 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
+from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -27,8 +29,6 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
 )
-from controlplane.fleet.restarts import CRASH_LOOP
-from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.execution import executor, plan_rollout
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan

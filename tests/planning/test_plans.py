@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Model, Node, Region
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from controlplane.planning.forecasts import demand

@@ -6,8 +6,8 @@ import pytest
 from django.utils import timezone
 
 from controlplane.dispatch.wire import as_inputs
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
-from controlplane.fleet.states import InstanceState
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy

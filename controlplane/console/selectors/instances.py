@@ -3,8 +3,8 @@
 from typing import Any
 
 from controlplane.console.live.state import INSTANCE_FIELDS, LiveState, status_of
-from controlplane.fleet import revisions
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
 
 STATUS_ORDER = (

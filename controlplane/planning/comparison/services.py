@@ -20,8 +20,8 @@ from django.db.models import QuerySet
 from numpy.typing import NDArray
 
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, SloClass, SloKind
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts import demand

@@ -19,8 +19,10 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet import places, restarts
+from controlplane.fleet import places
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle import restarts
+from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
     CommandVerb,
     Deployment,
@@ -30,7 +32,6 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
-from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 

@@ -14,8 +14,8 @@ from django.conf import settings
 from django.db.models import Max, Sum
 
 from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.fleet.states import PRESENT, InstanceState
 from controlplane.planning.models import ScalingMove
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.fleet.states import PRESENT, InstanceState
 
 if TYPE_CHECKING:
     from scheduling.planning.problem import Problem

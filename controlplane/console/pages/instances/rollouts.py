@@ -12,9 +12,9 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import reason_of
-from controlplane.fleet import rollouts
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.rollouts import services as rollouts
 
 ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}
 

@@ -23,11 +23,14 @@ from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
 from controlplane.console.tables import Columns, moment, table
 from controlplane.events.selectors import events_about
-from controlplane.fleet import engine_logs, revisions, rollouts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
-from controlplane.fleet.states import Action, ActionError, InstanceState
 from controlplane.gateway.selectors import visible_requests
 
 ROWS_SHOWN = 500
@@ -131,7 +134,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
         "rows_limit": ROWS_SHOWN,
-        "rollouts": [found for found in rollouts.statuses(view.model, region) if found.is_worth_a_look],
+        "rollouts": [found for found in statuses(view.model, region) if found.is_worth_a_look],
         "any_instances": every > 0 or Instance.objects.exists(),
         "filtered": bool(view.model or region or status or text),
     }

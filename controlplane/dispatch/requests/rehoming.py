@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.port import Deliver, Moved, Refused
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.topology import Endpoint, Topology
-from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.dispatch.requests.placement import Placement
+from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.routing.regions import THRESHOLD, choose_region, pressure
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.dispatch.request import Request
+from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.lookahead import maps as lookahead
 

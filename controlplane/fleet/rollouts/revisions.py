@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
-from controlplane.fleet.states import InstanceState
 from workers.vllm.launcher import LaunchError, LaunchSpec
 
 OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s"})

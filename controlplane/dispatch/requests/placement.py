@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from controlplane.dispatch.explanation import explained
-from controlplane.dispatch.lookahead import Anticipation
+from controlplane.dispatch.live_fleet.lookahead import Anticipation
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Deliver, Placed
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.token_accounts import TokenAccounts
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
-from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.fleet.states import PRESENT
+from controlplane.dispatch.requests.explanation import explained
+from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.token_accounts import TokenAccounts
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.fleet.lifecycle.states import PRESENT
 from scheduling.dispatch import dispatch
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn

@@ -15,12 +15,12 @@ import aiohttp
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch.inventory import POLLED
 from controlplane.dispatch.lease import Lease
-from controlplane.dispatch.topology import Replica, Topology
+from controlplane.dispatch.live_fleet.inventory import POLLED
+from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import IllegalMove, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance
-from controlplane.fleet.states import IllegalMove, InstanceState
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from controlplane.dispatch.lookahead import Anticipation
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.topology import Replica, Topology
+from controlplane.dispatch.live_fleet.lookahead import Anticipation
+from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.dispatch.requests.request import Request
 from scheduling.routing.routers import advance_many, prefilled, release
 
 

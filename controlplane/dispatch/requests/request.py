@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from controlplane.dispatch.port import Submit
 
 if TYPE_CHECKING:
-    from controlplane.dispatch.topology import Endpoint, Replica
+    from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from yarl import URL
 
-from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.round_trips import RoundTrip
-from controlplane.fleet.states import InstanceState
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.round_trips import RoundTrip
+from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
@@ -21,7 +21,7 @@ from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 from workers.vllm.metrics import VllmMetrics
 
 if TYPE_CHECKING:
-    from controlplane.dispatch.request import Request
+    from controlplane.dispatch.requests.request import Request
 
 logger = logging.getLogger(__name__)
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read

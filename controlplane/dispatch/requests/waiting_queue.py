@@ -5,8 +5,8 @@ It is the only owner of who waits where. Beside a request stands how its prompt 
 
 import math
 
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.topology import Endpoint, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.requests.request import Request
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity

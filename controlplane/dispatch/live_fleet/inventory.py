@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from django.db.models import Min
 
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
-from controlplane.fleet.states import PRESENT, InstanceState
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.routing.requests_ahead import MEASURED

@@ -26,11 +26,11 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.lookahead import Outlook
+from controlplane.dispatch.live_fleet.lookahead import Outlook
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs
-from controlplane.fleet.states import COMING, InstanceState
+from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.jobs.record import Job
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import pressure

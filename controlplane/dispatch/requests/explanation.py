@@ -5,7 +5,7 @@ The format is said in docs/routing.md. It is made after the request was placed: 
 
 import numpy as np
 
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from scheduling.lookahead.maps import LookAhead
 from scheduling.routing.predictive import CACHED, COLUMNS, DECODE, MEMORY, OTHERS, PEAK, PREFILL, ROOM, SCORE, explain
 from scheduling.routing.prefix_affinity import Affinity
