@@ -178,16 +178,12 @@ def list_deployments(request: ApiRequest, model: str = "", region: str = "") -> 
 
 
 def add_list(resource: Resource) -> None:
-    @router.get(
-        f"/{resource.path}",
-        response=Items[resource.out],  # type: ignore[name-defined]
-        operation_id=f"list_{resource.path.replace('-', '_')}",
-        summary=f"List {resource.path.replace('-', ' ')}",
-        description=resource.about_list or None,
-    )
     def rows(request: ApiRequest) -> dict[str, Any]:
         request.auth.require(Role.VIEWER)
         return {"items": list(resource.rows())}
+
+    rows.__name__, rows.__doc__ = f"list_{resource.path.replace('-', '_')}", resource.about_list
+    router.get(f"/{resource.path}", response=Items[resource.out])(rows)  # type: ignore[name-defined]
 
 
 def add_operations(resource: Resource) -> None:

@@ -19,7 +19,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from controlplane.api import records
+from controlplane.api import system
 from controlplane.api.urls import api
 from controlplane.asgi import application, websockets
 from controlplane.console.live import consumers
@@ -42,7 +42,7 @@ def world(make_instance, make_request, deployment, acme, globex, live, monkeypat
 
     monkeypatch.setattr(services, "notify_workers", lambda *args: True)  # no broker is asked
     world = World(make_instance, make_request, deployment, acme, globex, live)
-    monkeypatch.setattr(records, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
+    monkeypatch.setattr(system, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
     return world
 
 
