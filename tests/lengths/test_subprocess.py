@@ -1,4 +1,4 @@
-"""A length model asked from an event loop: in line and apart, well and badly behaved."""
+"""A length model asked from an event loop: in line and in a subprocess, well and badly behaved."""
 
 import asyncio
 import os
@@ -30,14 +30,14 @@ def query(text="hello"):
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
+def short_rests(monkeypatch):
     monkeypatch.setattr(module, "LEAST_REST_S", 0.05)
     monkeypatch.setattr(module, "HANGS_S", 0.3)
 
 
 @pytest.fixture
-async def apart():
-    """`await apart("name", "argument")`: a process that is up."""
+async def subprocess():
+    """`await subprocess("name", "argument")`: a process that is up."""
     started = []
 
     async def make(name, *arguments, budget_s=5.0):
@@ -57,9 +57,9 @@ async def answers(predictor, text="hello", timeout_s=120.0):
     async with asyncio.timeout(timeout_s):
         while True:
             await predictor.up.wait()
-            told = await predictor.ask(query(text))
-            if told is not Why.DOWN:
-                return told
+            answer = await predictor.ask(query(text))
+            if answer is not Why.DOWN:
+                return answer
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
     assert "secret" not in caplog.text
 
 
-def test_in_line_a_model_over_the_budget_is_found_too_slow():
+def test_in_line_a_model_over_the_budget_is_too_slow():
     predictor = InLine(slow("0.002"), 0.001)
     for _ in range(9):
         predictor.ask_now(query())
@@ -133,24 +133,24 @@ def test_in_line_a_model_over_the_budget_is_found_too_slow():
     assert (predictor.late, predictor.too_slow) == (10, True)
 
 
-async def test_apart_many_at_once_go_in_few_batches(apart):
-    predictor = await apart("slow", "0.001")
-    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(100)))
-    assert {answer.tokens for answer in told} == {50.0}
+async def test_subprocess_many_at_once_go_in_few_batches(subprocess):
+    predictor = await subprocess("slow", "0.001")
+    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(100)))
+    assert {reply.tokens for reply in replies} == {50.0}
     assert predictor.batches < 20
 
 
-async def test_apart_a_late_answer_is_given_up_at_the_budget(apart):
-    predictor = await apart("slow", "0.2", budget_s=0.02)
+async def test_subprocess_a_late_answer_is_given_up_at_the_budget(subprocess):
+    predictor = await subprocess("slow", "0.2", budget_s=0.02)
     began = time.monotonic()
-    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(50)))
-    assert set(told) == {Why.LATE}
+    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(50)))
+    assert set(replies) == {Why.LATE}
     assert predictor.late == 50
     assert time.monotonic() - began < 5
 
 
-async def test_apart_a_killed_process_is_down_and_comes_back(apart):
-    predictor = await apart("constant", "50")
+async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
+    predictor = await subprocess("constant", "50")
     assert (await predictor.ask(query())).tokens == 50.0
     first = predictor.process.pid
     os.kill(first, signal.SIGKILL)
@@ -162,22 +162,22 @@ async def test_apart_a_killed_process_is_down_and_comes_back(apart):
 
 
 @pytest.mark.parametrize("word", ["die", "hang"])
-async def test_apart_a_process_that_dies_or_hangs_takes_nobody_along(apart, word):
-    predictor = await apart("at_word")
-    told = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", word, "well")))
-    assert told[1] is Why.DOWN
+async def test_subprocess_a_process_that_dies_or_hangs_takes_nobody_along(subprocess, word):
+    predictor = await subprocess("at_word")
+    replies = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", word, "well")))
+    assert replies[1] is Why.DOWN
     assert (await answers(predictor)).tokens == 50.0
 
 
-async def test_apart_a_query_that_raises_costs_its_own_answer_alone(apart):
-    predictor = await apart("at_word")
-    told = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", "raise", "nan", "well")))
-    assert told[1:3] == [Why.SENSELESS, Why.SENSELESS]
-    assert told[0].tokens == told[3].tokens == 50.0
+async def test_subprocess_a_query_that_raises_costs_its_own_answer_alone(subprocess):
+    predictor = await subprocess("at_word")
+    replies = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", "raise", "nan", "well")))
+    assert replies[1:3] == [Why.SENSELESS, Why.SENSELESS]
+    assert replies[0].tokens == replies[3].tokens == 50.0
     assert predictor.restarts == 0
 
 
-async def test_apart_what_cannot_be_made_is_down_and_tried_again():
+async def test_subprocess_what_cannot_be_made_is_down_and_tried_again():
     predictor = SubprocessPredictor(1.0, f"{BAD}:no_such_model")
     predictor.start()
     while predictor.restarts < 2:
@@ -186,12 +186,12 @@ async def test_apart_what_cannot_be_made_is_down_and_tried_again():
     await predictor.stop()
 
 
-async def test_apart_has_the_bundled_student_and_leaves_no_process():
+async def test_subprocess_has_the_bundled_student_and_leaves_no_process():
     predictor = SubprocessPredictor(5.0)
     predictor.start()
-    told = await answers(predictor, "Why is the sky blue?")
+    answer = await answers(predictor, "Why is the sky blue?")
     expected = bundled().predict_one(query("Why is the sky blue?"))
-    assert told.tokens == pytest.approx(expected[0])
+    assert answer.tokens == pytest.approx(expected[0])
     lone = await predictor.ask(query("\ud800"))
     assert isinstance(lone, Answer)
     process = predictor.process
@@ -199,9 +199,9 @@ async def test_apart_has_the_bundled_student_and_leaves_no_process():
     assert process.returncode is not None
 
 
-async def test_apart_no_more_than_so_many_wait(apart, monkeypatch):
+async def test_subprocess_no_more_than_so_many_wait(subprocess, monkeypatch):
     monkeypatch.setattr(module, "WAITING", 10)
-    predictor = await apart("slow", "0.01")
-    told = await asyncio.gather(*(predictor.ask(query()) for _ in range(40)))
-    assert Why.DOWN in told
-    assert any(isinstance(answer, Answer) for answer in told)
+    predictor = await subprocess("slow", "0.01")
+    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(40)))
+    assert Why.DOWN in replies
+    assert any(isinstance(reply, Answer) for reply in replies)

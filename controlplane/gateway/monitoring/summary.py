@@ -33,8 +33,8 @@ from controlplane.dispatch.wire import (
 )
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.accounting import FLEET
-from controlplane.gateway.measures import LATENCY_WINDOW_S, Count, Latency, Windows
+from controlplane.gateway.ledger.accounting import FLEET
+from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)

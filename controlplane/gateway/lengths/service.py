@@ -20,7 +20,7 @@ import numpy as np
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway.validation import Call, prompt_text
+from controlplane.gateway.admission.validation import Call, prompt_text
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled

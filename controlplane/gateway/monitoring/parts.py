@@ -12,7 +12,7 @@ from controlplane.jobs.record import Job
 from controlplane.jobs.workers import answering_workers
 
 if TYPE_CHECKING:
-    from controlplane.gateway.app import Gateway
+    from controlplane.gateway.process import Gateway
 
 PROBE_S = 10.0
 ANSWER_WITHIN_S = 2.0

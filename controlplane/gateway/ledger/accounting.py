@@ -6,11 +6,11 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger import Entry, Ledger
-from controlplane.gateway.length_service import LengthService
-from controlplane.gateway.measures import Count, Latency, Windows
+from controlplane.gateway.ledger.writer import Entry, Ledger
+from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.ticket import Ticket, TicketState
+from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.gateway.serving.ticket import Ticket, TicketState
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,

@@ -27,19 +27,20 @@ from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Placed, Submit
-from controlplane.gateway.accounting import Records
+from controlplane.gateway.admission.keys import Grant, Keys
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.pace import Pace
+from controlplane.gateway.admission.validation import Call, parse
 from controlplane.gateway.errors import JSON_TYPE, ApiError, invalid, unavailable, unknown_model
-from controlplane.gateway.keys import Grant, Keys
-from controlplane.gateway.ledger import Ledger
-from controlplane.gateway.length_service import LengthService
-from controlplane.gateway.limits import Limits
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.pace import Pace
-from controlplane.gateway.parts import Parts
-from controlplane.gateway.prefixes import leading_hashes
-from controlplane.gateway.summary import Publisher, Sources
-from controlplane.gateway.ticket import Course, Interrupt, Ticket, TicketState
-from controlplane.gateway.upstream import (
+from controlplane.gateway.ledger.accounting import Records
+from controlplane.gateway.ledger.writer import Ledger
+from controlplane.gateway.lengths.service import LengthService
+from controlplane.gateway.monitoring.parts import Parts
+from controlplane.gateway.monitoring.summary import Publisher, Sources
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.client import (
     PING,
     PING_S,
     SSE_TYPE,
@@ -52,7 +53,6 @@ from controlplane.gateway.upstream import (
     payload,
     upstream_priority,
 )
-from controlplane.gateway.validation import Call, parse
 from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior, OutputQuery

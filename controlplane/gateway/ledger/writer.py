@@ -17,7 +17,7 @@ import orjson
 from channels.db import database_sync_to_async
 from django.db import connection, transaction
 
-from controlplane.gateway.journal import Journal
+from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
 

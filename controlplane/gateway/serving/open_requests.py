@@ -20,7 +20,7 @@ from controlplane.dispatch.port import (
     Send,
 )
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ticket import Interrupt, Ticket, TicketState
+from controlplane.gateway.serving.ticket import Interrupt, Ticket, TicketState
 
 
 class OpenRequests:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from controlplane.gateway.validation import Call
+from controlplane.gateway.admission.validation import Call
 from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
 BLOCK_CHARACTERS = 256

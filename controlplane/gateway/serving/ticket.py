@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from controlplane.dispatch.port import Placed, Submit
 
 if TYPE_CHECKING:
+    from controlplane.gateway.admission.keys import Grant, SloTerms
+    from controlplane.gateway.admission.validation import Call
     from controlplane.gateway.errors import ApiError
-    from controlplane.gateway.keys import Grant, SloTerms
-    from controlplane.gateway.length_service import Prediction
-    from controlplane.gateway.upstream import RefusedByInstance
-    from controlplane.gateway.validation import Call
+    from controlplane.gateway.lengths.service import Prediction
+    from controlplane.gateway.upstream.client import RefusedByInstance
     from forecasting.lengths import OutputQuery
 
 

@@ -16,11 +16,11 @@ import orjson
 from yarl import URL
 
 from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import JSON_TYPE, ApiError
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.refusals import message_of
-from controlplane.gateway.ticket import Interrupt, Ticket
-from controlplane.gateway.validation import Call
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.ticket import Interrupt, Ticket
+from controlplane.gateway.upstream.error_messages import message_of
 from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
