@@ -20,7 +20,6 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 NOT_YET = {
     "controlplane/accounts",
     "controlplane/api",
-    "controlplane/console",
     "controlplane/dispatch",
     "controlplane/events",
     "controlplane/experiments",
@@ -34,7 +33,6 @@ NOT_YET = {
     "tests/access",
     "tests/api",
     "tests/bench",
-    "tests/console",
     "tests/dispatch",
     "tests/e2e",
     "tests/events",

@@ -99,7 +99,7 @@ def levels(row: Row, of: Sequence[Tile] = TILES) -> list[str]:
 
 
 def shown(row: Row | None, of: Sequence[Tile] = TILES) -> list[dict[str, Any]]:
-    """The tiles for a template: number and unit apart, so that the unit can be set smaller."""
+    """The tiles for a template: number and unit on their own, so that the unit can be set smaller."""
     tiles = []
     for tile in of:
         text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})

@@ -144,8 +144,8 @@ def moment(at: datetime | float | None) -> SafeString:
 def sort_header(
     context: template.Context, field: str, label: str, kind: str = "num", first: str = "-"
 ) -> dict[str, Any]:
-    """A column's header as a link that sorts by it, then the other way round; numbers begin with the greatest."""
-    order = context["order"]
+    """A column's header as a link that sorts by it, then in the other direction; numbers begin with the greatest."""
+    order = context["filters"].order
     current = order.field == field
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()

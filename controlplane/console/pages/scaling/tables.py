@@ -211,7 +211,7 @@ def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict
         )
         if (known := [row[name] for row in rows if row.get(name) is not None])
     }
-    found = [
+    compared = [
         {
             **row,
             "title": title_of(row["strategy"]),
@@ -221,5 +221,5 @@ def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict
         for row in rows
     ]
     return sorted(
-        found, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
+        compared, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
     )
