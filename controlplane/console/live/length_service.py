@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controlplane.console.live.deltas import Table, columnar
-from controlplane.console.live.tiles import Tile, above, levels
+from controlplane.console.live.tiles import Tile, beyond, levels
 
 P99_WARNING_MS, P99_CRITICAL_MS = 5.0, 10.0  # what the service promises at rest, and at 200 requests/s
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
@@ -20,7 +20,7 @@ TILES = (
         "p50_ms",
         "Latency p50",
         "milliseconds",
-        above("p50_ms", 1.0, P99_WARNING_MS),
+        beyond(1.0, P99_WARNING_MS),
         "Warns above 1 ms, critical above 5 ms",
         "none yet",
     ),
@@ -28,7 +28,7 @@ TILES = (
         "p99_ms",
         "Latency p99",
         "milliseconds",
-        above("p99_ms", P99_WARNING_MS, P99_CRITICAL_MS),
+        beyond(P99_WARNING_MS, P99_CRITICAL_MS),
         "Warns above 5 ms, critical above 10 ms",
         "none yet",
     ),
@@ -36,7 +36,7 @@ TILES = (
         "late_ratio",
         "Late answers",
         "percent_fine",
-        above("late_ratio", LATE_WARNING, LATE_CRITICAL),
+        beyond(LATE_WARNING, LATE_CRITICAL),
         "Answers whose time budget was over, so that the prior answered. Warns above 1 %, critical above 10 %",
         "none yet",
     ),

@@ -43,8 +43,8 @@ MATRIX: Columns = {
     "Present (instances)": "cell.present",
     "Planned (instances)": "cell.target",
     "Change (instances)": "cell.delta",
-    "Cost now (USD/h)": lambda row: round(row["cell"].present * row["usd_each"], 4),
-    "Cost planned (USD/h)": lambda row: round(row["cell"].planned * row["usd_each"], 4),
+    "Cost now (USD/h)": "cell.usd_now",
+    "Cost planned (USD/h)": "cell.usd_planned",
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
@@ -130,12 +130,7 @@ def _csv(
         return table(MOVES, planning.moves(model=model)[:ROW_LIMIT]).csv("moves")
     if name == "plans":
         return table(PLANS, planning.plans(model=model)[:ROW_LIMIT]).csv("plans")
-    cells = [
-        {"line": line, "cell": cell, "usd_each": line.usd_each[cell.region]}
-        for line in matrix.lines
-        for cell in line.cells
-        if cell.deployed
-    ]
+    cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
 
 
