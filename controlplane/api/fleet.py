@@ -23,9 +23,11 @@ from controlplane.api.schemas import (
     RegionOut,
     SloClassOut,
 )
-from controlplane.fleet import engine_logs, revisions, selectors, services
+from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import GpuType, Instance, Model, Region, SloClass
-from controlplane.fleet.states import Action, InstanceState
+from controlplane.fleet.rollouts import revisions
 
 router = Router(auth=PEOPLE)
 

@@ -9,8 +9,9 @@ from ninja.params.functions import Query as QueryParam
 from controlplane.accounts.models import Role
 from controlplane.api.callers import PEOPLE, ApiRequest
 from controlplane.api.schemas import ActionIn, Described
-from controlplane.fleet import rollouts
 from controlplane.fleet.models import Deployment, Rollout, RolloutState
+from controlplane.fleet.rollouts import selectors
+from controlplane.fleet.rollouts import services as rollouts
 
 router = Router(auth=PEOPLE)
 
@@ -41,11 +42,11 @@ class RolloutStatus(Described):
 
 
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus, tags=["Instances"])
-def get_rollout(request: ApiRequest, deployment_id: int) -> rollouts.Status:
+def get_rollout(request: ApiRequest, deployment_id: int) -> selectors.Status:
     """Which instances have the deployment's present engine settings, and the newest rollout."""
     request.auth.require(Role.VIEWER)
     get_object_or_404(Deployment, pk=deployment_id)
-    return rollouts.statuses(pk=deployment_id)[0]
+    return selectors.statuses(pk=deployment_id)[0]
 
 
 @router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut}, tags=["Instances"])

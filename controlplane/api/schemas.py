@@ -10,7 +10,8 @@ from pydantic import ConfigDict
 
 from controlplane.accounts.models import Role
 from controlplane.events.models import Severity
-from controlplane.fleet import revisions, selectors
+from controlplane.fleet import selectors
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
@@ -20,7 +21,7 @@ from controlplane.fleet.models import (
     RoutingPolicy,
     SloKind,
 )
-from controlplane.fleet.states import Action, InstanceState
+from controlplane.fleet.rollouts import revisions
 from controlplane.gateway.models import Outcome
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, Quantity
 

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 
 
 def act_with_reason(request: HttpRequest, act: Callable[[str], str], unchanged: str) -> None:

@@ -11,8 +11,8 @@ from collections import Counter
 
 from django.db.models import Q, QuerySet
 
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Instance, Launcher, Node
-from controlplane.fleet.states import ActionError
 
 
 class NoRoom(ActionError):

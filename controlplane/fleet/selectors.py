@@ -2,9 +2,9 @@
 
 from django.db.models import Count, Q, QuerySet
 
+from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.services import open_command
-from controlplane.fleet.states import ACTION_STATES, ALIVE, Action, InstanceState
 
 
 def instances(

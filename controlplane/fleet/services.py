@@ -22,9 +22,10 @@ from controlplane import celery_app
 from controlplane.accounts.models import User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet import engine_logs, hosts, places, restarts
+from controlplane.fleet import places
+from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState, check_action, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import Action, ActionError, InstanceState, check_action, check_move
 
 logger = logging.getLogger(__name__)
 

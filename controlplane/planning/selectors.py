@@ -11,8 +11,8 @@ from django.db.models import Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Model
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts.demand import COLUMNS, LAG, MINUTE_S, window_start
 from controlplane.planning.models import (

@@ -15,9 +15,9 @@ from django.utils import timezone
 from controlplane.accounts.models import User
 from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.fleet.services import tell_workers
-from controlplane.fleet.states import ActionError
 from controlplane.planning.comparison.services import compare_strategies
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.execution.plan_rollout import apply_plan, apply_plans

@@ -6,8 +6,8 @@ import pytest
 from django.test import Client
 
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandVerb, InstanceCommand
-from controlplane.fleet.states import InstanceState
 
 pytestmark = pytest.mark.django_db
 

@@ -4,8 +4,8 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
-from controlplane.fleet.states import InstanceState
 
 pytestmark = pytest.mark.django_db
 

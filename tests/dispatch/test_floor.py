@@ -12,10 +12,11 @@ from django.conf import settings
 from django.db import OperationalError
 from django.utils import timezone
 
-from controlplane.dispatch import floor as module
+from controlplane.dispatch.floor import floor as module
 from controlplane.dispatch.wire import DEMAND_S, as_inputs
 from controlplane.events.models import Event
-from controlplane.fleet import restarts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as rows

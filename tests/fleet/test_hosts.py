@@ -6,9 +6,10 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet import hosts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import hosts
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
 from controlplane.planning.execution import executor, floor
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.fleet import engine_logs, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import InstanceState as S
 from controlplane.fleet.models import Deployment, Instance, Launcher
-from controlplane.fleet.states import InstanceState as S
 from workers.tasks import observation
 from workers.vllm import engine_log
 from workers.vllm.client import VllmError

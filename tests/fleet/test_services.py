@@ -4,8 +4,8 @@ import pytest
 
 from controlplane.events.models import Event
 from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import Action, ActionError, InstanceState
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

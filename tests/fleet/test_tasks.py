@@ -7,8 +7,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
 from workers.tasks import fleet as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.launcher import Launched, LaunchError

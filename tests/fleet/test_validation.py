@@ -4,6 +4,7 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -16,7 +17,6 @@ from controlplane.fleet.models import (
     SloClass,
     SloKind,
 )
-from controlplane.fleet.states import InstanceState
 from workers.tasks import fleet as tasks
 
 pytestmark = pytest.mark.django_db

@@ -16,9 +16,11 @@ import redis
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet import launching, rollouts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import launching
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks

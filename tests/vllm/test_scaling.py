@@ -27,7 +27,7 @@ from django.conf import settings
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution.floor import in_a_thread
@@ -267,7 +267,9 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         return executor.remove(MODEL, "here", executor.Why(MoveSource.STRATEGY, "reactive", "use is low", {"use": 0.1}))
 
     assert (await database_sync_to_async(release)()).instance == SECOND
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)  # without Redis it reads the rows now and then
+    await until(
+        lambda: house.gateway.topology.fleet.accepting.sum() == 1
+    )  # without Redis it reads the rows now and then
     served = len(await house.rows())
     while not answers[-1].done():
         assert (await row_of(SECOND)).state == "draining"

@@ -19,11 +19,12 @@ from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet import hosts, revisions
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.lifecycle import hosts
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import deliver, move, notify, tell_workers
-from controlplane.fleet.states import ActionError, InstanceState, check_move
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import describe
 from controlplane.lengths import services
 from workers.tasks.planning import only_one

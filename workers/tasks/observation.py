@@ -10,9 +10,9 @@ from typing import Any
 
 from celery import shared_task
 
-from controlplane.fleet import engine_logs
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher
-from controlplane.fleet.states import InstanceState
 from workers.vllm import engine_log, hardware
 from workers.vllm.client import VllmClient, VllmError
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from controlplane.console.formats import count, milliseconds, percent, percent_fine
 from controlplane.console.live.deltas import Table, rows_of
 from controlplane.console.live.jobs import job_title, part_title, trouble
-from controlplane.fleet.restarts import CRASH_LOOP
+from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 
 SHOWN = 5
 SLO_WARNING, SLO_CRITICAL = 0.99, 0.90

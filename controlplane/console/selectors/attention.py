@@ -3,8 +3,8 @@
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.fleet import rollouts
 from controlplane.fleet.models import Deployment
+from controlplane.fleet.rollouts.selectors import failed
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
 
@@ -31,6 +31,6 @@ def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
     """(model, region, message) of deployments whose last rollout failed and that still have outdated instances."""
     return tuple(
         (status.deployment.model.name, status.deployment.region.name, status.rollout.message)
-        for status in rollouts.failed()
+        for status in failed()
         if status.rollout is not None
     )

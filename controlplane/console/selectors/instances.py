@@ -4,8 +4,8 @@ from typing import Any
 
 from controlplane.console.live.state import LiveState, status_of
 from controlplane.dispatch.wire import INSTANCE_COLUMNS
-from controlplane.fleet import revisions
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
 
 STATUS_ORDER = (

@@ -5,9 +5,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models.hardware import Node
 from controlplane.fleet.models.serving import Deployment
-from controlplane.fleet.states import InstanceState
 from controlplane.fleet.validators import validate_base_url
 
 

@@ -302,7 +302,7 @@ class Deployment(models.Model):
 
     def _errors_of_arguments(self) -> dict[str, str]:
         """vLLM's own parser is asked, which takes seconds, when something that it reads has changed."""
-        from controlplane.fleet.launching import arguments_problem
+        from controlplane.fleet.lifecycle.launching import arguments_problem
 
         held = Deployment.objects.filter(pk=self.pk).values_list("vllm_args", "environment").first()
         if held == (self.vllm_args, self.environment):

@@ -19,8 +19,10 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet import places, restarts
+from controlplane.fleet import places
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle import restarts
+from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
     CommandVerb,
     Deployment,
@@ -30,7 +32,6 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
-from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 
@@ -42,7 +43,7 @@ DRAIN_LIMIT = timedelta(minutes=10)
 """A drained instance is stopped then, whatever still runs on it."""
 STOP_REST = timedelta(minutes=1)
 """When stopping a drained instance failed, it is tried again after this."""
-REFUSALS_KEPT_APART = timedelta(minutes=5)
+REFUSAL_REPEATED_AFTER = timedelta(minutes=5)
 """The same refusal of the same endpoint is an event once in this time."""
 
 
@@ -186,7 +187,7 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
     logger.info("scaling: %+d %s in %s refused: %s", delta, model, region, obstacle)
     subject = {"delta": delta, "model": model, "region": region}
     recent = Event.objects.filter(
-        kind="scaling.refused", at__gte=timezone.now() - REFUSALS_KEPT_APART, reason=obstacle, actor=why.actor
+        kind="scaling.refused", at__gte=timezone.now() - REFUSAL_REPEATED_AFTER, reason=obstacle, actor=why.actor
     )
     if any(event.after == subject for event in recent):
         return

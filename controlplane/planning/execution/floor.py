@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import connections
 from django.utils import timezone
 
-from controlplane.fleet import hosts
+from controlplane.fleet.lifecycle import hosts
 from controlplane.fleet.models import CommandState, InstanceCommand
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor

@@ -11,8 +11,8 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason
-from controlplane.fleet import rollouts
 from controlplane.fleet.models import Deployment
+from controlplane.fleet.rollouts import services as rollouts
 
 ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}
 

@@ -23,11 +23,14 @@ from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
 from controlplane.console.tables import Columns, moment, sorted_by, table
 from controlplane.events.selectors import events_about
-from controlplane.fleet import engine_logs, revisions, rollouts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
-from controlplane.fleet.states import Action, InstanceState
 
 ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10
@@ -116,7 +119,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
         "rows_limit": ROWS_SHOWN,
-        "rollouts": [status for status in rollouts.statuses(model, region) if status.is_worth_a_look],
+        "rollouts": [status for status in statuses(model, region) if status.is_worth_a_look],
         "any_instances": any_instances,
     }
     return render(request, "console/instances/instances.html", context)

@@ -27,7 +27,7 @@ from controlplane.console.pages.lengths.charts import (
     predicted_against_actual,
 )
 from controlplane.console.tables import table
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.console.pages.plans.cards import without_place
+from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment
-from controlplane.fleet.states import COMING, PRESENT, InstanceState
 from controlplane.planning import selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.titles import title_of

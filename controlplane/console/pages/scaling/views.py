@@ -26,8 +26,8 @@ from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.console.selectors.names import model_names, place_titles
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.fleet.states import ActionError
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
 from controlplane.planning.execution import strategies
