@@ -141,7 +141,7 @@ class Feed:
                 part("web", "feed:1 owns the regions; 12 requests under way", 0),
                 part("redis", "answers in 0.4 ms", 0),
                 part("database", "the inventory is read in 6 ms; 0 ledger rows wait to be written"),
-                part("celery", "house@feed: control, simulation", 1),
+                part("celery", "worker@feed: control, simulation", 1),
                 part("beat", "a periodic task ended 2 s ago", 0),
                 part("instances", f"{len(self.rows)} of {len(self.rows)} ready"),
                 part("lengths", "student 2 answers", 0),
