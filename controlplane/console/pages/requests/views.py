@@ -12,11 +12,11 @@ from controlplane.console.access.roles import may, signed_in
 from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, model_select
 from controlplane.console.lists import list_page
 from controlplane.console.pages.requests import placements
-from controlplane.console.pages.requests.selectors import filter_requests, visible_requests
 from controlplane.console.selectors.names import model_names
 from controlplane.console.tables import Columns
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import Outcome
+from controlplane.gateway.selectors import filter_requests, visible_requests
 
 COLUMNS: Columns = {
     "Request": "request_id",
