@@ -13,8 +13,8 @@ from controlplane.asgi import websockets
 from controlplane.console.live import consumers
 from controlplane.console.live.state import Source
 from controlplane.events.services import record
+from tests.console.apply import apply
 from tests.console.sockets import Socket
-from tests.oracles.live_state import apply
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALL = "/ws/live/?topics=overview,instances,events"
@@ -102,7 +102,7 @@ async def test_the_latest_wins_and_nothing_queues(open_socket, live, fleet_feed,
     await socket.close()
 
 
-async def test_losing_the_source_is_told(open_socket, live, fleet_feed):
+async def test_losing_the_source_is_sent(open_socket, live, fleet_feed):
     live.show(fleet_feed)
     socket = await open_socket("/ws/live/?topics=overview")
     await socket.next("snapshot")

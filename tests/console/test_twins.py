@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.console.formats import FORMATS, age, duration
 from controlplane.console.live import deltas
-from tests.oracles.live_state import apply
+from tests.console.apply import apply
 
 JS = Path(__file__).parent.parent.parent / "static/console/js"
 NODE = shutil.which("node")

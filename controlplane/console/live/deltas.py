@@ -1,19 +1,29 @@
-"""How pages follow the live state: messages that turn one state into the next; `static/console/js/apply.js` applies them in
-browsers, and a test checks that it ends with the very state that was sent.
+"""How pages follow the live state: messages from one state to the next, which `static/console/js/apply.js` applies.
 
 A *state* is `{"ts", "source", "tables", "attention"}`; each table is columnar, `{column: [value of each row]}`, and its
 first column is the key of the rows. A *message* is a `snapshot` (the whole state), a `tick` (fleet numbers: table `tiles`
 and the attention list) or a `delta` (what changed in the other tables). Nothing here mutates what it is given.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Table = dict[str, list[Any]]
 TICK_TABLES = ("tiles",)
 
 
+def columnar(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
+    """*rows* as columns of those *names*; what a row does not have is None."""
+    rows = list(rows)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
 def diff(before: Table, after: Table) -> dict[str, Any]:
-    """What turns *before* into *after*: `{"set": {column: [row numbers, values]}}`, or `{"all": after}` when rows or
+    """What leads from *before* to *after*: `{"set": {column: [row numbers, values]}}`, or `{"all": after}` when rows or
     columns came, went or moved; `{}` when nothing changed."""
     if list(before) != list(after) or (after and before[key := next(iter(after))] != after[key]):
         return {"all": after}

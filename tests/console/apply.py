@@ -1,4 +1,4 @@
-"""The twin of static/console/js/apply.js: how a page's state follows the messages of the live connection."""
+"""The twin of `static/console/js/apply.js` in Python: the state after a message of the live connection."""
 
 from typing import Any
 
