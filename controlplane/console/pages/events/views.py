@@ -19,7 +19,7 @@ from controlplane.console.tables import Columns, table
 from controlplane.events.models import Severity
 from controlplane.events.selectors import event_kinds, filter_events, visible_events
 from controlplane.exports import ROW_LIMIT
-from controlplane.paging import page_of
+from controlplane.rows import page_of
 
 SINCE_H = (1, 24, 168)
 COLUMNS: Columns = {

@@ -20,10 +20,10 @@ from controlplane.console.selectors.names import model_names, place_titles, regi
 from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
 from controlplane.exports import ROW_LIMIT
-from controlplane.paging import page_of
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
+from controlplane.rows import page_of
 
 
 @require_safe

@@ -20,7 +20,7 @@ from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import filter_requests, visible_requests
-from controlplane.paging import page_of
+from controlplane.rows import page_of
 
 SINCE_H = (1, 6, 24, 168)
 COLUMNS: Columns = {
