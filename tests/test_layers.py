@@ -87,6 +87,13 @@ RULES = [
         ),
         but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),
     ),
+    # What serves a request may be another process than what decides: it knows the port alone, nor what composes the two.
+    Rule(
+        tuple(
+            f"controlplane.gateway.{package}" for package in ("serving", "upstream", "admission", "lengths", "ledger")
+        ),
+        ("controlplane.dispatch.lease", "controlplane.dispatch.wire", "controlplane.gateway.process"),
+    ),
     *app_rules(),
 ]
 
@@ -246,6 +253,8 @@ def test_every_package_and_app_is_walked():
             "controlplane.gateway.upstream.client",
             "if TYPE_CHECKING:\n    from controlplane.dispatch.live_fleet.topology import Replica",
         ),
+        ("controlplane.gateway.serving.completions", "if TYPE_CHECKING:\n    from controlplane.gateway import process"),
+        ("controlplane.gateway.ledger.accounting", "from controlplane.dispatch.wire import SUMMARY_KEY"),
         ("controlplane.fleet.services", "def late():\n    from workers.tasks.fleet import run_command"),
         ("controlplane.fleet.admin", "from controlplane.console import formats"),
         ("controlplane.fleet.models.instances", "import controlplane.gateway.models"),

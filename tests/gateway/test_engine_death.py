@@ -4,8 +4,11 @@ import json
 
 import openai
 import pytest
+from channels.db import database_sync_to_async
+from django.utils import timezone
 
 from controlplane.events.models import Event
+from controlplane.fleet.models import Instance
 from tests.dispatch.test_floor import of
 from tests.gateway.conftest import until
 from tests.gateway.test_serving import sdk
@@ -96,3 +99,29 @@ async def test_a_stream_is_the_instances_own_but_for_the_usage(house, choices):
         async with await house.chat(stream=True, n=choices, headers=headers) as response:
             got = await response.read()
     assert got == wanted
+
+
+async def test_a_server_that_follows_at_an_address_does_not_get_the_fingerprint_of_the_one_before(house):
+    """With several choices the first to end is stamped from what the server sent last; a new server has sent nothing."""
+    backend = house.backends[0]
+    backend.script.fingerprint, backend.script.choices = "the-one-before", 2
+    await database_sync_to_async(Instance.objects.exclude(name=backend.name).update)(state="stopped")
+    house.gateway.refresh_now()
+    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)
+
+    async def streamed() -> str:
+        async with await house.chat(stream=True, n=2) as response:
+            return await response.text()
+
+    await streamed()
+    assert (await streamed()).count("the-one-before") == 2
+    await database_sync_to_async(Instance.objects.filter(name=backend.name).update)(state_changed_at=timezone.now())
+    (before,) = house.gateway.topology.replicas.values()
+    ready_at = before.spec.state_changed_at
+    house.gateway.refresh_now()
+    await until(lambda: before.spec.state_changed_at > ready_at)
+    backend.script.fingerprint = "the-next-one"
+    answer = await streamed()
+    assert "the-one-before" not in answer
+    assert answer.count("the-next-one") == 1, "of the choice that ended last, as soon as it is known"
+    assert (await streamed()).count("the-next-one") == 2

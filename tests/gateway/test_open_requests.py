@@ -28,7 +28,7 @@ class Told:
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
         self.requests.take(Moved(number, "east", 30))
-        record = Placed(number, attempt, "m-0", "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+        record = Placed(number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"})
         self.requests.take(record)
         return record
 
@@ -49,7 +49,7 @@ async def test_a_request_hears_where_it_waits_and_where_it_runs(told):
     )
     told.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.course.region == "west"
-    record = Placed(0, 1, "m-0", "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"})
     told.requests.take(record)
     assert await ticket.placement is record
     assert (ticket.course.state, ticket.course.instance, ticket.course.attempts) == (TicketState.PLACED, "m-0", 1)
@@ -95,7 +95,7 @@ async def test_a_request_that_lost_its_instance_is_placed_again(told):
     told.placed(ticket)
     first = ticket.placement
     told.requests.place_again(ticket, "m-0: it died", DEAD)
-    assert told.records[-1] == Left(0, again=True, found=DEAD)
+    assert told.records[-1] == Left(0, again=True, failure=DEAD)
     assert ticket.placement is not first
     told.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
@@ -108,10 +108,10 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(told):
     told.records.clear()
     told.requests.finished(done)
     told.requests.leave(done)
-    told.requests.leave(gone, found=DEAD)
+    told.requests.leave(gone, failure=DEAD)
     told.requests.leave(gone)
-    assert told.records == [Finished(0), Left(1, found=DEAD)]
-    told.requests.take(Placed(1, 1, "m-0", "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
+    assert told.records == [Finished(0), Left(1, failure=DEAD)]
+    told.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
     assert gone.course.state is TicketState.ACCEPTED
 
 

@@ -15,7 +15,8 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.writer import Entry, minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
-from controlplane.gateway.upstream.client import Usage, Withheld, split_events, upstream_priority
+from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.stream import Usage, Withheld, split_events
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
