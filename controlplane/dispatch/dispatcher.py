@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
@@ -23,6 +24,8 @@ from controlplane.dispatch.port import (
     PrefixWanted,
     Progress,
     Refused,
+    ServedModel,
+    ServedModels,
     Submit,
 )
 from controlplane.dispatch.requests.placement import Placement
@@ -74,6 +77,17 @@ class Dispatcher:
                 self._left(record)
             case Prefix():
                 self._prefix(record)
+
+    def apply_inventory(self, inventory: Inventory) -> None:
+        """Make the live fleet agree with *inventory*, and tell the gateway which models may be asked for."""
+        topology = self.topology
+        topology.apply(inventory)
+        with_endpoint = {endpoint.model for endpoint in topology.endpoints}
+        models = (
+            ServedModel(name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix)
+            for name, model in topology.models.items()
+        )
+        self.deliver(ServedModels(tuple(models)))
 
     def pump_all(self) -> None:
         """Give out what can be given out, after any change of the topology: there may be room."""

@@ -1,8 +1,8 @@
 """What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`,
-`PrefixWanted`, `Refused` and `Lost`. A request is known by its *number*, which is unique within the gateway that submits it.
-Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+`PrefixWanted`, `Refused` and `Lost`, and lists what may be asked for in `ServedModels`. A request is known by its *number*, which is unique within the
+gateway that submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class Left:
 
     number: int
     again: bool = False  # it was sent no byte: place it once more, with its first queue key
-    failure: str = ""  # of its instance: SILENT, DEAD, or none
+    failure: str = ""  # of its instance: SILENT, DEAD, or nothing
 
 
 # From the dispatcher
@@ -96,11 +96,12 @@ class Placed:
     number: int
     attempt: int  # from 1
     instance: str
+    ready_at: float  # since when it serves: with its name, which start of its server this is
     url: str
     api_key: str = field(repr=False)
     region: str
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
-    queue_key_s: float  # seconds on the clock of `arrived_at`: instances outlive a gateway
+    queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
 
@@ -132,7 +133,24 @@ class Lost:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    context_tokens: int
+    created_at: int
+    has_endpoint: bool  # it is served somewhere, or was
+    by_prefix: bool  # some router goes by how its prompts begin: `Submit.prefix_hashes` is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """All models that may be asked for from now on."""
+
+    models: tuple[ServedModel, ...]
+
+
 FromGateway = Submit | Progress | Prefix | Finished | Left
-FromDispatcher = Moved | Placed | PrefixWanted | Refused | Lost
+OfRequest = Moved | Placed | PrefixWanted | Refused | Lost
+FromDispatcher = OfRequest | ServedModels
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]
