@@ -79,7 +79,7 @@ class Dispatcher:
                 self._prefix(record)
 
     def apply_inventory(self, inventory: Inventory) -> None:
-        """Make the live fleet agree with *inventory*, and tell the gateway which models may be asked for."""
+        """Make the live fleet agree with *inventory*, and list the models that may be asked for."""
         topology = self.topology
         topology.apply(inventory)
         with_endpoint = {endpoint.model for endpoint in topology.endpoints}

@@ -1,8 +1,9 @@
 """What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`,
-`PrefixWanted`, `Refused` and `Lost`, and lists what may be asked for in `ServedModels`. A request is known by its *number*, which is unique within the
-gateway that submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+`PrefixWanted`, `Refused` and `Lost`, and lists what may be asked for in `ServedModels`. A request is known by its *number*,
+which is unique within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in
+`_at` epoch seconds.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,6 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 NOT_YET = {
     "controlplane/gateway",
-    "tests/dispatch",
     "tests/gateway",
 }
 """Packages (and the templates) that still have old words."""
