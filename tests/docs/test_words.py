@@ -18,10 +18,8 @@ OLD = re.compile(r"`([^`]+)`( \(name\))?")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 NOT_YET = {
-    "controlplane/console",
     "controlplane/dispatch",
     "tests/bench",
-    "tests/console",
     "tests/dispatch",
     "tests/e2e",
     "tests/gateway",
