@@ -10,7 +10,7 @@ from django.shortcuts import render
 from controlplane.console.filters import number
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
-from controlplane.paging import page_of
+from controlplane.rows import page_of
 
 
 def list_page(
