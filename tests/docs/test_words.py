@@ -20,7 +20,6 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 NOT_YET = {
     "controlplane/dispatch",
     "tests/dispatch",
-    "tests/gateway",
 }
 """Packages (and the templates) that still have old words."""
 
