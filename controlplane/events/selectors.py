@@ -51,18 +51,15 @@ def filter_events(
     """
     if kind:
         events = events.filter(kind__startswith=kind) if kind.endswith(".") else events.filter(kind=kind)
-    if severity:
-        events = events.filter(severity=severity)
-    if subject_type:
-        events = events.filter(subject_type=subject_type)
-    if subject_id:
-        events = events.filter(subject_id=subject_id)
-    if actor:
-        events = events.filter(actor=actor)
-    if since:
-        events = events.filter(at__gte=since)
-    if until:
-        events = events.filter(at__lt=until)
+    exact = {
+        "severity": severity,
+        "subject_type": subject_type,
+        "subject_id": subject_id,
+        "actor": actor,
+        "at__gte": since,
+        "at__lt": until,
+    }
+    events = events.filter(**{name: value for name, value in exact.items() if value})
     for word in text.split():
         events = events.filter(
             Q(subject__icontains=word) | Q(reason__icontains=word) | Q(kind__icontains=word) | Q(actor__icontains=word)

@@ -11,15 +11,14 @@ def instances(
     *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
 ) -> QuerySet[Instance]:
     """Instances with all that a page or an answer shows of them, in one query; an empty value does not narrow."""
-    rows = Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
-    if model:
-        rows = rows.filter(deployment__model__name=model)
-    if region:
-        rows = rows.filter(deployment__region__name=region)
-    if gpu_type:
-        rows = rows.filter(deployment__gpu_type__name=gpu_type)
-    if state:
-        rows = rows.filter(state=state)
+    exact = {
+        "deployment__model__name": model,
+        "deployment__region__name": region,
+        "deployment__gpu_type__name": gpu_type,
+        "state": state,
+    }
+    rows = Instance.objects.filter(**{name: value for name, value in exact.items() if value})
+    rows = rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
     for word in text.split():
         rows = rows.filter(
             Q(name__icontains=word) | Q(url__icontains=word) | Q(deployment__model__title__icontains=word)
@@ -34,11 +33,8 @@ def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
         instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
-    if model:
-        rows = rows.filter(model__name=model)
-    if region:
-        rows = rows.filter(region__name=region)
-    return rows
+    exact = {"model__name": model, "region__name": region}
+    return rows.filter(**{name: value for name, value in exact.items() if value})
 
 
 def nodes() -> QuerySet[Node]:

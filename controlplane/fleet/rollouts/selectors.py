@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db.models import OuterRef, Q, Subquery
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
-from controlplane.fleet.models import Deployment, Instance, Launcher, Rollout, RolloutState
+from controlplane.fleet.models import Deployment, Instance, Rollout, RolloutState
 from controlplane.fleet.rollouts import revisions
 
 
@@ -33,8 +33,8 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
     exact = {"model__name": model, "region__name": region, "pk": pk}
     of = Deployment.objects.filter(**{name: value for name, value in exact.items() if value})
     deployments = list(of.select_related("model", "region", "gpu_type"))
-    rows = Instance.objects.filter(deployment__in=deployments, state__in=revisions.RUNNING)
-    rows = rows.exclude(launcher=Launcher.EXTERNAL).exclude(state=S.DRAINING).order_by("name")
+    rows = Instance.objects.launched().filter(deployment__in=deployments, state__in=revisions.RUNNING - {S.DRAINING})
+    rows = rows.order_by("name")
     instances = list(rows.select_related("deployment__model", "deployment__gpu_type", "node"))
     differ = revisions.outdated(instances)
     newest = Rollout.objects.filter(deployment=OuterRef("deployment")).order_by("-pk").values("pk")[:1]
