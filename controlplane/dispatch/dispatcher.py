@@ -8,8 +8,8 @@ event loop, so no lock is needed; every decision is one compiled call on the sam
 import math
 from collections.abc import Callable
 
-from controlplane.dispatch.lookahead import Anticipation, Outlook
-from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
     DEAD,
     Deliver,
@@ -22,11 +22,11 @@ from controlplane.dispatch.port import (
     Refused,
     Submit,
 )
-from controlplane.dispatch.rehoming import Rehoming
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.token_accounts import TokenAccounts
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
-from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.dispatch.requests.placement import Placement
+from controlplane.dispatch.requests.rehoming import Rehoming
+from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.token_accounts import TokenAccounts
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.routing.requests_ahead import note_end
 
 MAX_ATTEMPTS = 3

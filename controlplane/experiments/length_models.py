@@ -142,7 +142,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """What the other models' answers to the very prompt tell: their mean, and that put right for who answers.
+    """What follows from the other models' answers to the very prompt: their mean, and that put right for who answers.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.

@@ -362,14 +362,12 @@ class PreserveRouting(Experiment):
 
     def compare(self, result: Result) -> list[Comparison]:
         """PreServe's router, and ours, against the best baseline where instances queue and lengths are predicted."""
+        changed = {model: result["found"].get(f"{model}, deep, predicted", {}) for model in PAPER}
         return [
-            Comparison(f"{router}, {model}: {measure}", self.section, figure, _found(result, model, router, measure))
+            Comparison(
+                f"{router}, {model}: {measure}", self.section, figure, changed[model].get(router, {}).get(measure)
+            )
             for model, figures in PAPER.items()
             for measure, figure in figures.items()
             for router in ("preserve", "least_delay")
         ]
-
-
-def _found(result: Result, model: str, router: str, measure: str) -> float | None:
-    change: float | None = result["found"].get(f"{model}, deep, predicted", {}).get(router, {}).get(measure)
-    return change

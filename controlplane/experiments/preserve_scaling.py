@@ -324,9 +324,9 @@ class PreserveScaling(Experiment):
 
     def compare(self, result: Result) -> list[Comparison]:
         """PreServe over both services, by depth."""
-        found = result["found"]
+        changed = result["found"]
         return [
-            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, found[name].get(f"both, {depth}"))
+            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, changed[name].get(f"both, {depth}"))
             for name, figure in PAPER.items()
             for depth in DEPTHS
             if depth == "deep" or not name.endswith("hybrid_mean")

@@ -32,7 +32,7 @@ class Promote(Decision):
 
 class Reject(Decision):
     verb, title, button = "reject", "Reject versions", "Reject"
-    question = "The versions are laid aside; what is active stays."
+    question = "The versions are rejected; what is active stays."
 
 
 class Rollback(Decision):

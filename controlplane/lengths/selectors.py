@@ -143,8 +143,8 @@ def by_predictor(scope: Scope) -> dict[str, Measures]:
 
 def by_bucket(scope: Scope) -> dict[int, Measures]:
     """By the tokens from which the bucket of the real length goes, ascending."""
-    found = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
-    return dict(sorted(found.items()))
+    measures = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
+    return dict(sorted(measures.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +209,8 @@ def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[Pair], int]:
     names = [field.name for field in fields(Pair)]
     columns = ["tenant__name" if name == "tenant" else name for name in names]
     # Numbers of rows may have gaps, so that a step takes more than its share: cut there, newest first.
-    found = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
-    return found[::-1], count
+    newest_first = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
+    return newest_first[::-1], count
 
 
 def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:

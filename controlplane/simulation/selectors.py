@@ -25,7 +25,7 @@ LEDGER_COLUMNS = (
     "Predicted output (tokens)",
 )
 IDLE_ROWS_ENOUGH = 30
-"""With so many requests that met an idle instance, only these tell how long a prefill takes."""
+"""With so many requests that met an idle instance, only these show how long a prefill takes."""
 
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
@@ -63,7 +63,7 @@ class _Points:
 
 
 def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
-    """What the ledger tells about each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
+    """Measurements from the ledger of each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
 
     Prefill is TTFT less the time in our queue; the decode batch is what ran on the instance when the request was
     placed, from the decision trace, and itself. Rows of one batch size and one eighth of the prompt lengths are one
@@ -93,7 +93,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
 
 def _running(row: LedgerRow) -> int | None:
-    """Requests that ran on its instance when *row* was placed; None if its trace does not tell."""
+    """Requests that ran on its instance when *row* was placed; None if its trace does not say."""
     for placement in reversed(row.trace):
         for seen in placement.get("seen", ()):
             if seen.get("instance") == row.instance:

@@ -86,7 +86,7 @@ def prompts(dice: random.Random) -> Iterator[str]:
 def call_of(text: str) -> Any:
     import orjson
 
-    from controlplane.gateway.validation import parse
+    from controlplane.gateway.admission.validation import parse
 
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
     return parse(orjson.dumps(body), chat=True, max_depth=32)
@@ -94,8 +94,8 @@ def call_of(text: str) -> Any:
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
     """The service by itself, on whatever the process may use."""
-    from controlplane.gateway.app import COLLECT_AFTER
-    from controlplane.gateway.length_service import BUNDLED, LengthService
+    from controlplane.gateway.lengths.service import BUNDLED, LengthService
+    from controlplane.gateway.process import COLLECT_AFTER
     from forecasting.lengths import LengthPrior, OutputQuery
     from forecasting.lengths.service.cache import warm_up
 

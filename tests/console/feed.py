@@ -1,4 +1,4 @@
-"""A stand-in for the gateway: summaries and history as `controlplane.gateway.summary` publishes them, with loads that move.
+"""A stand-in for the gateway: summaries and history as `gateway.monitoring.summary` publishes them, with loads that move.
 
 For tests, and to look at the console without a fleet:
 `python -m tests.console.feed --redis redis://127.0.0.1:6390/0 --instances 27`.

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import OperationalError
 from django.utils import timezone
 
-from controlplane.dispatch import floor as module
+from controlplane.dispatch.floor import floor as module
 from controlplane.dispatch.wire import DEMAND_S, as_inputs
 from controlplane.events.models import Event
 from controlplane.fleet import services

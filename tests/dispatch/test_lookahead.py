@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controlplane.dispatch.lookahead import FIRST_REQUESTS, Anticipation
+from controlplane.dispatch.live_fleet.lookahead import FIRST_REQUESTS, Anticipation
 from scheduling.fleet.arrays import allocate_fleet
 from scheduling.lookahead import maps as lookahead
 from tests.gateway.conftest import until

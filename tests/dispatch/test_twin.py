@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Progress, Refused, Submit
-from controlplane.dispatch.topology import Topology
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.upstream import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.predictive import PREDICTIVE

@@ -81,9 +81,9 @@ def test_preserve_is_measured_and_shown():
                 assert row["instance_hours"] <= static["instance_hours"] + 0.01
                 assert row["peak_minute_normalised_s"] >= row["peak_normalised_s"] * 0.99
             saved = rows[depth, service, "preserve"]["instance_hours"] / static["instance_hours"] - 1
-            found = answer["found"]["instance_hours_against_static"]
-            assert found[f"{service}, {depth}"] == pytest.approx(saved, abs=1e-3)
-        assert found[f"both, {depth}"] < 0
+            changed = answer["found"]["instance_hours_against_static"]
+            assert changed[f"{service}, {depth}"] == pytest.approx(saved, abs=1e-3)
+        assert changed[f"both, {depth}"] < 0
     assert not any("shallow" in key for key in answer["found"]["peak_normalised_against_hybrid_mean"])
     assert answer["reported"] == preserve.PAPER
     text = run("preserve-scaling", *SMALL, "--strategies", "static,preserve")

@@ -64,9 +64,9 @@ def test_it_is_measured_twice_alike_and_shown(data):
     aged = {row["stretch"]: row for row in result["rows"] if row["varied"] == "stretch" and row["ordering"] == "ssjf"}
     assert aged[1000.0]["jct_mean_s"] < aged[10.0]["jct_mean_s"] < aged[0.0]["jct_mean_s"]
     assert aged[0.0]["wait_most_s"] < rows["stretch", "continuous", 0.0, "shortest"]["wait_most_s"]
-    found = result["found"]["rate"]["none"]["ssjf"]
+    changed = result["found"]["rate"]["none"]["ssjf"]
     before, after = (rows["rate", "none", 0.9, name]["jct_mean_s"] for name in ("fcfs", "ssjf"))
-    assert found["jct_reduction"] == pytest.approx(1 - after / before, abs=1e-3)
+    assert changed["jct_reduction"] == pytest.approx(1 - after / before, abs=1e-3)
     text = run(*options)
     for words in ("-34.5 %", "x 3.6", "dynamic", "azure code", "Aging"):
         assert words in text

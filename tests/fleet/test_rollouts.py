@@ -6,7 +6,7 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane.dispatch import inventory
+from controlplane.dispatch.live_fleet import inventory
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.launching import launch_spec

@@ -14,8 +14,8 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
 from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows

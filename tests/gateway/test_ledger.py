@@ -4,9 +4,9 @@ import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError
 
-from controlplane.gateway import ledger as module
-from controlplane.gateway.journal import PATTERN
-from controlplane.gateway.ledger import Entry, Ledger
+from controlplane.gateway.ledger import writer as module
+from controlplane.gateway.ledger.journal import PATTERN
+from controlplane.gateway.ledger.writer import Entry, Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from tests.gateway.rows import make_rows
 

@@ -14,8 +14,8 @@ from django.db import connection
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.gateway import length_service as module
-from controlplane.gateway.validation import parse
+from controlplane.gateway.admission.validation import parse
+from controlplane.gateway.lengths import service as module
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
 from controlplane.lengths.services import InUse
 from forecasting.lengths import OutputQuery
@@ -209,7 +209,7 @@ def asked(text):
 
 async def test_a_model_that_is_too_slow_in_line_is_moved_apart_and_comes_back(house, monkeypatch):
     lengths = house.gateway.lengths
-    monkeypatch.setattr("controlplane.gateway.length_service.fast_enough", lambda model, limit_s: fast)
+    monkeypatch.setattr("controlplane.gateway.lengths.service.fast_enough", lambda model, limit_s: fast)
     fast = False
     lengths.budget_s = 0.001
     before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)

@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.dispatch.port import DEAD, Finished, Left, Lost, Moved, Placed, Progress, Refused, Submit
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 
 
 class Told:

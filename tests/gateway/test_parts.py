@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.pace import Pace
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger import Entry, minute_sums
-from controlplane.gateway.limits import Limits
-from controlplane.gateway.measures import Count, Latency, Windows
-from controlplane.gateway.pace import Pace
-from controlplane.gateway.ticket import MOVES, Course, IllegalTicketMove, TicketState
-from controlplane.gateway.upstream import Usage, Withheld, split_events, upstream_priority
+from controlplane.gateway.ledger.writer import Entry, minute_sums
+from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
+from controlplane.gateway.upstream.client import Usage, Withheld, split_events, upstream_priority
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 

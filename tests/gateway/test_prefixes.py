@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from controlplane.gateway.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
-from controlplane.gateway.validation import parse
+from controlplane.gateway.admission.validation import parse
+from controlplane.gateway.serving.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
 from scheduling.routing.prefix_affinity import MOST_NOTED
 
 SYSTEM = "You are of great help. " * 100

@@ -13,7 +13,7 @@ from django.conf import settings
 
 from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
 

@@ -26,10 +26,10 @@ class Scripted:
         return tokens, [max(1.0, tokens * each) if tokens >= 0 else tokens for each in AROUND]
 
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        told = [self.predict_one(query) for query in queries]
+        answers = [self.predict_one(query) for query in queries]
         return Predictions(
-            np.array([tokens for tokens, _ in told], float),
-            np.array([around for _, around in told], float).reshape(len(told), len(QUANTILES)),
+            np.array([tokens for tokens, _ in answers], float),
+            np.array([around for _, around in answers], float).reshape(len(answers), len(QUANTILES)),
         )
 
 

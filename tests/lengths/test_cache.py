@@ -199,7 +199,7 @@ def test_an_attack_on_the_bands_costs_no_more_than_a_look_up(cache, monkeypatch)
         put(cache, STORY + " x" * number, 5)
     compared = []
     count = np.count_nonzero
-    monkeypatch.setattr(np, "count_nonzero", lambda found: compared.append(1) or count(found))
+    monkeypatch.setattr(np, "count_nonzero", lambda equal: compared.append(1) or count(equal))
     nearest(cache, STORY + " y")
     assert 1 <= len(compared) <= 8
 

@@ -25,16 +25,16 @@ def test_nothing_is_put_right_before_anything_was_seen():
 def test_a_constant_factor_is_learnt_and_quantiles_keep_their_promise(factor):
     dice, calibration = random.Random(5), Calibration()
     below, tokens, count = [0] * len(QUANTILES), [], 3000
-    for turn in range(count + 500):
+    for request in range(count + 500):
         real = drawn(dice, 500 * factor)
         middle, quantiles = calibration.apply(500.0, tuple(5 * each for each in USUAL))
         assert list(quantiles) == sorted(quantiles)
-        if turn >= 500:
+        if request >= 500:
             tokens.append(middle)
-            below = [found + (real <= quantile) for found, quantile in zip(below, quantiles, strict=True)]
+            below = [number + (real <= quantile) for number, quantile in zip(below, quantiles, strict=True)]
         calibration.learn(500.0, tuple(5 * each for each in USUAL), real)
     assert sum(tokens) / count == pytest.approx(500 * factor, rel=0.12)
-    assert [found / count for found in below] == pytest.approx(QUANTILES, abs=0.03)
+    assert [number / count for number in below] == pytest.approx(QUANTILES, abs=0.03)
 
 
 def test_a_factor_of_ten_is_half_made_good_after_ten_requests():
@@ -80,7 +80,7 @@ def test_a_shift_raises_the_alarm_and_is_said_by_name(factor, what):
     dice, alarm = random.Random(6), DriftAlarm()
     for _ in range(400):
         assert not alarm.add(log_ratio(drawn(dice, 200), 200), 0.0)
-    after = next(turn for turn in range(200) if alarm.add(log_ratio(drawn(dice, 200 * factor), 200), 7.0))
+    after = next(request for request in range(200) if alarm.add(log_ratio(drawn(dice, 200 * factor), 200), 7.0))
     assert after < 60
     assert (alarm.raised, alarm.alarms, alarm.raised_at) == (what, 1, 7.0)
 

@@ -102,7 +102,7 @@ class TestPlans:
         assert plan.status == status
         assert not Event.objects.exists()
 
-    def test_a_second_operator_is_told_that_the_first_was_faster(self, make_plan, operator):
+    def test_a_second_operator_reads_that_the_first_was_faster(self, make_plan, operator):
         plan = make_plan()
         same = ScalingPlan.objects.get(pk=plan.pk)
         services.reject(plan, operator)

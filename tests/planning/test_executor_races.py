@@ -1,6 +1,6 @@
-"""Two that move the fleet at once: whoever comes second counts what the first has done.
+"""Two that move the fleet at once: the second counts what the first has done.
 
-SQLite lets only one write anyway; `tests/test_postgres.py` runs this where nothing but locked rows keeps them apart.
+SQLite lets only one write anyway; `tests/test_postgres.py` runs this where nothing but locked rows orders them.
 """
 
 import threading
@@ -76,10 +76,10 @@ def meeting(count: Callable[..., int]) -> Callable[..., int]:
     barrier = threading.Barrier(2)
 
     def counted(*args: object, **options: object) -> int:
-        found = count(*args, **options)
+        instances = count(*args, **options)
         with suppress(threading.BrokenBarrierError):
             barrier.wait(MEET_S)
-        return found
+        return instances
 
     return counted
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.replay import ledger_check
 from controlplane.gateway.replay.client import Answer

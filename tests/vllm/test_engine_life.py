@@ -18,11 +18,11 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch import floor
+from controlplane.dispatch.floor import floor
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows

@@ -18,7 +18,7 @@ from django.conf import settings
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import SECRET, make_rows

@@ -20,7 +20,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from scheduling.routing.requests_ahead import ENDS
 from tests.gateway.conftest import serving, until

@@ -26,9 +26,9 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.request import Request
+from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import House, serving, until
 from tests.gateway.rows import make_rows

@@ -27,7 +27,7 @@ from django.conf import settings
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution.floor import in_a_thread

@@ -24,7 +24,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec

@@ -1,7 +1,7 @@
 """The last hour as the gateway sampled it every five seconds: windows of it, thinned for charts, by time and series.
 
-A sample (`gateway.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "endpoints": columns of demand,
-"kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
+A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE},
+"endpoints": columns of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
 """
 
 from collections.abc import Sequence

@@ -8,12 +8,10 @@ import numpy as np
 
 from controlplane.experiments.shared.scenes import SILO
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Promise, kept, latency_s
+from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
 from scheduling.simulation.simulator import Result
 from scheduling.simulation.strategies import StrategyRun
 
-PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING)
-"""States in which an instance is paid for and computes nothing: SageServe's waste by scaling (section 7.3.3)."""
 INTERACTIVE_CLASS = 0
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.accounts.services import create_api_key
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 
 ACTOR = "manage.py replay"

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.replay.client import Answer
 from controlplane.gateway.replay.ledger_check import Comparison
 from controlplane.gateway.replay.sender import LATE_S, Tally

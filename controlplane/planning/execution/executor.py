@@ -43,7 +43,7 @@ DRAIN_LIMIT = timedelta(minutes=10)
 """A drained instance is stopped then, whatever still runs on it."""
 STOP_REST = timedelta(minutes=1)
 """When stopping a drained instance failed, it is tried again after this."""
-REFUSALS_KEPT_APART = timedelta(minutes=5)
+REFUSAL_REPEATED_AFTER = timedelta(minutes=5)
 """The same refusal of the same endpoint is an event once in this time."""
 
 
@@ -187,7 +187,7 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
     logger.info("scaling: %+d %s in %s refused: %s", delta, model, region, obstacle)
     subject = {"delta": delta, "model": model, "region": region}
     recent = Event.objects.filter(
-        kind="scaling.refused", at__gte=timezone.now() - REFUSALS_KEPT_APART, reason=obstacle, actor=why.actor
+        kind="scaling.refused", at__gte=timezone.now() - REFUSAL_REPEATED_AFTER, reason=obstacle, actor=why.actor
     )
     if any(event.after == subject for event in recent):
         return

@@ -46,7 +46,7 @@ def apply_plan(plan: ScalingPlan, now: datetime, load: live_views.Load | None = 
 
     Targets are numbers of instances, not differences: what others moved since the plan was made is not moved again.
     """
-    # Its key stays free: whoever writes a move for this plan refers to it, with places locked that are wanted here.
+    # Its key stays free: a move for this plan that is just written refers to it, and its writer has places locked.
     rows = ScalingPlan.objects.select_for_update(of=("self",), no_key=True).select_related("model")
     row = rows.get(pk=plan.pk)
     if row.status not in TO_CARRY_OUT:
@@ -167,7 +167,7 @@ def _followed(plan: ScalingPlan) -> str:
     changed = {target["region"] for target in plan.targets if target["target"] != target["present"]}
     wanted = sum(abs(target["target"] - target["present"]) for target in plan.targets)
     moved = plan.moves.filter(region__in=changed).count()
-    since = plan.made_at - executor.REFUSALS_KEPT_APART  # what is refused again is no new event
+    since = plan.made_at - executor.REFUSAL_REPEATED_AFTER  # what is refused again is no new event
     refused = Event.objects.filter(kind="scaling.refused", at__gte=since, after__model=plan.model.name)
     obstacle = refused.order_by("-pk").values_list("reason", flat=True).first()
     why = f"refused: {obstacle}" if obstacle else strategies.pace(plan.strategy)

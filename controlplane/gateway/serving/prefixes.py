@@ -1,0 +1,66 @@
+"""How a prompt begins, as hashes of its leading blocks: what the router by delay compares prompts by.
+
+Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
+notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
+Equal hashes stand for equal beginnings within one gateway process, whose index they are kept in.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import orjson
+
+from controlplane.gateway.admission.validation import Call
+from scheduling.routing.prefix_affinity import MOST_NOTED, covered
+
+BLOCK_CHARACTERS = 256
+BLOCK_IDS = 64
+PLACES = tuple(covered(number) for number in range(MOST_NOTED + 1))
+"""Where noted blocks end, in blocks."""
+LONGEST = PLACES[-1] * BLOCK_CHARACTERS
+
+
+def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
+    """Hashes of the noted blocks of *call*'s prompt, and tokens of a block; *prompt_tokens* are those of all of it."""
+    prompt = call.body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        return _chain(call.model, prompt, BLOCK_IDS), BLOCK_IDS
+    text = prompt if isinstance(prompt, str) else _chat(call.body)
+    characters = max(call.prompt_characters, 1)
+    return _chain(call.model, text, BLOCK_CHARACTERS), max(1, BLOCK_CHARACTERS * prompt_tokens // characters)
+
+
+def _chat(body: dict[str, Any]) -> str:
+    """The begin of a conversation as a chat template would lay it out: tools, then roles and texts in turn."""
+    pieces, size = [], 0
+    for piece in _pieces(body):
+        pieces.append(piece[: LONGEST - size])
+        size += len(pieces[-1])
+        if size >= LONGEST:
+            break
+    return "".join(pieces)
+
+
+def _pieces(body: dict[str, Any]) -> Iterator[str]:
+    if body.get("tools"):
+        yield orjson.dumps(body["tools"]).decode()
+    for message in body.get("messages") or []:
+        yield f"\n{message['role']}\n"
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [{"text": content}]:
+            text = part.get("text")
+            yield text if isinstance(text, str) else "\0"
+
+
+def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
+    found, before = [], hash(model)
+    for start, end in pairwise(PLACES):
+        if end * block > len(prompt):
+            break
+        piece = prompt[start * block : end * block]
+        before = hash((before, piece if isinstance(piece, str) else tuple(piece)))
+        found.append(before)
+    return found
