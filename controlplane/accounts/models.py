@@ -94,6 +94,12 @@ class Membership(models.Model):
     def __str__(self) -> str:
         return f"{self.user} is {self.role} of {self.tenant}"
 
+    def clean(self) -> None:
+        if self.user_id and self.tenant_id:
+            same = Membership.objects.filter(user=self.user_id, tenant=self.tenant_id).exclude(pk=self.pk)
+            if same.exists():
+                raise ValidationError({"tenant": "This user is a member of this tenant already: change that role."})
+
 
 def hash_secret(secret: str) -> str:
     """SHA-256 in hexadecimal: right for 256-bit random secrets on a hot path (Argon2 is for passwords)."""

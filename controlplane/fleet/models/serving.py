@@ -106,6 +106,13 @@ class PerformanceProfile(models.Model):
         return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})
 
     def clean(self) -> None:
+        same = PerformanceProfile.objects.filter(
+            model=self.model_id, gpu_type=self.gpu_type_id, tensor_parallel=self.tensor_parallel
+        ).exclude(pk=self.pk)
+        if same.exists():
+            raise ValidationError(
+                {"tensor_parallel": "There is a profile for this model, GPU type and tensor parallel degree already."}
+            )
         if None not in (self.prefill_t0_s, self.prefill_a_s) and self.prefill_t0_s == 0 and self.prefill_a_s <= 0:
             raise ValidationError({"prefill_a_s": "With no floor (t0), the constant of a prefill step is above 0."})
         if self.decode_a_s is not None and self.decode_a_s <= 0:
