@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
-from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db.models import Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
@@ -25,6 +25,7 @@ from controlplane.planning.models import (
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.rows import narrowed, newest_of_each
 
 IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
@@ -109,8 +110,7 @@ def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
     the model's demand over the last day. A model that was never planned, or without demand, is left out.
     """
     shares = _shares(quantity, now - SHARE_OVER)
-    newest = ScalingPlan.objects.order_by().values("model").annotate(newest=Max("pk")).values_list("newest", flat=True)
-    rows = ScalingPlan.objects.filter(pk__in=list(newest)).values_list("model__name", "inputs")
+    rows = newest_of_each(ScalingPlan.objects.all(), "model").values_list("model__name", "inputs")
     return {
         (model, gpu_type): measured["used"] * shares[model]
         for model, inputs in rows
@@ -229,14 +229,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
     """The newest forecast of each (model, region), all SLO classes together, that was made after *since*."""
-    newest = (
-        Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
-        .order_by()
-        .values("model", "region")
-        .annotate(newest=Max("pk"))
-        .values_list("newest", flat=True)
-    )
-    return {(row.model, row.region): row for row in Forecast.objects.filter(pk__in=list(newest))}
+    rows = Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
+    return {(row.model, row.region): row for row in newest_of_each(rows, "model", "region")}
 
 
 # Backtests
@@ -244,8 +238,7 @@ def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Fo
 
 def backtests() -> list[Backtest]:
     """The newest backtest of each source, newest first."""
-    newest = Backtest.objects.order_by().values("source").annotate(newest=Max("pk")).values_list("newest", flat=True)
-    return list(Backtest.objects.filter(pk__in=list(newest)).order_by("-pk"))
+    return list(newest_of_each(Backtest.objects.all(), "source").order_by("-pk"))
 
 
 # Instances
@@ -290,22 +283,14 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 
 def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[ScalingPlan]:
     """Plans that fit, newest first; an empty value does not narrow."""
-    exact = {"model__name": model, "status": status, "strategy": strategy}
-    rows = ScalingPlan.objects.select_related("model")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    rows = ScalingPlan.objects.select_related("model").order_by("-pk")
+    return narrowed(rows, model__name=model, status=status, strategy=strategy)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
     """The newest plan of each model that is neither rejected nor replaced nor expired, by the model's name."""
-    newest = (
-        ScalingPlan.objects.filter(status__in=LIVING_PLANS, model__active=True)
-        .order_by()
-        .values("model")
-        .annotate(newest=Max("pk"))
-        .values_list("newest", flat=True)
-    )
-    rows = ScalingPlan.objects.select_related("model").filter(pk__in=list(newest))
-    return {row.model.name: row for row in rows.order_by("model__name")}
+    living = ScalingPlan.objects.select_related("model").filter(status__in=LIVING_PLANS, model__active=True)
+    return {row.model.name: row for row in newest_of_each(living, "model").order_by("model__name")}
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
@@ -328,9 +313,9 @@ def plan_strategies() -> list[str]:
 
 def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[ScalingMove]:
     """Moves that fit, newest first; an empty value does not narrow."""
-    exact = {"model": model, "source": source, "region": region}
-    rows = ScalingMove.objects.select_related("plan")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    return narrowed(
+        ScalingMove.objects.select_related("plan").order_by("-pk"), model=model, source=source, region=region
+    )
 
 
 def moves_since(since: datetime, model: str = "") -> int:
