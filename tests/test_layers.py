@@ -134,6 +134,15 @@ def statements(tree: ast.Module, everywhere: bool) -> Iterator[ast.stmt]:
         nodes.extend(ast.iter_child_nodes(node))
 
 
+def imported_from(node: ast.ImportFrom, name: str, is_package: bool) -> str:
+    """The module that *node* imports from, made absolute; *name* is the module that it stands in."""
+    base = node.module or ""
+    if not node.level:
+        return base
+    parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
+    return ".".join([*parents, base] if base else parents)
+
+
 def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iterator[tuple[str, int]]:
     """Dotted names that the module *name* imports, made absolute, and their lines.
 
@@ -144,12 +153,8 @@ def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iter
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
-                base = ".".join([*parents, base] if base else parents)
             for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
+                yield f"{imported_from(node, name, is_package)}.{alias.name}", node.lineno
 
 
 def is_under(name: str, prefix: str) -> bool:

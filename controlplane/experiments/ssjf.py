@@ -276,10 +276,6 @@ def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str,
     return changes
 
 
-def _less(value: float | None) -> str:
-    return "-" if value is None else f"-{100 * value:.1f} %"
-
-
 class Ssjf(Experiment):
     name = "ssjf"
     paper = "SSJF"

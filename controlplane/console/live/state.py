@@ -162,7 +162,7 @@ class LiveState:
         return {row["id"]: row for row in rows_of(self.tables["instances"])}
 
     def project(self, topics: Iterable[str]) -> dict[str, Any]:
-        """The part that a connection with *topics* follows, in the form of `deltas.apply`."""
+        """The part that a connection with *topics* follows, in the form of `deltas`."""
         names = [name for topic in topics for name in TOPICS[topic]]
         return {
             "ts": self.ts,
