@@ -57,8 +57,8 @@ class FakeLauncher:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Intervals and waits of a test's length."""
-    monkeypatch.setattr(module, "INTERVAL_S", 0.05)
+    """Periods and waits of a test's length."""
+    monkeypatch.setattr(module, "PERIOD_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(decision, "EASE_S", 0.3)
     monkeypatch.setattr(decision, "SETTLE_S", 0.0)

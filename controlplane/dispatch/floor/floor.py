@@ -35,7 +35,7 @@ from scheduling.routing.regions import pressure
 from scheduling.scaling import EndpointView, reactive_trigger
 
 logger = logging.getLogger(__name__)
-INTERVAL_S = 1.0
+PERIOD_S = 1.0
 REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is refused
 RETRY_S = 2.0  # after a move that could not be made, where nothing serves or the minimum is not there
 OWN_COMMANDS_S = 2.0  # how often it looks whether a worker took its commands
@@ -111,7 +111,7 @@ class Floor:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(PERIOD_S)
             with self.job:
                 if self._owns():
                     self.check()
