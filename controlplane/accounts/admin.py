@@ -1,6 +1,5 @@
 """Admin of users, tenants and their keys."""
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 from django import forms
@@ -11,7 +10,7 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -90,7 +89,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
     @transaction.atomic
     def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
         response = super().user_change_password(request, id, form_url)
-        if request.method == "POST" and response.status_code == HTTPStatus.FOUND:
+        if request.method == "POST" and isinstance(response, HttpResponseRedirect):
             record("user.password_changed", User.objects.get(pk=id), actor=user_of(request), severity=Severity.WARNING)
         return response
 

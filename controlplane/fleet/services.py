@@ -9,16 +9,13 @@ it up later.
 import logging
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 import redis
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
-from kombu.exceptions import OperationalError
 
-from controlplane import celery_app
 from controlplane.accounts.models import User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
@@ -26,16 +23,13 @@ from controlplane.fleet import places
 from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
 from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState, check_action, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
+from controlplane.jobs.broker import send_task
 
 logger = logging.getLogger(__name__)
 
 INVENTORY_CHANNEL = "pilothouse:inventory"
 REDIS_TIMEOUT_S = 0.3
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
-# For the one message that hurries a command: fail in well under a second, since the row is already safe.
-MOST_UNREAD = 10
-"""Messages in the queue of a node whose worker is away; more would only pile up, and the rows are the promise."""
-DELIVERY_OPTIONS = {"socket_connect_timeout": 0.5, "max_retries": 1, "interval_start": 0, "interval_max": 0}
 
 # Where a superseded command would leave an instance is decided by the command that supersedes it.
 _SUPERSEDES = {
@@ -218,39 +212,8 @@ def deliver(command: InstanceCommand) -> bool:
     """
     instance = command.instance
     queue = hosts.queue_of(instance) if hosts.obstacle(instance) else ""
-    command.delivered = tell_workers(RUN_COMMAND_TASK, command.pk, queue=queue)
+    command.delivered = send_task(RUN_COMMAND_TASK, command.pk, queue=queue)
     return command.delivered
-
-
-def tell_workers(task: str, *args: object, expires_s: float | None = None, queue: str = "") -> bool:
-    """Have a Celery worker run *task* now, any or the one that listens on *queue*.
-
-    False, in under a second, if the broker does not answer.
-    """
-    route: dict[str, Any] = {"queue": queue} if queue else {}
-    try:
-        if queue and _unread(queue) >= MOST_UNREAD:
-            return True
-        with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(
-                task,
-                args=list(args),
-                connection=connection,
-                retry=False,
-                expires=expires_s,
-                **route,
-            )
-    except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("%s %s is delivered later: broker: %s", task.rpartition(".")[2], args or "", error)
-        return False
-    return True
-
-
-def _unread(queue: str) -> int:
-    """Messages in *queue* that no worker has taken yet."""
-    options = {"socket_connect_timeout": REDIS_TIMEOUT_S, "socket_timeout": REDIS_TIMEOUT_S}
-    with redis.Redis.from_url(settings.REDIS_URL, **options) as client:
-        return int(client.llen(queue))
 
 
 def notify() -> bool:

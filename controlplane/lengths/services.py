@@ -19,7 +19,7 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.services import tell_workers
+from controlplane.jobs.broker import send_task
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from forecasting.lengths import LengthQuery, Sample, Student, bundled, score
@@ -145,7 +145,7 @@ def ask_for_training(actor: User, reason: str = "") -> bool:
     if count < settings.LENGTH_TRAIN_SAMPLES:
         raise ActionError(f"There are {count} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES}.")
     record("length_version.training_asked", actor=actor, reason=reason)
-    return tell_workers(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
+    return send_task(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
 
 
 def _begin(active: InUse) -> Student:
@@ -341,4 +341,5 @@ def due(now: datetime) -> bool:
     newest = LengthVersion.objects.order_by("-number").values_list("trained_at", flat=True).first()
     if newest is not None and (now - newest).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
         return False
-    return LengthSample.objects.count() >= settings.LENGTH_TRAIN_SAMPLES
+    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    return LengthSample.objects.count() >= enough

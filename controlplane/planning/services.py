@@ -17,7 +17,7 @@ from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.fleet.services import tell_workers
+from controlplane.jobs.broker import send_task
 from controlplane.planning.comparison.services import compare_strategies
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.execution.plan_rollout import apply_plan, apply_plans
@@ -114,7 +114,7 @@ def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Seque
 
 def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:
     """Notify the workers to look at the rows now; False, in under a second, if the broker does not answer."""
-    return tell_workers(task, expires_s=60)
+    return send_task(task, expires_s=60)
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:

@@ -18,7 +18,7 @@ import redis.asyncio
 
 import controlplane
 from controlplane.dispatch.wire import SUMMARY_KEY
-from controlplane.jobs.workers import answering_workers
+from controlplane.jobs.broker import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen

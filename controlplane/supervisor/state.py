@@ -24,7 +24,7 @@ LOCK_FILE = "up.lock"
 
 def state_dir(base_dir: Path) -> Path:
     """The folder that settings use too, made if it is not there."""
-    path: Path = (base_dir / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+    path = (base_dir / env.read().STATE_DIR).resolve()
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -54,7 +54,7 @@ def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
 def keep_secret_key(base_dir: Path) -> None:
     """Make a secret key in the state folder, unless the environment gives one or the folder has one."""
     path = state_dir(base_dir) / KEY_FILE
-    if not env.value("PILOTHOUSE_SECRET_KEY") and not path.exists():
+    if not env.read().SECRET_KEY.get_secret_value() and not path.exists():
         write_private(path, secrets.token_urlsafe(50) + "\n")
 
 

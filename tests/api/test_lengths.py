@@ -91,7 +91,7 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
 
 def test_training_is_asked_for(sign_in, monkeypatch):
     operator, told = sign_in("operator"), []
-    monkeypatch.setattr(versions, "tell_workers", lambda *task, **named: told.append(task) or True)
+    monkeypatch.setattr(versions, "send_task", lambda *task, **named: told.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 0)
     answer = operator.post("lengths/train", reason="now")

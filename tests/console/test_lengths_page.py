@@ -364,11 +364,11 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "There are 100 samples to learn from" in answer.content.decode()
     settings.LENGTH_TRAIN_SAMPLES = 50
     asked = []
-    monkeypatch.setattr(services, "tell_workers", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    monkeypatch.setattr(services, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker trains a new version" in answer.content.decode()
     assert asked == [(services.TRAIN_TASK, "operator", "new prompts")]
-    monkeypatch.setattr(services, "tell_workers", lambda *args, **kwargs: False)
+    monkeypatch.setattr(services, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
 

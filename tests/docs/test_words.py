@@ -18,25 +18,17 @@ OLD = re.compile(r"`([^`]+)`( \(name\))?")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 NOT_YET = {
-    "controlplane/accounts",
     "controlplane/api",
     "controlplane/console",
     "controlplane/dispatch",
-    "controlplane/events",
-    "controlplane/fleet",
     "controlplane/gateway",
-    "controlplane/jobs",
-    "workers/tasks",
     "tests/access",
     "tests/api",
     "tests/bench",
     "tests/console",
     "tests/dispatch",
     "tests/e2e",
-    "tests/events",
-    "tests/fleet",
     "tests/gateway",
-    "tests/jobs",
     "tests/replay",
     "tests/vllm",
 }
@@ -45,17 +37,14 @@ NOT_YET = {
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
     "tests/forecasting/lengths": {"turn", "turns"},
-    "workers/emulator/protocol.py": {"turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template
-    "controlplane/lengths": {"turns", "tell"},  # `tell_workers`, until controlplane/fleet is converted
-    "controlplane/planning/services.py": {"tell"},  # likewise
+    "controlplane/lengths": {"turns"},
     "controlplane/experiments/shipped_lengths.py": {"turn", "turns"},
     "tests/lengths": {"turns"},
     "tests/experiments/test_shipped_lengths.py": {"turn", "turns"},
     "docs/lengths.md": {"turns"},
     "docs/length-models.md": {"turns"},
     "scheduling/compiled.py": {"home"},  # `Path.home`
-    "tests/inventory.py": {"nudge"},  # until controlplane/fleet is converted
     "docs/operations.md": {"house"},  # a prompt
     "docs/glossary.md": None,  # it has to name them
     "tests/docs/test_words.py": None,

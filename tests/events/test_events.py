@@ -87,8 +87,8 @@ class TestReading:
 
     def test_every_word_of_the_text_is_looked_for(self, acme):
         record("tenant.changed", acme, actor="ann", reason="more load at noon")
-        for text, found in (("noon", 1), ("NOON ann", 1), ("acme tenant.", 1), ("noon bob", 0), ("", 1)):
-            assert selectors.filter_events(Event.objects.all(), text=text).count() == found, text
+        for text, matches in (("noon", 1), ("NOON ann", 1), ("acme tenant.", 1), ("noon bob", 0), ("", 1)):
+            assert selectors.filter_events(Event.objects.all(), text=text).count() == matches, text
 
     def test_kinds_and_families(self):
         record("instance.moved", actor="a")

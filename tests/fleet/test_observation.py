@@ -119,7 +119,7 @@ def test_one_that_does_not_answer_keeps_its_figures(process, server):
     assert instance.engine["version"] == "0.31.0"
 
 
-def test_one_started_elsewhere_has_what_it_tells_itself(make_instance):
+def test_one_started_elsewhere_has_what_it_answers_itself(make_instance):
     instance = make_instance(launcher=Launcher.EXTERNAL)
     observation.observe_instances()
     instance.refresh_from_db()

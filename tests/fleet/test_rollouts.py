@@ -302,8 +302,8 @@ class TestFailure:
         assert world.seqs() == [256, 256]
         assert min(world.ready) == 2
         assert Event.objects.get(kind="rollout.failed").severity == Severity.CRITICAL
-        (found,) = selectors.failed()
-        assert found.rollout.pk == ended.pk
+        (status,) = selectors.failed()
+        assert status.rollout.pk == ended.pk
         for _ in range(5):
             world.step()
         assert world.seqs() == [256, 256]

@@ -11,9 +11,11 @@ from typing import cast
 import orjson
 from aiohttp import web
 
-from workers.emulator.answers import CutError, PlainAnswer, StreamAnswer
 from workers.emulator.instance import EmulatedInstance, SleepMode
-from workers.emulator.protocol import ApiError, Kind, entry, malformed, read_body, resolve
+from workers.emulator.protocol.answers import CutError, PlainAnswer, StreamAnswer
+from workers.emulator.protocol.bodies import Kind, read_body
+from workers.emulator.protocol.errors import ApiError, entry, malformed
+from workers.emulator.protocol.generation import resolve
 
 VERSION = "0.32.0"
 JSON = "application/json"

@@ -24,7 +24,8 @@ from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
-from controlplane.fleet.services import deliver, move, notify, tell_workers
+from controlplane.fleet.services import deliver, move, notify
+from controlplane.jobs.broker import send_task
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
@@ -126,7 +127,7 @@ def end_failed(forward: bool = True) -> int:
         launcher = launcher_for(instance)
         if not isinstance(launcher, ProcessLauncher) or (seen := launcher.record(instance.name)) is None:
             continue
-        # Read again: the record tells one start from the next, and a start writes its row's state before it.
+        # Read again: the record names the start, and a start writes its row's state before it.
         instance.refresh_from_db(fields=["state", "state_changed_at"])
         if instance.state not in (InstanceState.FAILED, InstanceState.STOPPED):
             continue
@@ -149,7 +150,7 @@ def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterato
         elif forward:
             others.add(hosts.queue_of(instance))
     for queue in sorted(others):
-        tell_workers(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
+        send_task(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
 
 
 @transaction.atomic

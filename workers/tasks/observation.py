@@ -72,7 +72,7 @@ async def _measure(instance: Instance) -> dict[str, Any] | None:
 
 
 def _on_this_machine(instance: Instance) -> dict[str, Any]:
-    """What only its own machine can tell; nothing on another one."""
+    """What only its own machine knows; nothing on another one."""
     assert instance.process_id is not None
     processes = hardware.processes_of(instance.process_id)
     path = engine_logs.path_of(instance)

@@ -1,7 +1,7 @@
 """Forecasts, plans and strategies on their schedule: what Celery beat runs, each at most once at a time.
 
 Beat comes often, and a task looks at the newest row whether its work is due: a restart neither skips nor repeats a plan.
-Whoever is busy for long runs on the queue `simulation`, so that moves of instances never wait for a solver.
+What takes long runs on the queue `simulation`, so that moves of instances never wait for a solver.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None
 def only_one(name: str) -> Iterator[bool]:
     """Whether this process may do *name* now: no other process of this machine does. The lock ends with its process.
 
-    Between machines the rows are locked by whoever moves something; two that plan at once cost one plan too many.
+    Between machines the rows are locked by the process that moves something; two that plan at once cost one plan too many.
     """
     folder = Path(settings.STATE_DIR) / "locks"
     folder.mkdir(parents=True, exist_ok=True)

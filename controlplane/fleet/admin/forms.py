@@ -10,7 +10,7 @@ from controlplane.fleet.models import Deployment, Instance, Model
 
 
 class LanguageModelForm(ModelForm[Model]):
-    """Sizes may be left empty where the source tells them."""
+    """Sizes may be left empty where the source has them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

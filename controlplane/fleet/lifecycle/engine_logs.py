@@ -25,6 +25,6 @@ def last_lines(instance: Instance, count: int) -> list[str]:
 
 
 def root_error(instance: Instance) -> str:
-    """The error that ended the server of *instance*, as its log tells; "" if it does not."""
+    """The error that ended the server of *instance*, as its log names it; "" if it does not."""
     path = path_of(instance)
     return engine_log.root_error(engine_log.tail(path)) if path else ""

@@ -50,8 +50,8 @@ def outdated(rows: Iterable[Instance]) -> dict[int, tuple[str, ...]]:
     rows = [row for row in rows if row.launcher != Launcher.EXTERNAL and row.state in RUNNING and row.launched_with]
     profiles: dict[tuple[int, int, int], PerformanceProfile] = {}
     if any(row.launcher == Launcher.EMULATED for row in rows):
-        found = PerformanceProfile.objects.filter(model__in={row.deployment.model_id for row in rows})
-        profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in found}
+        of_models = PerformanceProfile.objects.filter(model__in={row.deployment.model_id for row in rows})
+        profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in of_models}
     differ = {}
     for row in rows:
         of = row.deployment

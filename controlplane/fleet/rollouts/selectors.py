@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from django.db.models import Max, Q
+from django.db.models import OuterRef, Q, Subquery
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from controlplane.fleet.models import Deployment, Instance, Launcher, Rollout, RolloutState
@@ -37,11 +37,11 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
     rows = rows.exclude(launcher=Launcher.EXTERNAL).exclude(state=S.DRAINING).order_by("name")
     instances = list(rows.select_related("deployment__model", "deployment__gpu_type", "node"))
     differ = revisions.outdated(instances)
-    newest = (
-        Rollout.objects.filter(deployment__in=deployments).order_by().values("deployment").annotate(newest=Max("pk"))
-    )
-    rollouts = {row.deployment_id: row for row in Rollout.objects.filter(pk__in=[found["newest"] for found in newest])}
-    found = []
+    newest = Rollout.objects.filter(deployment=OuterRef("deployment")).order_by("-pk").values("pk")[:1]
+    rollouts = {
+        row.deployment_id: row for row in Rollout.objects.filter(deployment__in=deployments, pk=Subquery(newest))
+    }
+    standing = []
     for deployment in deployments:
         own = [row for row in instances if row.deployment_id == deployment.pk]
         rollout = rollouts.get(deployment.pk)
@@ -49,8 +49,8 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
         total, up_to_date = len(own), sum(row.state == S.READY and row.name not in outdated for row in own)
         if rollout is not None and rollout.state == RolloutState.IN_PROGRESS:
             total, up_to_date = rollout.total, rollout.up_to_date
-        found.append(Status(deployment, rollout, total, up_to_date, outdated))
-    return found
+        standing.append(Status(deployment, rollout, total, up_to_date, outdated))
+    return standing
 
 
 def failed() -> list[Status]:
@@ -58,9 +58,9 @@ def failed() -> list[Status]:
     if not Rollout.objects.filter(state=RolloutState.FAILED).exists():
         return []
     return [
-        found
-        for found in statuses()
-        if found.rollout is not None and found.rollout.state == RolloutState.FAILED and found.outdated
+        status
+        for status in statuses()
+        if status.rollout is not None and status.rollout.state == RolloutState.FAILED and status.outdated
     ]
 
 

@@ -168,7 +168,7 @@ def _starting(rollout: Rollout, seen: Fleet) -> str:
     row = rollout.starting
     if row is None:
         return ""
-    other_settings = bool(revisions.difference(row))  # they have changed again: it is replaced in its turn
+    other_settings = bool(revisions.difference(row))  # they have changed again: it is replaced again later
     if (row.state == S.FAILED or row.failures) and not other_settings:
         _end(rollout, RolloutState.FAILED, f"{row.name} did not come up with the present settings: {_error_of(row)}")
         return ""

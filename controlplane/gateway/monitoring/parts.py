@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
+from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job
-from controlplane.jobs.workers import answering_workers
 
 if TYPE_CHECKING:
     from controlplane.gateway.process import Gateway

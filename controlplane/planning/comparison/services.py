@@ -89,5 +89,5 @@ def due(now: datetime) -> bool:
     if newest is None:
         return True
     too_little = newest.note.startswith(TOO_LITTLE)
-    every_s = min(AGAIN_S, settings.COMPARE_EVERY_S) if too_little else settings.COMPARE_EVERY_S
+    every_s: float = min(AGAIN_S, settings.COMPARE_EVERY_S) if too_little else settings.COMPARE_EVERY_S
     return (now - newest.made_at).total_seconds() >= every_s

@@ -8,10 +8,11 @@ are read every second, so everything but the numbers is built once.
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from workers.emulator.protocol.answers import Sequence
 from workers.emulator.spec import InstanceSpec
 
 LATENCY_S = (
@@ -47,8 +48,8 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -120,6 +121,23 @@ class Metrics:
             self._parts.clear()
             self._build()
         self.sleep_operations[operation].observe(duration_s)
+
+    def sequence_ended(self, sequence: Sequence, now_s: float) -> None:
+        """Count *sequence*, which is complete or aborted."""
+        self.finished[sequence.finish_reason] += 1
+        self.e2e_s.observe(now_s - sequence.arrival_s)
+        self.queue_s.observe((now_s if sequence.admitted_s is None else sequence.admitted_s) - sequence.arrival_s)
+        self.request_preemptions.observe(sequence.preemptions)
+        self.request_prompt_tokens.observe(sequence.prompt.tokens)
+        self.request_prefill_tokens.observe(sequence.prompt.tokens)
+        self.request_generation_tokens.observe(sequence.produced)
+        self.request_max_tokens.observe(sequence.max_tokens)
+        if sequence.produced and sequence.admitted_s is not None:
+            decode_s = sequence.last_token_s - sequence.first_token_s
+            self.decode_s.observe(decode_s)
+            self.prefill_s.observe(sequence.first_token_s - sequence.admitted_s)
+            self.inference_s.observe(sequence.last_token_s - sequence.admitted_s)
+            self.time_per_token_s.observe(decode_s / max(sequence.produced - 1, 1))
 
     def _build(self) -> None:
         """Lay out the page: fixed text, and functions for the numbers."""

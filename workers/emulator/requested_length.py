@@ -2,7 +2,7 @@
 
 A prompt that says nothing of it, and every prompt given as token ids, is answered at the length of the instance's own
 specification. Otherwise the instruction decides: a number of words that it names, the length of the text that is to be
-turned into another, or the kind of answer that it wants. A prompt has a length of its own about that, and each answer to it
+transformed, or the kind of answer that it wants. A prompt has a length of its own about that, and each answer to it
 differs a little, as in the public sets of repeated prompts.
 """
 
@@ -15,11 +15,11 @@ READ_CHARACTERS = 320
 """At either end of a prompt: where instructions stand."""
 OF_PROMPT_SIGMA, OF_ANSWER_SIGMA = 0.28, 0.18
 """Shapes of log-normal factors: one that a prompt always has, one that is drawn for every answer."""
-TO_BE_TURNED_SIGMA = 0.12
+TRANSFORMED_SIGMA = 0.12
 
 WORDS = re.compile(r"\b(?:in|about|around|roughly|exactly|at most|under) (\d{1,5}) words\b")
-TURNED = re.compile(r"\b(?:translate|rewrite|rephrase|correct|proofread)\b")
-ASKS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
+TRANSFORMATION = re.compile(r"\b(?:translate|rewrite|rephrase|correct|proofread)\b")
+INSTRUCTIONS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
     (re.compile(pattern), tokens)
     for pattern, tokens in (
         (r"yes or no|true or false|one word|\bclassify\b|\bsentiment\b", 4.0),
@@ -38,30 +38,30 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestedLength:
     """The median length that a prompt asks for, in tokens, and how far prompts of its kind lie from it."""
 
     tokens: float
     sigma: float
 
 
-def read(prompt: str, prompt_tokens: int) -> Ask | None:
+def read(prompt: str, prompt_tokens: int) -> RequestedLength | None:
     """What *prompt* asks for; None when it does not say."""
-    said = (prompt[:READ_CHARACTERS] + "\n" + prompt[READ_CHARACTERS:][-READ_CHARACTERS:]).lower()
-    if named := WORDS.search(said):
-        return Ask(max(1.0, float(named[1])), TO_BE_TURNED_SIGMA)
-    if TURNED.search(said):
-        return Ask(float(prompt_tokens), TO_BE_TURNED_SIGMA)
-    for pattern, tokens in ASKS:
-        if pattern.search(said):
-            return Ask(tokens, OF_PROMPT_SIGMA)
+    ends = (prompt[:READ_CHARACTERS] + "\n" + prompt[READ_CHARACTERS:][-READ_CHARACTERS:]).lower()
+    if named := WORDS.search(ends):
+        return RequestedLength(max(1.0, float(named[1])), TRANSFORMED_SIGMA)
+    if TRANSFORMATION.search(ends):
+        return RequestedLength(float(prompt_tokens), TRANSFORMED_SIGMA)
+    for pattern, tokens in INSTRUCTIONS:
+        if pattern.search(ends):
+            return RequestedLength(tokens, OF_PROMPT_SIGMA)
     return None
 
 
-def length(ask: Ask, of_prompt: int, of_answer: int) -> int:
+def draw(length: RequestedLength, of_prompt: int, of_answer: int) -> int:
     """Tokens of one answer, at least 1; *of_prompt* and *of_answer* are 64 random bits each."""
-    spread = ask.sigma * _normal(of_prompt) + OF_ANSWER_SIGMA * _normal(of_answer)
-    return max(1, round(ask.tokens * math.exp(spread)))
+    spread = length.sigma * _normal(of_prompt) + OF_ANSWER_SIGMA * _normal(of_answer)
+    return max(1, round(length.tokens * math.exp(spread)))
 
 
 def _normal(number: int) -> float:

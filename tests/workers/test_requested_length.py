@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from tests.workers.conftest import Emulator
-from workers.emulator import asks, text
+from workers.emulator import requested_length, text
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,25 @@ from workers.emulator import asks, text
     ],
 )
 def test_what_a_prompt_asks_for(prompt: str, tokens: float) -> None:
-    ask = asks.read(prompt, 130)
-    assert ask is not None
-    assert ask.tokens == tokens
+    length = requested_length.read(prompt, 130)
+    assert length is not None
+    assert length.tokens == tokens
 
 
 @pytest.mark.parametrize("prompt", ["", "x", "Hello engine", "enlist the reporters", "y" * 400 + " list " + "y" * 400])
 def test_most_texts_ask_for_nothing(prompt: str) -> None:
-    assert asks.read(prompt, 10) is None
+    assert requested_length.read(prompt, 10) is None
 
 
 def test_a_prompt_has_a_length_of_its_own_and_answers_differ_a_little() -> None:
-    ask = asks.read("Explain tides.", 4)
-    assert ask is not None
-    of_prompts = [asks.length(ask, text.mixed(1, prompt), text.mixed(2, prompt)) for prompt in range(400)]
-    of_one = [asks.length(ask, 1 << 60, text.mixed(2, number)) for number in range(400)]
-    assert asks.length(ask, 1 << 60, 5) == asks.length(ask, 1 << 60, 5)
-    assert statistics.median(of_prompts) == pytest.approx(ask.tokens, rel=0.1)
-    assert statistics.stdev(of_one) / statistics.mean(of_one) < 0.8 * statistics.stdev(of_prompts) / ask.tokens
-    assert asks.length(asks.Ask(1.0, 0.3), 0, 0) == 1
+    length = requested_length.read("Explain tides.", 4)
+    assert length is not None
+    of_prompts = [requested_length.draw(length, text.mixed(1, prompt), text.mixed(2, prompt)) for prompt in range(400)]
+    of_one = [requested_length.draw(length, 1 << 60, text.mixed(2, number)) for number in range(400)]
+    assert requested_length.draw(length, 1 << 60, 5) == requested_length.draw(length, 1 << 60, 5)
+    assert statistics.median(of_prompts) == pytest.approx(length.tokens, rel=0.1)
+    assert statistics.stdev(of_one) / statistics.mean(of_one) < 0.8 * statistics.stdev(of_prompts) / length.tokens
+    assert requested_length.draw(requested_length.RequestedLength(1.0, 0.3), 0, 0) == 1
 
 
 async def test_an_emulated_server_answers_so(emulator: Emulator) -> None:

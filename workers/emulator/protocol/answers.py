@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from workers.emulator.protocol import Generation, Prompt
+from workers.emulator.protocol.generation import Generation, Prompt
 from workers.emulator.text import LENGTHS, PIECES, WORDS
 
 FINGERPRINT = "vllm-0.32.0-emulated"
