@@ -1,16 +1,15 @@
 """`/api`: how predicted output lengths fared, and the versions of the length model. Viewers read, operators decide."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Query, Router, Schema, Status
-from pydantic import Field
+from ninja import Field, Query, Router, Schema, Status
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import PEOPLE, ApiRequest
-from controlplane.api.schemas import DecisionIn, Described, Items
+from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 
@@ -46,16 +45,14 @@ class LengthMeasuresOut(Described):
     """Share at most as long as the predicted 0.9 quantile; 0.9 is right."""
 
 
-class LengthVersionOut(Described):
-    number: int
-    kind: str
+class LengthVersionOut(RowSchema):
+    class Meta:
+        model = LengthVersion
+        fields = ("number", "kind", "trained_at", "samples", "note", "changed_at")
+
     state: VersionState
-    trained_at: datetime
-    samples: int
     measures: dict[str, Any]
     """On samples held out of its training."""
-    note: str
-    changed_at: datetime
 
 
 class TrainingOut(Described):
@@ -69,7 +66,7 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
     request.auth.require(Role.VIEWER)
     since = timezone.now() - timedelta(hours=query.hours)
     scope = selectors.Scope(since, query.model, frozenset([query.tenant]) if query.tenant else None)
-    found = selectors.by_series(scope)
+    sums_by_series = selectors.by_series(scope)
     return {
         "items": [
             {
@@ -86,7 +83,7 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
                 "below_median": sums.coverage_median,
                 "below_upper": sums.coverage_upper,
             }
-            for (model, tenant, predictor), sums in sorted(found.items())
+            for (model, tenant, predictor), sums in sorted(sums_by_series.items())
             if sums.requests and (not query.predictor or predictor == query.predictor)
         ]
     }
@@ -108,7 +105,7 @@ def promote_length_version(request: ApiRequest, number: int, body: DecisionIn) -
 
 @router.post("/lengths/versions/{int:number}/reject", response=LengthVersionOut)
 def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Lay a shadow aside. 409 unless it is one."""
+    """Reject a shadow. 409 unless it is one."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(_version(number), user, body.reason)
 

@@ -1,6 +1,5 @@
-"""Reads of the event record: filters, who may see what, and pages by cursor."""
+"""Reads of the event record: filters, and who may see what."""
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from django.contrib.auth.models import AnonymousUser
@@ -9,17 +8,6 @@ from django.db.models import Model, Q, QuerySet
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import visible_api_keys
 from controlplane.events.models import Event
-
-PAGE_SIZE = 50
-MAX_PAGE_SIZE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    """Newest first. *next_cursor* is passed back for the next, older page; None on the last one."""
-
-    rows: list[Event]
-    next_cursor: int | None
 
 
 def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
@@ -68,17 +56,6 @@ def filter_events(
             Q(subject__icontains=word) | Q(reason__icontains=word) | Q(kind__icontains=word) | Q(actor__icontains=word)
         )
     return events
-
-
-def page_of_events(events: QuerySet[Event], cursor: int | None = None, size: int = PAGE_SIZE) -> EventPage:
-    """The page of *events* older than *cursor* (from the newest without one). Rows are never renumbered, so pages
-    neither repeat nor skip while new events arrive."""
-    size = max(1, min(size, MAX_PAGE_SIZE))
-    if cursor is not None:
-        events = events.filter(pk__lt=cursor)
-    rows = list(events.order_by("-pk")[: size + 1])
-    more = len(rows) > size
-    return EventPage(rows[:size], rows[size - 1].pk if more else None)
 
 
 def event_kinds() -> list[str]:

@@ -18,12 +18,9 @@ OLD = re.compile(r"`([^`]+)`( \(name\))?")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 NOT_YET = {
-    "controlplane/api",
     "controlplane/console",
     "controlplane/dispatch",
     "controlplane/gateway",
-    "tests/access",
-    "tests/api",
     "tests/bench",
     "tests/console",
     "tests/dispatch",

@@ -17,8 +17,9 @@ from controlplane.console.live.views import live_context
 from controlplane.console.selectors.events import event_row, event_title, subject_href
 from controlplane.console.tables import Columns, table
 from controlplane.events.models import Severity
-from controlplane.events.selectors import event_kinds, filter_events, page_of_events, visible_events
+from controlplane.events.selectors import event_kinds, filter_events, visible_events
 from controlplane.exports import ROW_LIMIT
+from controlplane.paging import page_of
 
 SINCE_H = (1, 24, 168)
 COLUMNS: Columns = {
@@ -56,7 +57,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
         limited = rows.order_by("-pk")[:ROW_LIMIT]
         return table(COLUMNS, limited.iterator(chunk_size=1000)).csv("events")
     cursor = number(query, "before")
-    page = page_of_events(rows, cursor)
+    page = page_of(rows, cursor)
     filtered = any(filters.values()) or hours is not None
     follows = cursor is None and not filtered  # the newest page, unfiltered, grows while it is open
     context = {

@@ -18,7 +18,6 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.timeline import timeline
-from controlplane.console.pages.requests.selectors import visible_requests
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
@@ -32,6 +31,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
+from controlplane.gateway.selectors import visible_requests
 
 ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10

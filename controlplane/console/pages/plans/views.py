@@ -1,7 +1,6 @@
 """Plans and moves: every plan that was made with all that it was made from, and every instance that scaling moved."""
 
 import json
-from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -21,11 +20,10 @@ from controlplane.console.selectors.names import model_names, place_titles, regi
 from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
 from controlplane.exports import ROW_LIMIT
+from controlplane.paging import page_of
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
-
-PAGE_SIZE = 50
 
 
 @require_safe
@@ -41,13 +39,14 @@ def plans(request: HttpRequest) -> HttpResponseBase:
     rows = planning.plans(**filters)
     if request.GET.get("format") == "csv":
         return table(PLANS, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("plans")
-    page, cursor, next_cursor = _page(request, rows)
+    cursor = number(request.GET, "before")
+    page = page_of(rows, cursor)
     titles, now = place_titles(), timezone.now()
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
-        "plans": [card_of(row, titles, now) for row in page],
+        "plans": [card_of(row, titles, now) for row in page.rows],
         "cursor": cursor,
-        "next_cursor": next_cursor,
+        "next_cursor": page.next_cursor,
         "filters": filters,
         "filtered": any(filters.values()),
         "models": models,
@@ -103,13 +102,14 @@ def moves(request: HttpRequest) -> HttpResponseBase:
     rows = planning.moves(**filters)
     if request.GET.get("format") == "csv":
         return table(MOVES, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("moves")
-    page, cursor, next_cursor = _page(request, rows)
+    cursor = number(request.GET, "before")
+    page = page_of(rows, cursor)
     context = {
         **live_context(hub.state(), view_of(request, ()), "overview,events"),
         "titles": place_titles(),
-        "moves": page,
+        "moves": page.rows,
         "cursor": cursor,
-        "next_cursor": next_cursor,
+        "next_cursor": page.next_cursor,
         "filters": filters,
         "filtered": any(filters.values()),
         "models": models,
@@ -118,12 +118,3 @@ def moves(request: HttpRequest) -> HttpResponseBase:
         "row_limit": ROW_LIMIT,
     }
     return render(request, "console/plans/moves.html", context)
-
-
-def _page(request: HttpRequest, rows: Any) -> tuple[list[Any], int | None, int | None]:
-    """A page of *rows* (newest first), the cursor it was asked with, and that of the page after it."""
-    cursor = number(request.GET, "before")
-    if cursor is not None:
-        rows = rows.filter(pk__lt=cursor)
-    found = list(rows[: PAGE_SIZE + 1])
-    return found[:PAGE_SIZE], cursor, found[PAGE_SIZE - 1].pk if len(found) > PAGE_SIZE else None

@@ -14,14 +14,14 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.filters import choice, number
 from controlplane.console.pages.requests import placements
-from controlplane.console.pages.requests.selectors import filter_requests, visible_requests
 from controlplane.console.selectors.names import model_names
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.selectors import filter_requests, visible_requests
+from controlplane.paging import page_of
 
-PAGE_SIZE = 50
 SINCE_H = (1, 6, 24, 168)
 COLUMNS: Columns = {
     "Request": "request_id",
@@ -60,31 +60,31 @@ def requests(request: HttpRequest) -> HttpResponseBase:
     query = request.GET
     sees_fleet = may(request, Role.VIEWER)
     tenants = list(visible_tenants(request.user))
-    filters = {
+    filters: dict[str, Any] = {
         "model": query.get("model", "")[:160],
         "outcome": choice(query, "outcome", Outcome.values),
         "tenant": choice(query, "tenant", [tenant.name for tenant in tenants]),
         "instance": query.get("instance", "")[:80] if sees_fleet else "",
         "slo_class": query.get("class", "")[:40],
-        "request_id": query.get("q", "").strip()[:80],
     }
+    begin_of_id = query.get("q", "").strip()[:80]
     hours = number(query, "hours")
     hours = hours if hours in SINCE_H else None
     since = timezone.now() - timedelta(hours=hours) if hours else None
     rows = filter_requests(visible_requests(request.user), **filters, since=since)
+    if begin_of_id:
+        rows = rows.filter(request_id__startswith=begin_of_id)
     if query.get("format") == "csv":
         limited = rows.order_by("-pk")[:ROW_LIMIT]
         return requests_csv(limited.iterator(chunk_size=1000), sees_fleet)
     cursor = number(query, "before")
-    if cursor is not None:
-        rows = rows.filter(pk__lt=cursor)
-    page = list(rows.order_by("-pk")[: PAGE_SIZE + 1])
+    page = page_of(rows, cursor)
     context = {
-        "rows": page[:PAGE_SIZE],
-        "next_cursor": page[PAGE_SIZE - 1].pk if len(page) > PAGE_SIZE else None,
+        "rows": page.rows,
+        "next_cursor": page.next_cursor,
         "cursor": cursor,
-        "filters": filters,
-        "filtered": any(filters.values()) or hours,
+        "filters": filters | {"request_id": begin_of_id},
+        "filtered": any(filters.values()) or begin_of_id or hours,
         "hours": hours,
         "since_hours": SINCE_H,
         "models": model_names(),

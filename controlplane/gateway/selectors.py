@@ -1,13 +1,15 @@
-"""Reads for `/api` of the request ledger and its series."""
+"""Reads of the request ledger and of its minute series."""
 
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from django.contrib.auth.models import AnonymousUser
 from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import TruncMinute
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Tenant, User
+from controlplane.accounts.selectors import visible_tenants
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 
 SERIES = ("minute", "model", "region", "slo_class")
@@ -15,17 +17,49 @@ SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_
 USAGE_COLUMNS = SERIES + SUMS
 
 
-def requests(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
-    """Ledger rows, newest first, of *tenants* (None: of all)."""
-    rows = LedgerRow.objects.select_related("tenant").order_by("-pk")
+def requests_of(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
+    """Ledger rows of *tenants* (None: of all) with tenant and API key."""
+    rows = LedgerRow.objects.select_related("tenant", "api_key")
     return rows if tenants is None else rows.filter(tenant__in=tenants)
+
+
+def visible_requests(user: User | AnonymousUser) -> QuerySet[LedgerRow]:
+    """Requests of the tenants that *user* may see: every one for the fleet's people."""
+    return requests_of(visible_tenants(user))
+
+
+def filter_requests(
+    rows: QuerySet[LedgerRow],
+    *,
+    model: str = "",
+    region: str = "",
+    slo_class: str = "",
+    tenant: str = "",
+    instance: str = "",
+    outcome: str = "",
+    request_id: str = "",
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> QuerySet[LedgerRow]:
+    """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not."""
+    exact = {
+        "model": model,
+        "region": region,
+        "slo_class": slo_class,
+        "tenant__name": tenant,
+        "instance": instance,
+        "outcome": outcome,
+        "request_id": request_id,
+        "arrived_at__gte": since,
+        "arrived_at__lt": until,
+    }
+    return rows.filter(**{name: value for name, value in exact.items() if value})
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
     """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
-    found: Iterator[dict[str, Any]] = rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
-    return found
+    yield from rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
 
 
 def tenant_usage(
