@@ -183,6 +183,10 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
     return {name: float(times.mean()) for name, times in jct_s.items()}
 
 
+def _of_set(name: str) -> Column:
+    return Column(name, lambda row: row["sets"][name], "{:.1f}")
+
+
 def _blank(template: str) -> Callable[[float | None], str]:
     """Nothing where there is no error: lengths were not predicted."""
     return lambda value: "" if value is None else template.format(value)
@@ -226,7 +230,7 @@ class ShippedLengths(Experiment):
             console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
         else:
             title = f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
-            sets = [Column(name, lambda row, name=name: row["sets"][name], "{:.1f}") for name in unseen["mae_by_set"]]
+            sets = [_of_set(name) for name in unseen["mae_by_set"]]
             rows = [
                 {**row, "method": method, "sets": {name: each[method] for name, each in unseen["mae_by_set"].items()}}
                 for method, row in unseen["rows"].items()

@@ -2,6 +2,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ class Command(BaseCommand):
                     for forecaster, make in chosen.items():
                         step = f"{name} {quantity}: {forecaster}"
                         report(step, 0, test)
+
+                        def advance(_: str, done: int, total: int, step: str = step) -> None:
+                            report(step, done, total)
+
                         try:
                             results = backtest(
                                 series,
@@ -115,7 +120,7 @@ class Command(BaseCommand):
                                 fit,
                                 horizon,
                                 test_windows=test,
-                                progress=lambda _, done, total, step=step: report(step, done, total),
+                                progress=advance,
                             )
                         except ValueError as error:
                             raise CommandError(f"{name} {quantity}: {error}") from error
@@ -245,16 +250,17 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     return Demand("ledger", series)
 
 
+def step_column(step: int) -> Column:
+    return Column(f"step {step}", lambda row: row["mean_ape_by_horizon"][step - 1], percent)
+
+
 def columns(horizon: int) -> list[Column]:
     """Of the table of one series: errors over all windows ahead and at some, bands, one origin, and times."""
     return [
         Column("Forecaster", "forecaster"),
         Column("APE mean", "mean_ape", percent),
         Column("max", "max_ape", percent),
-        *(
-            Column(f"step {step}", lambda row, step=step: row["mean_ape_by_horizon"][step - 1], percent)
-            for step in sorted({1, min(2, horizon), horizon})
-        ),
+        *(step_column(step) for step in sorted({1, min(2, horizon), horizon})),
         Column("pinball", "pinball", percent),
         Column("in 80 %", "coverage_80", percent),
         Column("in 95 %", "coverage_95", percent),
@@ -278,8 +284,11 @@ def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> N
             f" judged on {judged['test_windows']:,} ({judged['gaps']:,} gaps in both)"
         )
         mine = [row for row in rows if (row["series"], row["quantity"]) == (judged["series"], judged["quantity"])]
-        ranked = sorted(mine, key=lambda row: row["mean_ape"])
-        shown.print(table(title, columns(horizon), ranked, lambda row, best=ranked[0]: "bold" if row is best else ""))
+        ranked = [
+            {**row, "style": "" if place else "bold"}
+            for place, row in enumerate(sorted(mine, key=lambda row: row["mean_ape"]))
+        ]
+        shown.print(table(title, columns(horizon), ranked, itemgetter("style")))
         for row in mine:
             words = ". ".join(filter(None, (row["note"], row["parameters"])))
             if words:

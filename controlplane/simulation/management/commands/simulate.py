@@ -220,6 +220,9 @@ def _of_requests(values: dict[tuple[Any, ...], Any]) -> list[Column]:
 
 
 def _of_fleet(values: dict[tuple[Any, ...], float]) -> list[Column]:
+    def column(head: str, name: str) -> Column:
+        return Column(head, lambda group: values.get((*group, name), 0.0), "{:,.2f}")
+
     names = {
         "paid": "instance_h",
         "ready": "ready_h",
@@ -230,10 +233,7 @@ def _of_fleet(values: dict[tuple[Any, ...], float]) -> list[Column]:
     }
     return [
         *GROUP,
-        *(
-            Column(head, lambda group, name=name: values.get((*group, name), 0.0), "{:,.2f}")
-            for head, name in names.items()
-        ),
+        *(column(head, name) for head, name in names.items()),
     ]
 
 
