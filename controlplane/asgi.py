@@ -41,7 +41,7 @@ def create_application(gateway: Gateway) -> Application:
             case "http":
                 path = scope["path"]
                 if path.startswith("/v1/"):
-                    await gateway(scope, receive, send)
+                    await gateway.http(scope, receive, send)
                 elif path in operations.paths:
                     await operations(scope, receive, send)
                 elif path.startswith("/static/"):

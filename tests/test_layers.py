@@ -87,6 +87,13 @@ RULES = [
         ),
         but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),
     ),
+    # What serves a request may be another process than what decides: it knows the port alone, nor what composes the two.
+    Rule(
+        tuple(
+            f"controlplane.gateway.{package}" for package in ("serving", "upstream", "admission", "lengths", "ledger")
+        ),
+        ("controlplane.dispatch.lease", "controlplane.dispatch.wire", "controlplane.gateway.process"),
+    ),
     *app_rules(),
 ]
 
@@ -127,6 +134,15 @@ def statements(tree: ast.Module, everywhere: bool) -> Iterator[ast.stmt]:
         nodes.extend(ast.iter_child_nodes(node))
 
 
+def imported_from(node: ast.ImportFrom, name: str, is_package: bool) -> str:
+    """The module that *node* imports from, made absolute; *name* is the module that it stands in."""
+    base = node.module or ""
+    if not node.level:
+        return base
+    parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
+    return ".".join([*parents, base] if base else parents)
+
+
 def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iterator[tuple[str, int]]:
     """Dotted names that the module *name* imports, made absolute, and their lines.
 
@@ -137,12 +153,8 @@ def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iter
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
-                base = ".".join([*parents, base] if base else parents)
             for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
+                yield f"{imported_from(node, name, is_package)}.{alias.name}", node.lineno
 
 
 def is_under(name: str, prefix: str) -> bool:
@@ -246,6 +258,8 @@ def test_every_package_and_app_is_walked():
             "controlplane.gateway.upstream.client",
             "if TYPE_CHECKING:\n    from controlplane.dispatch.live_fleet.topology import Replica",
         ),
+        ("controlplane.gateway.serving.completions", "if TYPE_CHECKING:\n    from controlplane.gateway import process"),
+        ("controlplane.gateway.ledger.accounting", "from controlplane.dispatch.wire import SUMMARY_KEY"),
         ("controlplane.fleet.services", "def late():\n    from workers.tasks.fleet import run_command"),
         ("controlplane.fleet.admin", "from controlplane.console import formats"),
         ("controlplane.fleet.models.instances", "import controlplane.gateway.models"),

@@ -13,6 +13,7 @@ from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import ActionIn, Described, Items, RowSchema, Strict
+from controlplane.rows import narrowed
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
@@ -93,7 +94,7 @@ def list_tenants(request: ApiRequest) -> dict[str, Any]:
 def list_keys(request: ApiRequest, tenant: str = "") -> dict[str, Any]:
     """API keys, newest first, without their secrets."""
     rows = request.auth.api_keys()
-    return {"items": list(rows.filter(tenant__name=tenant) if tenant else rows)}
+    return {"items": list(narrowed(rows, tenant__name=tenant))}
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)

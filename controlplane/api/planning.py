@@ -26,6 +26,7 @@ from controlplane.planning.models import (
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.rows import narrowed
 
 router = Router(auth=PEOPLE, tags=["Scaling"])
 
@@ -143,9 +144,8 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
     series that were made within an hour are one row, with the last forecast of each window; its note says so.
     """
     request.auth.require(Role.VIEWER)
-    exact = {"model": query.model, "region": query.region, "quantity": query.quantity}
     rows = Forecast.objects.filter(slo_class=query.slo_class)
-    return rows.filter(**{name: value for name, value in exact.items() if value})
+    return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
 
 
 @router.get("/backtests", response=Page[BacktestOut])

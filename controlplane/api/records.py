@@ -144,7 +144,6 @@ def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] |
     if since >= until:
         raise ApiError(422, "invalid", "The range is empty: since is not before until.", "since")
     names = {"model": query.model, "region": query.region, "slo_class": query.slo_class}
-    names = {name: value for name, value in names.items() if value}
     tenants = _tenants(caller, query.tenant)
 
     def rows(limit: int) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from ninja.params.functions import Query
 from ninja.schema import ResolverMetaclass
 from pydantic import ConfigDict
 
-from controlplane.paging import MAX_PAGE_SIZE, PAGE_SIZE, page_of
+from controlplane.rows import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 
 Row = TypeVar("Row")
 

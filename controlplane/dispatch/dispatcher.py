@@ -8,6 +8,7 @@ event loop, so no lock is needed; every decision is one compiled call on the sam
 import math
 from collections.abc import Callable
 
+from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
@@ -20,6 +21,8 @@ from controlplane.dispatch.port import (
     Moved,
     Progress,
     Refused,
+    ServedModel,
+    ServedModels,
     Submit,
 )
 from controlplane.dispatch.requests.placement import Placement
@@ -68,6 +71,17 @@ class Dispatcher:
                 self._finished(record)
             case Left():
                 self._left(record)
+
+    def apply_inventory(self, inventory: Inventory) -> None:
+        """Make the live fleet agree with *inventory*, and tell the gateway which models may be asked for."""
+        topology = self.topology
+        topology.apply(inventory)
+        with_endpoint = {endpoint.model for endpoint in topology.endpoints}
+        models = (
+            ServedModel(name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix)
+            for name, model in topology.models.items()
+        )
+        self.deliver(ServedModels(tuple(models)))
 
     def pump_all(self) -> None:
         """Give out what can be given out: there may be room."""
@@ -153,14 +167,14 @@ class Dispatcher:
         self._leave(request)
 
     def _left(self, left: Left) -> None:
-        """Let a request go, or only from its instance; note what it found of that."""
+        """Let a request go, or only from its instance; note how that failed it."""
         request = self._requests.get(left.number)
         if request is None:
             return
         replica = request.replica
-        if replica is not None and left.found:
+        if replica is not None and left.failure:
             replica.reachable = False  # until its next heartbeat
-            if left.found == DEAD:
+            if left.failure == DEAD:
                 replica.lost = "its engine died"
             self.topology.settle(replica)
         self._leave(request)

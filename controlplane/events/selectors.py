@@ -3,11 +3,12 @@
 from datetime import datetime
 
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import visible_api_keys
 from controlplane.events.models import Event
+from controlplane.rows import containing, narrowed
 
 
 def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
@@ -37,25 +38,10 @@ def filter_events(
     *kind* is a whole kind (`instance.moved`) or a family ending in a dot (`instance.`); each word of *text* is looked
     for in subject, reason, kind and actor; *since* is included, *until* is not.
     """
-    if kind:
-        events = events.filter(kind__startswith=kind) if kind.endswith(".") else events.filter(kind=kind)
-    if severity:
-        events = events.filter(severity=severity)
-    if subject_type:
-        events = events.filter(subject_type=subject_type)
-    if subject_id:
-        events = events.filter(subject_id=subject_id)
-    if actor:
-        events = events.filter(actor=actor)
-    if since:
-        events = events.filter(at__gte=since)
-    if until:
-        events = events.filter(at__lt=until)
-    for word in text.split():
-        events = events.filter(
-            Q(subject__icontains=word) | Q(reason__icontains=word) | Q(kind__icontains=word) | Q(actor__icontains=word)
-        )
-    return events
+    family = "kind__startswith" if kind.endswith(".") else "kind"
+    exact = {"severity": severity, "subject_type": subject_type, "subject_id": subject_id, "actor": actor}
+    events = narrowed(events, **exact, **{family: kind}, at__gte=since, at__lt=until)
+    return containing(events, text, "subject", "reason", "kind", "actor")
 
 
 def event_kinds() -> list[str]:

@@ -93,3 +93,8 @@ def too_many(message: str, *, code: str, retry_after_s: float, estimated_wait_s:
 
 def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 503) -> ApiError:
     return ApiError(status, message, type="server_error", code=code, retry_after_s=retry_after_s)
+
+
+STOPPING = unavailable("This server is stopping; try again.", code="stopping", retry_after_s=1)
+# Which one serves is in /readyz: a tenant need not know the machines.
+STANDING_BY = unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)

@@ -11,6 +11,7 @@ from django.db.models.functions import TruncMinute
 from controlplane.accounts.models import Tenant, User
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.rows import narrowed
 
 SERIES = ("minute", "model", "region", "slo_class")
 SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
@@ -42,23 +43,13 @@ def filter_requests(
     until: datetime | None = None,
 ) -> QuerySet[LedgerRow]:
     """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not."""
-    exact = {
-        "model": model,
-        "region": region,
-        "slo_class": slo_class,
-        "tenant__name": tenant,
-        "instance": instance,
-        "outcome": outcome,
-        "request_id": request_id,
-        "arrived_at__gte": since,
-        "arrived_at__lt": until,
-    }
-    return rows.filter(**{name: value for name, value in exact.items() if value})
+    rows = narrowed(rows, model=model, region=region, slo_class=slo_class, tenant__name=tenant, instance=instance)
+    return narrowed(rows, outcome=outcome, request_id=request_id, arrived_at__gte=since, arrived_at__lt=until)
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
     """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
-    rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
+    rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
     yield from rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
 
 
@@ -74,7 +65,7 @@ def tenant_usage(
         "prompt_tokens": Sum("prompt_tokens"),
         "output_tokens": Sum("output_tokens"),
     }
-    rows = LedgerRow.objects.filter(tenant__in=tenants, arrived_at__gte=since, arrived_at__lt=until, **names)
+    rows = filter_requests(requests_of(tenants), since=since, until=until, **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
     # an annotation may not have the name of a column, so the sums are named apart and renamed row by row
     counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})

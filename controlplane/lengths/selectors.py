@@ -120,11 +120,6 @@ def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
     return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMMED}))
 
 
-def whole(scope: Scope) -> Measures:
-    """Over all requests of *scope*."""
-    return Measures.of(minutes(scope).aggregate(**{name: Sum(name) for name in SUMMED}))
-
-
 def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
     rows = _summed(minutes(scope), "model", "tenant")
     return {(row["model"], row["tenant"]): Measures.of(row) for row in rows}

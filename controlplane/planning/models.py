@@ -1,7 +1,6 @@
 """What the slow planners read and write: forecasts, scaling policies, plans, moves, and how strategies compare."""
 
 import uuid
-from typing import TypeVar
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
@@ -216,12 +215,3 @@ class StrategyComparison(models.Model):
 
     def __str__(self) -> str:
         return f"{self.from_at:%F %H:%M} to {self.to_at:%F %H:%M}"
-
-
-Row = TypeVar("Row", bound=models.Model)
-
-
-def newest_of_each(rows: models.QuerySet[Row], *columns: str) -> models.QuerySet[Row]:
-    """The newest row of each value of *columns* among *rows*."""
-    newest = rows.order_by().values(*columns).annotate(newest=models.Max("pk")).values_list("newest", flat=True)
-    return rows.model._default_manager.filter(pk__in=list(newest))

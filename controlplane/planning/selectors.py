@@ -18,8 +18,8 @@ from controlplane.planning.models import (
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
-    newest_of_each,
 )
+from controlplane.rows import narrowed, newest_of_each
 
 IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
@@ -68,15 +68,14 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 
 def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[ScalingPlan]:
     """Plans that fit, newest first; an empty value does not narrow."""
-    exact = {"model__name": model, "status": status, "strategy": strategy}
-    rows = ScalingPlan.objects.select_related("model")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    rows = ScalingPlan.objects.select_related("model").order_by("-pk")
+    return narrowed(rows, model__name=model, status=status, strategy=strategy)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
     """The newest plan of each model that is neither rejected nor replaced nor expired, by the model's name."""
-    newest = newest_of_each(ScalingPlan.objects.filter(status__in=LIVING_PLANS, model__active=True), "model")
-    return {row.model.name: row for row in newest.select_related("model").order_by("model__name")}
+    living = ScalingPlan.objects.select_related("model").filter(status__in=LIVING_PLANS, model__active=True)
+    return {row.model.name: row for row in newest_of_each(living, "model").order_by("model__name")}
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
@@ -99,9 +98,8 @@ def plan_strategies() -> list[str]:
 
 def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[ScalingMove]:
     """Moves that fit, newest first; an empty value does not narrow."""
-    exact = {"model": model, "source": source, "region": region}
-    rows = ScalingMove.objects.select_related("plan")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    rows = ScalingMove.objects.select_related("plan").order_by("-pk")
+    return narrowed(rows, model=model, source=source, region=region)
 
 
 def moves_since(since: datetime, model: str = "") -> int:

@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.selectors import filter_requests
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
 
 LEDGER_COLUMNS = (
@@ -30,12 +31,7 @@ IDLE_ROWS_ENOUGH = 30
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
     """Rows in order of arrival, from *since* up to *until*, of one *model* or of all."""
-    rows = LedgerRow.objects.order_by("arrived_at", "pk")
-    if since is not None:
-        rows = rows.filter(arrived_at__gte=since)
-    if until is not None:
-        rows = rows.filter(arrived_at__lt=until)
-    return rows.filter(model=model) if model else rows
+    return filter_requests(LedgerRow.objects.order_by("arrived_at", "pk"), since=since, until=until, model=model)
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:

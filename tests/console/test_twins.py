@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.console.formats import FORMATS, age, duration
 from controlplane.console.live import deltas
+from tests.console.apply import apply
 
 JS = Path(__file__).parent.parent.parent / "static/console/js"
 NODE = shutil.which("node")
@@ -76,14 +77,14 @@ def follow(sequence: list[dict]) -> list[dict]:
 def test_states_follow_messages(sequence):
     state = None
     for message in follow(sequence):
-        state = deltas.apply(state, json.loads(json.dumps(message)))
+        state = apply(state, json.loads(json.dumps(message)))
     assert state == sequence[-1]
 
 
 @given(before=states(), after=states())
 def test_applying_changes_nothing_it_was_given(before, after):
     copy = json.dumps([before, after])
-    deltas.apply(deltas.apply(before, deltas.tick(after)), deltas.delta(before, after))
+    apply(apply(before, deltas.tick(after)), deltas.delta(before, after))
     assert json.dumps([before, after]) == copy
 
 

@@ -54,7 +54,7 @@ class FakeLauncher:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Turns and waits of a test's length."""
+    """Periods and waits of a test's length."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(module, "EASE_S", 0.3)
@@ -73,7 +73,7 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def house_options():
+def gateway_options():
     return {"max_num_seqs": 4}
 
 
@@ -87,8 +87,8 @@ async def launcher(monkeypatch):
 
 
 @pytest.fixture
-async def managed(quick, launcher, house, monkeypatch):
-    """The house, with instances that Pilothouse itself has started."""
+async def managed(quick, launcher, served, monkeypatch):
+    """The served gateway, with instances that Pilothouse itself has started."""
 
     def make() -> None:
         instance = Instance.objects.select_related("deployment").get()
@@ -101,28 +101,28 @@ async def managed(quick, launcher, house, monkeypatch):
         Instance.objects.update(launcher="emulated")
 
     await database_sync_to_async(make)()
-    house.gateway.refresh_now()
-    await until(lambda: all(replica.spec.launched for replica in house.gateway.topology.replicas.values()))
-    yield house
+    served.gateway.refresh_now()
+    await until(lambda: all(replica.spec.launched for replica in served.gateway.topology.replicas.values()))
+    yield served
     # A thread that still starts a server must not reach into the next test.
     monkeypatch.setattr(settings, "FLOOR", False)
     await asyncio.to_thread(lambda: [one.join(10) for one in threading.enumerate() if one.name == "floor"])
 
 
-async def fill(house, count: int) -> list[asyncio.Task]:
+async def fill(served, count: int) -> list[asyncio.Task]:
     """Send requests that stay until the backend's hold is released."""
-    house.backends[0].script.hold = house.backends[0].script.hold or asyncio.Event()
-    sent = [asyncio.create_task(house.chat()) for _ in range(count)]
-    await until(lambda: sum(replica_tickets(house)) + house.gateway.dispatcher.waiting_count >= count)
+    served.backends[0].script.hold = served.backends[0].script.hold or asyncio.Event()
+    sent = [asyncio.create_task(served.chat()) for _ in range(count)]
+    await until(lambda: sum(replica_tickets(served)) + served.gateway.dispatcher.waiting_count >= count)
     return sent
 
 
-def replica_tickets(house) -> list[int]:
-    return [len(replica.requests) for replica in house.gateway.topology.replicas.values()]
+def replica_tickets(served) -> list[int]:
+    return [len(replica.requests) for replica in served.gateway.topology.replicas.values()]
 
 
-async def release(house, sent) -> None:
-    house.backends[0].script.hold.set()
+async def release(served, sent) -> None:
+    served.backends[0].script.hold.set()
     for response in await asyncio.gather(*sent):
         assert response.status == 200
 
@@ -401,21 +401,21 @@ class TestWhatItSees:
         assert as_inputs(replace(view, use=float("inf")))["use"] is None
         await release(managed, sent)
 
-    async def test_demand_fades_after_a_minute(self, house):
-        gateway = house.gateway
-        await house.chat()
+    async def test_demand_fades_after_a_minute(self, served):
+        gateway = served.gateway
+        await served.chat()
         memory = gateway.floor._of(0)
         now_s = gateway.clock()
         assert gateway.floor._demand(memory, now_s) > 0
         assert gateway.floor._demand(memory, now_s + DEMAND_S + 2) == 0
         assert not memory.demand
 
-    async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, house):
-        sent = await fill(house, 7)
-        await until(lambda: house.gateway.floor._of(0).changed_s > 0)
+    async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):
+        sent = await fill(served, 7)
+        await until(lambda: served.gateway.floor._of(0).changed_s > 0)
         await asyncio.sleep(1.0)
         assert await of(ScalingMove.objects, "pk") == []
         ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")
         assert "does not know how to start one" in reason
         assert actor == "reactive floor"
-        await release(house, sent)
+        await release(served, sent)

@@ -90,8 +90,8 @@ async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
     random = np.random.default_rng(5)
     output = np.clip(random.geometric(1 / 15, 60), 1, MOST)
     requests = make_requests(np.zeros(60), np.full(60, 8), output)
-    told = output.tolist()
-    begun = {name: np.array(await begins(name, 50.0, requests, told)) for name in ("fcfs", "ssjf")}
+    known = output.tolist()
+    begun = {name: np.array(await begins(name, 50.0, requests, known)) for name in ("fcfs", "ssjf")}
     assert begun["ssjf"].mean() < 0.75 * begun["fcfs"].mean()
     order = np.argsort(begun["ssjf"][1:], kind="stable")  # the first found the instance idle
     assert (np.diff(output[1:][order]) >= 0).all()
@@ -140,7 +140,7 @@ def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequen
         assert possible == int(predicted)
 
 
-async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypatch):
+async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypatch):
     here = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10, ordering_stretch=3.0, profile=USUAL)
     there = replace(here, region="there", ordering_policy="ssjf", profile=PROFILE)
     held = dispatcher(here, there)

@@ -38,7 +38,7 @@ def test_what_an_instance_has_a_request_for_beyond_its_engine():
     assert measured.round_trip_s == pytest.approx(0.05)
 
 
-def test_without_enough_requests_heartbeats_tell_and_headers_before_them():
+def test_without_enough_requests_heartbeats_count_and_headers_before_them():
     measured = Measured()
     measured.pass_time(3, each_s=0)
     assert measured.round_trip_s == pytest.approx(0.004)

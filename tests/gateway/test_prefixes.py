@@ -63,9 +63,9 @@ def test_text_in_parts_counts_as_text():
 
 
 def test_token_ids_are_cut_by_tokens():
-    found, block_tokens = hashes({"prompt": list(range(3 * BLOCK_IDS + 5))}, chat=False)
-    assert (len(found), block_tokens) == (3, BLOCK_IDS)
-    assert hashes({"prompt": [list(range(3 * BLOCK_IDS)), [1]]}, chat=False)[0] == found
+    hashed, block_tokens = hashes({"prompt": list(range(3 * BLOCK_IDS + 5))}, chat=False)
+    assert (len(hashed), block_tokens) == (3, BLOCK_IDS)
+    assert hashes({"prompt": [list(range(3 * BLOCK_IDS)), [1]]}, chat=False)[0] == hashed
 
 
 def test_a_block_of_text_has_its_part_of_the_tokens():

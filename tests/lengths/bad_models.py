@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from forecasting.lengths import QUANTILES, LengthQuery, Predictions
+from forecasting.lengths import LengthQuery
+from forecasting.lengths.query import QUANTILES, Predictions
 
 AROUND = (0.4, 0.7, 1.0, 1.5, 2.5)
 

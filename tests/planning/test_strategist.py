@@ -226,7 +226,6 @@ class TestAdvice:
         assert selectors.plan_in_force(policy.model.name, timezone.now()) == row
         advice = strategist.advice(row, "us-east", timezone.now())
         assert (advice.target_instances, advice.forecast_tokens_per_s) == (2, 6000.0)
-        assert advice.tokens_per_s_per_instance == 4000.0
         assert advice.made_at_s == row.made_at.timestamp()
         assert strategist.advice(row, "mars", timezone.now()) is None
 

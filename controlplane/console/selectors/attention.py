@@ -30,7 +30,7 @@ def plans_waiting() -> tuple[str, ...]:
 def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
     """(model, region, message) of deployments whose last rollout failed and that still have outdated instances."""
     return tuple(
-        (found.deployment.model.name, found.deployment.region.name, found.rollout.message)
-        for found in failed()
-        if found.rollout is not None
+        (status.deployment.model.name, status.deployment.region.name, status.rollout.message)
+        for status in failed()
+        if status.rollout is not None
     )

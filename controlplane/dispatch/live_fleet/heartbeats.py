@@ -87,17 +87,25 @@ class Heartbeats:
                 now_s = self.clock()
                 metrics = parse(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if self._was_forgotten(replica):
+                return
             if replica.lost:  # now its server is gone as well; what answers next is another one
                 await self._give_up(replica, replica.lost)
                 replica.lost = ""
             else:
                 await self._silent(replica, str(error) or type(error).__name__)
         else:
+            if self._was_forgotten(replica):
+                return
             replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
             if replica.lost:
                 await self._give_up(replica, replica.lost)
             else:
                 await self._answered(replica, metrics)
+
+    def _was_forgotten(self, replica: Replica) -> bool:
+        """Whether *replica* went from the inventory while it was read: its slot is free, or another's."""
+        return self.topology.replicas.get(replica.spec.instance_id) is not replica
 
     async def _answered(self, replica: Replica, metrics: VllmMetrics) -> None:
         replica.heartbeat_at, replica.silent_count = time.time(), 0

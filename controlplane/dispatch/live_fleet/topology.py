@@ -1,7 +1,6 @@
 """The gateway's live picture of the fleet: inventory rows turned into slots of the arrays that the kernels read."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
@@ -23,7 +22,6 @@ from workers.vllm.metrics import VllmMetrics
 if TYPE_CHECKING:
     from controlplane.dispatch.requests.request import Request
 
-logger = logging.getLogger(__name__)
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
 
 

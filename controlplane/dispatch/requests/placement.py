@@ -93,6 +93,7 @@ class Placement:
                     request.asked.number,
                     request.attempts,
                     replica.name,
+                    replica.spec.state_changed_at,
                     replica.spec.url,
                     replica.spec.api_key,
                     endpoint.region,

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from django.db.models import OuterRef, Q, Subquery
+from django.db.models import Q
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from controlplane.fleet.models import Deployment, Instance, Launcher, Rollout, RolloutState
 from controlplane.fleet.rollouts import revisions
+from controlplane.rows import narrowed, newest_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,14 @@ class Status:
 
 def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[Status]:
     """Where each deployment stands, by name; an empty value does not narrow."""
-    exact = {"model__name": model, "region__name": region, "pk": pk}
-    of = Deployment.objects.filter(**{name: value for name, value in exact.items() if value})
-    deployments = list(of.select_related("model", "region", "gpu_type"))
+    every = Deployment.objects.select_related("model", "region", "gpu_type")
+    deployments = list(narrowed(every, model__name=model, region__name=region, pk=pk))
     rows = Instance.objects.filter(deployment__in=deployments, state__in=revisions.RUNNING)
     rows = rows.exclude(launcher=Launcher.EXTERNAL).exclude(state=S.DRAINING).order_by("name")
     instances = list(rows.select_related("deployment__model", "deployment__gpu_type", "node"))
     differ = revisions.outdated(instances)
-    newest = Rollout.objects.filter(deployment=OuterRef("deployment")).order_by("-pk").values("pk")[:1]
-    rollouts = {
-        row.deployment_id: row for row in Rollout.objects.filter(deployment__in=deployments, pk=Subquery(newest))
-    }
+    newest = newest_of_each(Rollout.objects.filter(deployment__in=deployments), "deployment")
+    rollouts = {row.deployment_id: row for row in newest}
     standing = []
     for deployment in deployments:
         own = [row for row in instances if row.deployment_id == deployment.pk]

@@ -6,7 +6,6 @@
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +36,6 @@ from controlplane.gateway.ledger.accounting import FLEET
 from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job
 
-logger = logging.getLogger(__name__)
 RATE_WINDOW_S = 10
 SLO_WINDOW_S = 300
 

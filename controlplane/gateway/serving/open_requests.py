@@ -10,10 +10,10 @@ from itertools import count
 
 from controlplane.dispatch.port import (
     Finished,
-    FromDispatcher,
     Left,
     Lost,
     Moved,
+    OfRequest,
     Placed,
     Progress,
     Refused,
@@ -46,11 +46,11 @@ class OpenRequests:
         ticket.placement = asyncio.get_running_loop().create_future()
         self._send(ticket.asked)
 
-    def place_again(self, ticket: Ticket, reason: str, found: str) -> None:
-        """*ticket* was sent no byte by its instance, of which it *found* something."""
+    def place_again(self, ticket: Ticket, reason: str, failure: str) -> None:
+        """*ticket* was sent no byte by its instance. *failure*: `Left.failure`."""
         ticket.course.trace[-1]["lost"] = reason
         ticket.placement = asyncio.get_running_loop().create_future()
-        self._send(Left(ticket.asked.number, again=True, found=found))
+        self._send(Left(ticket.asked.number, again=True, failure=failure))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
@@ -64,7 +64,7 @@ class OpenRequests:
             self.streaming.add(ticket)
 
     def report(self) -> None:
-        """Tell how far every stream has come since the last call. Call it some ten times a second."""
+        """Report how far every stream has come since the last call. Call it some ten times a second."""
         moved = []
         for ticket in self.streaming:
             course = ticket.course
@@ -79,10 +79,10 @@ class OpenRequests:
         if self._close(ticket):
             self._send(Finished(ticket.asked.number))
 
-    def leave(self, ticket: Ticket, found: str = "") -> None:
+    def leave(self, ticket: Ticket, failure: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(Left(ticket.asked.number, found=found))
+            self._send(Left(ticket.asked.number, failure=failure))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)
@@ -93,7 +93,7 @@ class OpenRequests:
 
     # From the dispatcher
 
-    def take(self, record: FromDispatcher) -> None:
+    def take(self, record: OfRequest) -> None:
         """Put down what was decided. A request that has left meanwhile hears nothing."""
         ticket = self._tickets.get(record.number)
         if ticket is None:

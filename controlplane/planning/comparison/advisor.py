@@ -27,8 +27,8 @@ class _Plan(NamedTuple):
     made_at_s: float
     start_s: float
     """Begin of the first window."""
-    of: dict[str, tuple[int, float, list[float], list[float]]]
-    """By endpoint: instances, tokens a second that they serve, those of the windows planned for, and those to add for."""
+    of: dict[str, tuple[int, list[float], list[float]]]
+    """By endpoint: instances, tokens a second of the windows planned for, and of those to add for."""
 
 
 class Advisor:
@@ -59,11 +59,11 @@ class Advisor:
         plan, window_s = self._plan, float(settings.FORECAST_WINDOW_S)
         advice: list[Advice | None] = []
         for view in views:
-            target, able, windows, windows_soon = plan.of[view.key]
+            target, windows, windows_soon = plan.of[view.key]
             soon = soon_of(target, windows, window_s, now_s - plan.start_s, windows_soon)
             until_s = plan.made_at_s + settings.PLAN_EVERY_S
             peak = max(windows, default=0.0)
-            advice.append(Advice(target, peak, plan.made_at_s, until_s, able / target if target else 0.0, soon))
+            advice.append(Advice(target, peak, plan.made_at_s, until_s, soon))
         return advice
 
     def _solve(self, now_s: float, views: Sequence["EndpointView"]) -> _Plan:
@@ -76,9 +76,8 @@ class Advisor:
         for view in views:
             endpoint = (view.model, view.region)
             i, j = problem.models.index(view.model), problem.regions.index(view.region)
-            able = float((targets[i, j] * problem.capability_tokens_per_s[i]).sum())
             windows, soon = expected.tokens_per_s[endpoint], expected.soon_tokens_per_s[endpoint]
-            of[view.key] = int(targets[i, j].sum()), able, windows.tolist(), soon.tolist()
+            of[view.key] = int(targets[i, j].sum()), windows.tolist(), soon.tolist()
         return _Plan(now_s, (expected.start - self._from_at).total_seconds(), of)
 
     def _expected(self, at: datetime, endpoints: Sequence[demand.Endpoint]) -> Expected:

@@ -34,6 +34,7 @@ from controlplane.fleet.models import (
 )
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
+from controlplane.rows import narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +90,13 @@ def present(model: str, region: str, gpu_type: str = "") -> int:
     rows = Instance.objects.filter(
         deployment__model__name=model, deployment__region__name=region, deployment__active=True, state__in=PRESENT
     )
-    return (rows.filter(deployment__gpu_type__name=gpu_type) if gpu_type else rows).count()
+    return narrowed(rows, deployment__gpu_type__name=gpu_type).count()
 
 
 def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
     """The active deployments of *model*, or of an endpoint, or of one GPU type there, locked by `places.lock`."""
     rows = Deployment.objects.filter(model__name=model, active=True, model__active=True, region__active=True)
-    exact = {"region__name": region, "gpu_type__name": gpu_type}
-    return places.lock(rows.filter(**{name: value for name, value in exact.items() if value}))
+    return places.lock(narrowed(rows, region__name=region, gpu_type__name=gpu_type))
 
 
 @transaction.atomic

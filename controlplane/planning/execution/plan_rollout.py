@@ -5,7 +5,6 @@ cut off, or met a full node, is taken up by the next one. A plan ends as carried
 what was not moved, and why.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,7 +17,6 @@ from controlplane.events.services import record
 from controlplane.planning.execution import executor, live_views, strategies
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
-logger = logging.getLogger(__name__)
 ACTOR = "planner"
 TO_CARRY_OUT = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS)
 

@@ -122,8 +122,6 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         return None
     target = sum(row["target"] for row in rows)
     windows: Sequence[float] = plan.inputs.get("demand_tokens_per_s", {}).get(region, [])
-    served = sum(row["target"] * row.get("capability_tokens_per_s", 0.0) for row in rows)
-    some = max((row.get("capability_tokens_per_s", 0.0) for row in rows), default=0.0)
     soon = None
     if windows and "start_at" in plan.inputs:
         passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
@@ -134,7 +132,6 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         forecast_tokens_per_s=float(max(windows, default=0.0)),
         made_at_s=plan.made_at.timestamp(),
         valid_until_s=plan.valid_until.timestamp(),
-        tokens_per_s_per_instance=served / target if target else some,
         soon_instances=soon,
         next_plan_s=plan.made_at.timestamp() + settings.PLAN_EVERY_S,
     )

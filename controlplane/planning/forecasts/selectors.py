@@ -11,7 +11,8 @@ from django.db.models import Min, Q, QuerySet, Sum
 from controlplane.events.models import Event, Severity
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts.demand import COLUMNS, LAG, MINUTE_S, window_start
-from controlplane.planning.models import Backtest, Forecast, Quantity, newest_of_each
+from controlplane.planning.models import Backtest, Forecast, Quantity
+from controlplane.rows import newest_of_each
 
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)

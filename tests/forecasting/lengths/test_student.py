@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.models.state import save_model
+from forecasting.lengths.query import QUANTILES
 from tests.forecasting.lengths.made import samples
 
 

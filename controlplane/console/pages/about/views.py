@@ -1,4 +1,4 @@
-"""About: the state of Pilothouse itself, so that whoever watches the fleet can watch the watcher."""
+"""About: the state of Pilothouse itself, so that its operators can watch the watcher."""
 
 import platform
 import time
@@ -25,13 +25,13 @@ TIMEOUT_S = 1.0
 
 
 def package_versions() -> list[tuple[str, str]]:
-    found = [("python", platform.python_version())]
+    versions = [("python", platform.python_version())]
     for name in PACKAGES:
         try:
-            found.append((name, version(name)))
+            versions.append((name, version(name)))
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def database() -> dict[str, Any]:

@@ -117,7 +117,7 @@ class WebServer(Process):
 
 
 class Speaker:
-    """Publishes *feed* twice a second until it is told to be silent."""
+    """Publishes *feed* twice a second until `stop`."""
 
     def __init__(self, client: redis.Redis, feed: Feed) -> None:
         self.client, self.feed = client, feed
@@ -147,7 +147,7 @@ class Speaker:
             self._thread.join(5)
 
 
-class House:
+class ConsoleServer:
     """One console with its own Redis, database and feed."""
 
     def __init__(self, folder: Path, database: Path, rows: list[dict[str, Any]]) -> None:
