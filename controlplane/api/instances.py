@@ -8,7 +8,7 @@ from ninja import Field, Router, Status
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
+from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema
 from controlplane.fleet import selectors, services
 from controlplane.fleet.lifecycle import engine_logs
@@ -27,7 +27,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts import selectors as rollout_selectors
 from controlplane.fleet.rollouts import services as rollouts
 
-router = Router(auth=PEOPLE, tags=["Instances"])
+router = Router(auth=VIEWERS, tags=["Instances"])
 
 
 class InstanceOut(RowSchema):
@@ -128,7 +128,6 @@ def list_instances(
     q: str = "",
 ) -> dict[str, Any]:
     """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
-    request.auth.require(Role.VIEWER)
     rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
     differ = revisions.outdated(rows)
     for row in rows:
@@ -138,7 +137,6 @@ def list_instances(
 
 @router.get("/instances/{name}", response=InstanceDetail)
 def get_instance(request: ApiRequest, name: str) -> Instance:
-    request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.instances(), name=name)
 
 
@@ -170,7 +168,6 @@ def act_on_instance(request: ApiRequest, name: str, action: Action, body: Action
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus)
 def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.Status:
     """Which instances have the deployment's present engine settings, and the newest rollout."""
-    request.auth.require(Role.VIEWER)
     get_object_or_404(Deployment, pk=deployment_id)
     return rollout_selectors.statuses(pk=deployment_id)[0]
 

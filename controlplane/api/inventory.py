@@ -16,7 +16,7 @@ from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api import accounts, instances
-from controlplane.api.callers import PEOPLE, ApiRequest
+from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import Items, Reason, RowSchema
 from controlplane.fleet import selectors
 from controlplane.fleet.inventory import kinds, services
@@ -34,7 +34,7 @@ from controlplane.fleet.models import (
     SloKind,
 )
 
-router = Router(auth=PEOPLE, tags=["Inventory"])
+router = Router(auth=VIEWERS, tags=["Inventory"])
 
 
 class RegionOut(RowSchema):
@@ -173,13 +173,11 @@ def given(body: BaseModel) -> dict[str, Any]:
 
 @router.get("/deployments", response=Items[DeploymentOut])
 def list_deployments(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
-    request.auth.require(Role.VIEWER)
     return {"items": list(selectors.deployments(model=model, region=region))}
 
 
 def add_list(resource: Resource) -> None:
     def rows(request: ApiRequest) -> dict[str, Any]:
-        request.auth.require(Role.VIEWER)
         return {"items": list(resource.rows())}
 
     rows.__name__, rows.__doc__ = f"list_{resource.path.replace('-', '_')}", resource.about_list
@@ -203,14 +201,14 @@ def add_operations(resource: Resource) -> None:
 
     started = " It is started, or looked for at its address." if kind is kinds.INSTANCE else ""
 
-    @resource.router.post(every, response={201: resource.out}, auth=PEOPLE)
+    @resource.router.post(every, response={201: resource.out}, auth=VIEWERS)
     @described("create", f"A new {title}.{started}", body=with_reason(kind.create))
     def create(request: ApiRequest, body: Reasoned) -> Status[models.Model]:
         user = request.auth.require(Role.ADMIN)
         row = services.create(kind, given(body), user, body.reason)
         return Status(201, resource.rows().get(pk=row.pk))
 
-    @resource.router.patch(one, response=resource.out, auth=PEOPLE)
+    @resource.router.patch(one, response=resource.out, auth=VIEWERS)
     @described("change", "Only what is given changes.", body=with_reason(kind.change))
     def change(request: ApiRequest, name: str, body: Reasoned) -> models.Model:
         user = request.auth.require(Role.ADMIN)
@@ -221,7 +219,7 @@ def add_operations(resource: Resource) -> None:
     if not kind.deletable:
         return
 
-    @resource.router.delete(one, response={204: None}, auth=PEOPLE)
+    @resource.router.delete(one, response={204: None}, auth=VIEWERS)
     @described("delete", "Refused while other rows refer to it.")
     def delete(request: ApiRequest, name: str, reason: str = Reason) -> Status[None]:
         user = request.auth.require(Role.ADMIN)

@@ -8,12 +8,12 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema, Status
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
+from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 
-router = Router(auth=PEOPLE, tags=["Lengths"])
+router = Router(auth=VIEWERS, tags=["Lengths"])
 
 
 class LengthQuery(Schema):
@@ -63,7 +63,6 @@ class TrainingOut(Described):
 @router.get("/lengths", response=Items[LengthMeasuresOut])
 def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, Any]:
     """How predictions fared by model, tenant and predictor; shadows are among the predictors."""
-    request.auth.require(Role.VIEWER)
     since = timezone.now() - timedelta(hours=query.hours)
     scope = selectors.Scope(since, query.model, frozenset([query.tenant]) if query.tenant else None)
     sums_by_series = selectors.by_series(scope)
@@ -92,7 +91,6 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
 @router.get("/lengths/versions", response=Items[LengthVersionOut])
 def list_length_versions(request: ApiRequest) -> dict[str, Any]:
     """Versions of the length model, newest first. When none is active, the student that comes with Pilothouse answers."""
-    request.auth.require(Role.VIEWER)
     return {"items": selectors.versions()}
 
 

@@ -10,7 +10,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
+from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.planning import selectors, services
@@ -28,7 +28,7 @@ from controlplane.planning.models import (
 )
 from controlplane.rows import narrowed
 
-router = Router(auth=PEOPLE, tags=["Scaling"])
+router = Router(auth=VIEWERS, tags=["Scaling"])
 
 
 class ForecastOut(RowSchema):
@@ -143,7 +143,6 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
     They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
     series that were made within an hour are one row, with the last forecast of each window; its note says so.
     """
-    request.auth.require(Role.VIEWER)
     rows = Forecast.objects.filter(slo_class=query.slo_class)
     return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
 
@@ -152,14 +151,12 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
 @paginate(NewestFirst)
 def list_backtests(request: ApiRequest) -> QuerySet[Backtest]:
     """How well each forecaster would have done, newest first."""
-    request.auth.require(Role.VIEWER)
     return Backtest.objects.all()
 
 
 @router.get("/scaling/policies", response=Items[PolicyOut])
 def list_policies(request: ApiRequest) -> dict[str, Any]:
     """How each active model is scaled."""
-    request.auth.require(Role.VIEWER)
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
@@ -178,13 +175,11 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any
 @paginate(NewestFirst)
 def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> QuerySet[ScalingPlan]:
     """Scaling plans, newest first; `/api/scaling/plans/{id}` has the inputs too."""
-    request.auth.require(Role.VIEWER)
     return selectors.plans(model=query.model, status=query.status or "", strategy=query.strategy).defer("inputs")
 
 
 @router.get("/scaling/plans/{int:plan_id}", response=PlanDetail)
 def get_plan(request: ApiRequest, plan_id: int) -> ScalingPlan:
-    request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.plans(), pk=plan_id)
 
 
@@ -210,7 +205,6 @@ def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingP
 @paginate(NewestFirst)
 def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> QuerySet[ScalingMove]:
     """Instances that scaling added or took away, newest first, each with its reason."""
-    request.auth.require(Role.VIEWER)
     return selectors.moves(model=query.model, source=query.source or "", region=query.region)
 
 
@@ -218,7 +212,6 @@ def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> QuerySet[Scaling
 @paginate(NewestFirst)
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
     """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
-    request.auth.require(Role.VIEWER)
     return StrategyComparison.objects.all()
 
 

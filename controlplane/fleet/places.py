@@ -12,7 +12,7 @@ from collections import Counter
 from django.db.models import Q, QuerySet
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment, Instance, Launcher, Node
+from controlplane.fleet.models import Deployment, Instance, Node
 
 
 class NoRoom(ActionError):
@@ -62,7 +62,7 @@ def new_instance(deployment: Deployment) -> Instance:
 
     Raises NoRoom without free GPUs, ActionError without a sibling to copy, ValidationError when there can be none.
     """
-    siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
+    siblings = Instance.objects.launched().filter(deployment__model=deployment.model)
     here = siblings.filter(deployment=deployment)
     launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
     if not launchers:

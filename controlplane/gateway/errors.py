@@ -10,7 +10,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 class ApiError(Exception):
     """An answer other than success: status, OpenAI error body, retry headers.
 
-    `retry_after_s` also says to the SDKs that trying again makes sense; without it they are told not to.
+    `retry_after_s` also says to the SDKs that trying again makes sense; without it, that it makes none.
     """
 
     def __init__(

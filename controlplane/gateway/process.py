@@ -103,7 +103,7 @@ class Gateway:
             owns=self.owns,
             read_inventory=self.read_inventory,
             clock=loop_clock,
-            job=jobs.add("floor", floor.TURN_S),
+            job=jobs.add("floor", floor.PERIOD_S),
         )
         self.dispatcher.on_submit = self.floor.arrived
         self.http = Application(

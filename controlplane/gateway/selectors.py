@@ -67,7 +67,7 @@ def tenant_usage(
     }
     rows = filter_requests(requests_of(tenants), since=since, until=until, **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
-    # an annotation may not have the name of a column, so the sums are named apart and renamed row by row
+    # an annotation may not have the name of a column, so each sum has another one, and is renamed row by row
     counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})
     for row in counted[:limit].iterator(chunk_size=2_000):
         yield {name.removeprefix("sum_"): value for name, value in row.items()}

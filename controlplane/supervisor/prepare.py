@@ -38,10 +38,10 @@ def static() -> str:
     from django.conf import settings
     from django.core.management import call_command
 
-    said = io.StringIO()
-    call_command("collectstatic", interactive=False, verbosity=1, stdout=said)
+    output = io.StringIO()
+    call_command("collectstatic", interactive=False, verbosity=1, stdout=output)
     drop_stale_copies(Path(settings.STATIC_ROOT))
-    return said.getvalue().strip().split("\n")[-1].partition(" copied to")[0].rstrip(".") + " collected"
+    return output.getvalue().strip().split("\n")[-1].partition(" copied to")[0].rstrip(".") + " collected"
 
 
 def drop_stale_copies(folder: Path) -> int:

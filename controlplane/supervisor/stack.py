@@ -203,8 +203,8 @@ class Stack:
     async def _prepare(self, *steps: str) -> None:
         def on_line(line: str) -> None:
             try:
-                said = json.loads(line)
-                step, text, took_s = said["step"], said["text"], said["took_s"]
+                report = json.loads(line)
+                step, text, took_s = report["step"], report["text"], report["took_s"]
             except (ValueError, TypeError, KeyError):
                 self.screen.line("prepare", line)
                 return

@@ -79,7 +79,7 @@ def hold(folder: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderHeldError(_said(file.read(), folder)) from None
+            raise FolderHeldError(_held_by(file.read(), folder)) from None
         file.truncate()
         json.dump(asdict(Holder(os.getpid(), url, time.time())), file)
         file.flush()
@@ -89,7 +89,7 @@ def hold(folder: Path, url: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def _said(text: str, folder: Path) -> str:
+def _held_by(text: str, folder: Path) -> str:
     try:
         holder = Holder(**json.loads(text))
     except (ValueError, TypeError):  # it has not written its line yet

@@ -55,7 +55,7 @@ class FakeLauncher:
 @pytest.fixture
 def quick(monkeypatch):
     """Periods and waits of a test's length."""
-    monkeypatch.setattr(module, "TURN_S", 0.05)
+    monkeypatch.setattr(module, "PERIOD_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(module, "EASE_S", 0.3)
     monkeypatch.setattr(module, "SETTLE_S", 0.0)

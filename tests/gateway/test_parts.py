@@ -134,32 +134,32 @@ class TestWindows:
         windows = Windows()
         group = windows.group("fleet")
         for second in range(20):
-            windows.turn(1000 + second)
+            windows.advance(1000 + second)
             windows.count((group,), Count.REQUESTS, 3)
-        windows.turn(1020)
+        windows.advance(1020)
         assert windows.rate(group, Count.REQUESTS, 10) == 3.0
         assert windows.total(group, Count.REQUESTS, 300) == 60
-        windows.turn(1400)
+        windows.advance(1400)
         assert windows.total(group, Count.REQUESTS, 300) == 0
 
     def test_percentiles_are_within_a_bucket(self):
         windows, seeded = Windows(), random.Random(7)
         group = windows.group("m")
-        windows.turn(5.0)
+        windows.advance(5.0)
         values = [math.exp(seeded.gauss(5, 1)) for _ in range(4000)]
         for value in values:
             windows.latency((group,), Latency.TTFT, value)
         for percent, quantile in zip((50, 95, 99), windows.percentiles(group, Latency.TTFT, (50, 95, 99)), strict=True):
             assert quantile == pytest.approx(np.percentile(values, percent), rel=0.05)
-        windows.turn(70.0)
+        windows.advance(70.0)
         assert windows.percentiles(group, Latency.TTFT, (50,)) == [None]
 
     def test_more_groups_than_it_was_made_for(self):
         windows = Windows(capacity=2)
         groups = [windows.group(f"g{index}") for index in range(5)]
-        windows.turn(1.0)
+        windows.advance(1.0)
         windows.count(tuple(groups), Count.ERRORS)
-        windows.turn(2.0)
+        windows.advance(2.0)
         assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
 
 

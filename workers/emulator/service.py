@@ -130,10 +130,10 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
         instance.submit(plain)
         try:
             await plain.done
-            said = plain.body()
+            whole = plain.body()
         finally:
             instance.withdraw(plain)
-        return web.Response(body=said, content_type=JSON, headers=headers)
+        return web.Response(body=whole, content_type=JSON, headers=headers)
 
     # vLLM sends the head of a stream at once, even while the request waits.
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})

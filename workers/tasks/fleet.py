@@ -97,7 +97,7 @@ def watch_loading(forward: bool = True) -> int:
     were failed.
     """
     failed = 0
-    loading = Instance.objects.filter(state=InstanceState.LOADING).exclude(launcher=Launcher.EXTERNAL)
+    loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), WATCH_TASK, forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
@@ -161,9 +161,7 @@ def claim(command_id: int) -> InstanceCommand | None:
     if command is None:
         return None
     Instance.objects.select_for_update().get(pk=command.instance_id)
-    open_states = [CommandState.PENDING, CommandState.RUNNING]
-    older = InstanceCommand.objects.filter(instance=command.instance_id, state__in=open_states, pk__lt=command.pk)
-    if older.exists():
+    if InstanceCommand.objects.open().filter(instance=command.instance_id, pk__lt=command.pk).exists():
         return None
     command.started_at = timezone.now()
     claimed = InstanceCommand.objects.filter(pk=command.pk, state=CommandState.PENDING).update(

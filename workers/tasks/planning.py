@@ -89,8 +89,8 @@ def finish_drains() -> int:
     on_the_way = live_views.running()  # what vLLM has finished, a slow caller may still have to read
 
     def left(row: Instance) -> int | None:
-        said = running.get(row.url)
-        return None if said is None else max(said, on_the_way.get(row.name, 0))
+        reported = running.get(row.url)
+        return None if reported is None else max(reported, on_the_way.get(row.name, 0))
 
     return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 

@@ -38,7 +38,7 @@ from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reacti
 from scheduling.scaling.endpoint import GRACE_S, percent
 
 logger = logging.getLogger(__name__)
-TURN_S = 1.0
+PERIOD_S = 1.0
 ALONE = Reactive(min_instances=0)
 """Marks where no strategy is alive; the bounds are each endpoint's own."""
 BENEATH = FLOOR
@@ -137,7 +137,7 @@ class Floor:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(TURN_S)
+            await asyncio.sleep(PERIOD_S)
             with self.job:
                 if self._owns():
                     self.turn()

@@ -76,7 +76,7 @@ def read() -> Inventory:
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
     instances = list(rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
     present = Counter(row.deployment_id for row in instances if row.state in PRESENT)
-    launched = Instance.objects.exclude(launcher=Launcher.EXTERNAL).order_by()
+    launched = Instance.objects.launched().order_by()
     launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
-from controlplane.fleet.models import Deployment, Instance, Launcher, Rollout, RolloutState
+from controlplane.fleet.models import Deployment, Instance, Rollout, RolloutState
 from controlplane.fleet.rollouts import revisions
 from controlplane.rows import narrowed, newest_of_each
 
@@ -33,8 +33,8 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
     """Where each deployment stands, by name; an empty value does not narrow."""
     every = Deployment.objects.select_related("model", "region", "gpu_type")
     deployments = list(narrowed(every, model__name=model, region__name=region, pk=pk))
-    rows = Instance.objects.filter(deployment__in=deployments, state__in=revisions.RUNNING)
-    rows = rows.exclude(launcher=Launcher.EXTERNAL).exclude(state=S.DRAINING).order_by("name")
+    rows = Instance.objects.launched().filter(deployment__in=deployments, state__in=revisions.RUNNING - {S.DRAINING})
+    rows = rows.order_by("name")
     instances = list(rows.select_related("deployment__model", "deployment__gpu_type", "node"))
     differ = revisions.outdated(instances)
     newest = newest_of_each(Rollout.objects.filter(deployment__in=deployments), "deployment")

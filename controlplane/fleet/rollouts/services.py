@@ -154,7 +154,7 @@ def _step(rollout: Rollout) -> None:
     if waits:
         rollout.message = waits
         return
-    left = rollout.deployment.instances.exclude(launcher=Launcher.EXTERNAL).filter(state=S.DRAINING)
+    left = rollout.deployment.instances.launched().filter(state=S.DRAINING)
     rollout.total = len(seen.present)
     rollout.up_to_date = seen.up_to_date
     words = f"All {rollout.total} instances have the present settings."
@@ -258,7 +258,7 @@ def _start(rollout: Rollout, row: Instance) -> None:
 
 def _startable(deployment: Deployment) -> Instance:
     """A stopped instance of *deployment* that has a place, else a new one, else one that failed. Raises NoRoom."""
-    rows = deployment.instances.exclude(launcher=Launcher.EXTERNAL).select_related("node", "deployment").order_by("pk")
+    rows = deployment.instances.launched().select_related("node", "deployment").order_by("pk")
     idle = [row for row in rows.filter(state__in=[S.STOPPED, S.FAILED]) if services.open_command(row) is None]
     for row in idle:
         if row.state == S.STOPPED and places.keeps(row):
@@ -308,7 +308,7 @@ def _locked(rows: QuerySet[Rollout]) -> Rollout | None:
 
 
 def _present(deployment: Deployment) -> int:
-    return deployment.instances.exclude(launcher=Launcher.EXTERNAL).filter(state__in=PRESENT).count()
+    return deployment.instances.launched().filter(state__in=PRESENT).count()
 
 
 def _overdue(row: Instance) -> bool:

@@ -173,7 +173,7 @@ class Keys:
             async with self._lock:  # one look-up at a time: a flood of wrong keys cannot take every thread
                 if digest not in self._grants:
                     try:
-                        found, self.known_classes = await database_sync_to_async(_load)([digest])
+                        grants, self.known_classes = await database_sync_to_async(_load)([digest])
                     except Exception as error:
                         logger.warning("API key could not be checked: %s", error)
                         raise ApiError(
@@ -185,7 +185,7 @@ class Keys:
                         ) from error
                     if len(self._grants) >= CACHE_SIZE:
                         self._grants.pop(next(iter(self._grants)))
-                    self._grants[digest] = found.get(digest)
+                    self._grants[digest] = grants.get(digest)
         grant = self._grants.get(digest)
         if grant is None:
             raise invalid_key("This API key is unknown or has been revoked.")

@@ -3,17 +3,17 @@
 import asyncio
 from collections import deque
 
-MOST_PER_TURN = 16
+MOST_PER_CYCLE = 16
 
 
 class Pace:
-    """Lets at most *most* requests begin in one turn of the event loop; the others begin in the turns that follow.
+    """Lets at most *most* requests begin in one cycle of the event loop; the others begin in the cycles that follow.
 
     A request takes about a millisecond to begin (parse, decide, connect), all of it in one go. Without this, whatever else
-    is ready in the same turn waits behind all of them.
+    is ready in the same cycle waits behind all of them.
     """
 
-    def __init__(self, most: int = MOST_PER_TURN) -> None:
+    def __init__(self, most: int = MOST_PER_CYCLE) -> None:
         self.most = most
         self._begun = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -23,19 +23,19 @@ class Pace:
         if self._begun < self.most and not self._waiting:
             self._count()
             return None
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        return turn
+        begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(begins)
+        return begins
 
     def _count(self) -> None:
         self._begun += 1
         if self._begun == 1:
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            asyncio.get_running_loop().call_soon(self._next_cycle)
 
-    def _next_turn(self) -> None:
+    def _next_cycle(self) -> None:
         self._begun = 0
         while self._waiting and self._begun < self.most:
-            turn = self._waiting.popleft()
-            if not turn.done():  # whoever waited may have gone
-                turn.set_result(None)
+            begins = self._waiting.popleft()
+            if not begins.done():  # its request may have gone
+                begins.set_result(None)
                 self._count()

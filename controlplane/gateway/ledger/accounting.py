@@ -1,4 +1,4 @@
-"""Closing the books on a request: ledger row, measures, and what predictors of lengths learn from it."""
+"""Accounting of a request that ended: ledger row, measures, and what predictors of lengths learn from it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,15 +37,15 @@ class Records:
 
     def groups(self, model: str, region: str, instance: str) -> tuple[int, ...]:
         """The window groups that a request of *model* in *region* on *instance* counts for."""
-        found = self._groups.get((model, region, instance))
-        if found is None:
+        groups = self._groups.get((model, region, instance))
+        if groups is None:
             names = [FLEET, f"model {model}"]
             if region:
                 names.append(f"endpoint {model} {region}")
             if instance:
                 names.append(f"instance {instance}")
-            found = self._groups[model, region, instance] = tuple(map(self.windows.group, names))
-        return found
+            groups = self._groups[model, region, instance] = tuple(map(self.windows.group, names))
+        return groups
 
     def close(self, ticket: Ticket, status: int) -> int:
         """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
@@ -122,7 +122,7 @@ class Records:
         self.tokens[model, region, slo_class, "prompt"] += prompt_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.course.output_tokens
         windows = self.windows
-        windows.turn(self.clock())
+        windows.advance(self.clock())
         groups = self.groups(model, region, ticket.course.instance)
         windows.count(groups, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
@@ -136,5 +136,5 @@ class Records:
 
     def arrived(self, model: str) -> None:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
-        self.windows.turn(self.clock())
+        self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)

@@ -89,11 +89,11 @@ def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str], C
 
 def written_before(entries: Sequence[Entry]) -> set[tuple[str, datetime]]:
     """(request id, arrival) of those of *entries* that the ledger has."""
-    found: set[tuple[str, datetime]] = set()
+    known: set[tuple[str, datetime]] = set()
     for begin in range(0, len(entries), LOOKED_UP):
         ids = [entry.request_id for entry in entries[begin : begin + LOOKED_UP]]
-        found.update(LedgerRow.objects.filter(request_id__in=ids).values_list("request_id", "arrived_at"))
-    return found
+        known.update(LedgerRow.objects.filter(request_id__in=ids).values_list("request_id", "arrived_at"))
+    return known
 
 
 def write(entries: Sequence[Entry], *, again: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The length service on the data path: how many tokens a request will produce, within a budget, from whoever knows best.
+"""The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
 In this order: a prompt that was seen (exact cache), one much like it (semantic cache), the active version of the length
 model, put right for its (model, tenant), and the prior. Nothing here can fail a request: what raises, is late or makes no
@@ -13,14 +13,14 @@ import math
 import random
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway.admission.validation import Call, prompt_text
+from controlplane.gateway.admission.validation import Call
+from controlplane.gateway.lengths.prediction import FORCED, SOURCES, Prediction, bounded, query_of
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
@@ -29,13 +29,12 @@ from controlplane.lengths.services import BUNDLED, InUse
 from forecasting.lengths import LengthModel, LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, DriftAlarm, PerPair, log_ratio
-from forecasting.lengths.service.online import Online, Righted
+from forecasting.lengths.service.online import Online
 from forecasting.lengths.service.predictor import Answer, InLine, SubprocessPredictor, Why, checked, fast_enough
 from forecasting.lengths.service.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 
-FORCED: Final = "forced"
 FLUSH_S: Final = 5.0
 REFRESH_S: Final = 2.0
 AGAIN_S: Final = 60.0
@@ -48,46 +47,6 @@ TIMES: Final = 4096
 """Answers over which the service's own latency is measured."""
 PRIOR_SPREAD: Final = 0.9
 """Standard deviation of the logarithm of lengths about the prior's mean, until it is known."""
-SOURCES: Final = {CACHE: "cache", SEMANTIC: "semantic", PRIOR: "prior", FORCED: FORCED}
-"""Names of sources in the published summary; whatever else answers is `student`."""
-
-
-@dataclass(slots=True)
-class Prediction:
-    """What was said of one request; tokens are of all its sequences, `Answer`s of one."""
-
-    tokens: int
-    upper_tokens: int
-    source: str
-    served: Answer
-    why: str = ""
-    """Why the prior answered."""
-    seen: int = 0
-    """Lengths that the cache's answer stands on."""
-    raw: Answer | None = None
-    """What the length model said, before it was put right."""
-    righted: Righted | None = None
-    query: LengthQuery | None = None
-    key: CacheKey | None = None
-
-    def explained(self) -> dict[str, object]:
-        """For the ledger's decision trace."""
-        traced: dict[str, object] = {"tokens": self.tokens, "upper_tokens": self.upper_tokens, "source": self.source}
-        if self.why:
-            traced["why"] = self.why
-        if self.seen:
-            traced["seen"] = self.seen
-        return traced
-
-
-def query_of(call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> LengthQuery:
-    """What a length model is asked about *call*."""
-    text, turns, conversation = prompt_text(call.body)
-    tools = call.body.get("tools")
-    return LengthQuery(
-        text, prompt_tokens, asked.model, tenant, asked.slo_class, asked.max_tokens, turns, conversation,
-        len(tools) if isinstance(tools, list) else 0,
-    )  # fmt: skip
 
 
 class LengthService:
@@ -164,17 +123,17 @@ class LengthService:
         active, shadow = await database_sync_to_async(services.in_use)()
         slow = isinstance(self.predictor, InLine) and self.predictor.too_slow
         if active != self.active or self.predictor is None or slow:
-            await self._take_up(active, apart=slow)
+            await self._take_up(active, in_subprocess=slow)
         elif time.monotonic() >= self._in_line_again_s:
             await self._back_in_line()
         if shadow != self.shadow:
             await self._take_up_shadow(shadow)
 
-    async def _take_up(self, version: InUse, *, apart: bool = False) -> None:
+    async def _take_up(self, version: InUse, *, in_subprocess: bool = False) -> None:
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return
         try:
-            predictor = await self._predictor(version, apart)
+            predictor = await self._predictor(version, in_subprocess)
         except Exception as error:
             logger.warning("lengths: %s could not be taken up: %s: %s", version.name, type(error).__name__, error)
             self._not_before_s = {version: time.monotonic() + AGAIN_S}
@@ -185,16 +144,18 @@ class LengthService:
             self._alarms.clear()
         self.active = version
         logger.info(
-            "lengths: %s answers %s", version.name, "apart" if isinstance(predictor, SubprocessPredictor) else "in line"
+            "lengths: %s answers %s",
+            version.name,
+            "in a subprocess" if isinstance(predictor, SubprocessPredictor) else "in line",
         )
         if before is not None:
             self.restarts += before.restarts
             await before.stop()
 
-    async def _predictor(self, version: InUse, apart: bool) -> InLine | SubprocessPredictor:
-        if not apart and (found := await self._in_line(version)):
-            return found
-        if apart:
+    async def _predictor(self, version: InUse, in_subprocess: bool) -> InLine | SubprocessPredictor:
+        if not in_subprocess and (in_line := await self._in_line(version)):
+            return in_line
+        if in_subprocess:
             self._in_line_again_s = time.monotonic() + IN_LINE_AGAIN_S
         predictor = SubprocessPredictor(self.budget_s, arguments=(version.kind, version.file))
         predictor.start()
@@ -213,10 +174,10 @@ class LengthService:
 
     async def _back_in_line(self) -> None:
         """Let the active version answer in line again, if the machine has become fast enough."""
-        found, before = await self._in_line(self.active), self.predictor
-        if found is None or before is None:
+        in_line, before = await self._in_line(self.active), self.predictor
+        if in_line is None or before is None:
             return
-        self.predictor = found
+        self.predictor = in_line
         logger.info("lengths: %s answers in line again", self.active.name)
         self.restarts += before.restarts
         await before.stop()
@@ -242,24 +203,24 @@ class LengthService:
         """How long the answer to *call* will be. Never raises, and waits for the budget at most."""
         began = time.perf_counter()
         if asked.ignore_eos and asked.max_tokens:
-            found = self._by_prior(asked, None, FORCED, "")
+            prediction = self._by_prior(asked, None, FORCED, "")
         elif not self.on:
-            found = self._by_prior(asked, None, PRIOR, "off")
+            prediction = self._by_prior(asked, None, PRIOR, "off")
         else:
             try:
-                found = await self._ask(call, tenant, asked, prompt_tokens)
+                prediction = await self._ask(call, tenant, asked, prompt_tokens)
             except Exception as error:
                 logger.warning(
                     "lengths: a prediction failed: %s", type(error).__name__
                 )  # its text may hold the prompt's
                 self.failed[Why.FAILED] += 1
-                found = self._by_prior(asked, None, PRIOR, Why.FAILED)
-        self.answered[SOURCES.get(found.source, "student")] += 1
+                prediction = self._by_prior(asked, None, PRIOR, Why.FAILED)
+        self.answered[SOURCES.get(prediction.source, "student")] += 1
         elapsed_s = time.perf_counter() - began
         self.late += elapsed_s > self.budget_s
         self._times_ms[self._timed % TIMES] = elapsed_s * 1000
         self._timed += 1
-        return found
+        return prediction
 
     async def _ask(self, call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> Prediction:
         query = query_of(call, tenant, asked, prompt_tokens)
@@ -271,18 +232,18 @@ class LengthService:
                 tokens = seen.tokens(asked.max_tokens) if seen is not None else 0.0
                 if seen is not None and tokens:
                     answer = Answer(tokens, seen.quantiles(tokens))
-                    return self._prediction(asked, answer, source, query=query, key=key, seen=seen.count)
+                    return bounded(asked, answer, source, query=query, key=key, seen=seen.count)
         reply: Answer | Why = Why.DOWN
         if self.predictor is not None:
             reply = await self.predictor.ask(query)
         if isinstance(reply, Why):
             self.failed[reply] += 1
-            found = self._by_prior(asked, tenant, PRIOR, reply)
-            found.query, found.key = query, key
-            return found
+            prediction = self._by_prior(asked, tenant, PRIOR, reply)
+            prediction.query, prediction.key = query, key
+            return prediction
         righted = self._online.right(query, *reply)
         right = Answer(righted.tokens, righted.quantiles)
-        return self._prediction(asked, right, self.active.name, raw=reply, query=query, key=key, righted=righted)
+        return bounded(asked, right, self.active.name, raw=reply, query=query, key=key, righted=righted)
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)
@@ -292,37 +253,31 @@ class LengthService:
             around = [each * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             learnt = self._prior_quantiles[asked.model, tenant or asked.tenant].apply(each, around)
             quantiles = learnt[1]  # of its own mean the prior takes care itself
-        return self._prediction(asked, Answer(each, quantiles), source, why=why)
-
-    @staticmethod
-    def _prediction(asked: OutputQuery, answer: Answer, source: str, **more: Any) -> Prediction:
-        """*answer* within what the request allows and demands."""
-        least, most = float(max(1, asked.min_tokens)), float(asked.max_tokens or math.inf)
-        served = Answer(
-            min(max(answer.tokens, least), most),
-            tuple(min(max(quantile, least), most) for quantile in answer.quantiles),
-        )
-        tokens = max(1, round(served.tokens)) * asked.sequences
-        upper = max(tokens, math.ceil(served.quantiles[-1]) * asked.sequences)
-        return Prediction(tokens, upper, source, served, **more)
+        return bounded(asked, Answer(each, quantiles), source, why=why)
 
     # A request ends
 
-    def learn(self, found: Prediction | None, asked: OutputQuery, tenant_id: int, output_tokens: int) -> None:
+    def learn(self, prediction: Prediction | None, asked: OutputQuery, tenant_id: int, output_tokens: int) -> None:
         """A request that was served to its end came to *output_tokens* over all its sequences. Never raises.
 
         Forced lengths teach nothing; one that `max_tokens` cut is taken for at least that long.
         """
-        if found is None or found.query is None or found.source == FORCED or asked.ignore_eos or output_tokens < 1:
+        if (
+            prediction is None
+            or prediction.query is None
+            or prediction.source == FORCED
+            or asked.ignore_eos
+            or output_tokens < 1
+        ):
             return
         try:
-            self._learn(found, found.query, found.key, asked, tenant_id, output_tokens / asked.sequences)
+            self._learn(prediction, prediction.query, prediction.key, asked, tenant_id, output_tokens / asked.sequences)
         except Exception as error:
             logger.warning("lengths: nothing was learnt of a request: %s", type(error).__name__)
 
     def _learn(
         self,
-        found: Prediction,
+        prediction: Prediction,
         query: LengthQuery,
         key: CacheKey | None,
         asked: OutputQuery,
@@ -333,21 +288,21 @@ class LengthService:
         cut = asked.max_tokens is not None and real >= asked.max_tokens
         if self.cache is not None and key is not None:
             self.cache.learn(key, real, cut=cut)
-        tokens, quantiles = found.served
-        if found.raw is not None and found.righted is not None:
-            self._online.learn(query, found.righted, real, cut=cut)
+        tokens, quantiles = prediction.served
+        if prediction.raw is not None and prediction.righted is not None:
+            self._online.learn(query, prediction.righted, real, cut=cut)
             alarm = self._alarms[pair]
-            if not cut and alarm.add(log_ratio(real, found.raw.tokens), now):
+            if not cut and alarm.add(log_ratio(real, prediction.raw.tokens), now):
                 logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
                 self.notes.drifts.append(Drift(*pair, alarm.raised, self.active.name))
             if self._shadow_model is not None:
                 self._shadowed.append((query, real, cut, now))
-        elif found.source == PRIOR:
+        elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
-        self.notes.measure(now, *pair, found.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
+        self.notes.measure(now, *pair, prediction.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
         if not cut:
-            self._draw(Sampled(now, tenant_id, query, round(tokens), found.source, max(1, round(real))))
+            self._draw(Sampled(now, tenant_id, query, round(tokens), prediction.source, max(1, round(real))))
 
     def _draw(self, sample: Sampled) -> None:
         """Keep an even share of the requests of each model, as many as are wanted between two flushes."""

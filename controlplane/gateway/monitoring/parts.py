@@ -33,13 +33,13 @@ class Parts:
     async def probe(self) -> None:
         """Ask which workers are there. Raises what the broker raises."""
         try:
-            found = await asyncio.to_thread(answering_workers, settings.REDIS_URL, ANSWER_WITHIN_S)
+            workers = await asyncio.to_thread(answering_workers, settings.REDIS_URL, ANSWER_WITHIN_S)
         except Exception:
             self._workers = None
             raise
-        self._missed = 0 if found else self._missed + 1
-        if found or self._missed >= GONE_AFTER:
-            self._workers = found
+        self._missed = 0 if workers else self._missed + 1
+        if workers or self._missed >= GONE_AFTER:
+            self._workers = workers
 
     def __call__(self) -> list[Part]:
         redis = self._redis()

@@ -72,7 +72,7 @@ class Summary:
         self.sequence = 0
 
     def snapshot(self) -> dict[str, Any]:
-        self.windows.turn(self.sources.clock())
+        self.windows.advance(self.sources.clock())
         self.sequence += 1
         replicas = sorted(self.topology.replicas.values(), key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]

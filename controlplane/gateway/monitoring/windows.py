@@ -53,7 +53,7 @@ class Windows:
                 self._latency = np.concatenate([self._latency, np.zeros_like(self._latency)])
         return index
 
-    def turn(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Move the ring to *now_s*, clearing the slices that come round again. Call before recording and reading."""
         second = int(now_s)
         if second == self._second:
@@ -93,9 +93,9 @@ class Windows:
         total = int(counts.sum())
         if not total:
             return [None] * len(percents)
-        found = np.searchsorted(np.cumsum(counts), np.ceil(np.asarray(percents) / 100.0 * total))
+        buckets = np.searchsorted(np.cumsum(counts), np.ceil(np.asarray(percents) / 100.0 * total))
         # the middle of a bucket in logarithm: half a bucket's width below its upper edge
-        return [float(edge) for edge in _EDGES_MS[np.minimum(found, _BUCKETS - 1)] / math.sqrt(_GROWTH)]
+        return [float(edge) for edge in _EDGES_MS[np.minimum(buckets, _BUCKETS - 1)] / math.sqrt(_GROWTH)]
 
     def _span(self, window_s: int) -> int:
         return min(window_s, self._second - self._started_second)

@@ -48,7 +48,7 @@ def terms_of(key: ApiKey, slo_class: str) -> SloTerms | None:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """One side of the books."""
+    """Counts of one side: what was sent and answered, or what the ledger has."""
 
     requests: int
     done: int
@@ -76,7 +76,7 @@ class Comparison:
         }
 
     def table(self) -> Table:
-        table = Table("books", "sender", "ledger", "")
+        table = Table("counts", "sender", "ledger", "")
         for name in Sums.__slots__:
             ours, theirs = getattr(self.sender, name), getattr(self.ledger, name)
             mark = "equal" if ours == theirs else f"differs by {theirs - ours:+,}"

@@ -2,10 +2,12 @@
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
 notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
-Equal hashes stand for equal beginnings within one gateway process, whose index they are kept in.
+Equal hashes stand for equal beginnings, in whichever process they were computed.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -34,7 +36,7 @@ def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
 
 
 def _chat(body: dict[str, Any]) -> str:
-    """The begin of a conversation as a chat template would lay it out: tools, then roles and texts in turn."""
+    """The begin of a conversation as a chat template would lay it out: tools, then each message's role and text."""
     pieces, size = [], 0
     for piece in _pieces(body):
         pieces.append(piece[: LONGEST - size])
@@ -56,11 +58,14 @@ def _pieces(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
-    found, before = [], hash(model)
+    """Hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
+    state, hashes = blake2b(model.encode(), digest_size=8), []
+    state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
     for start, end in pairwise(PLACES):
         if end * block > len(prompt):
             break
         piece = prompt[start * block : end * block]
-        before = hash((before, piece if isinstance(piece, str) else tuple(piece)))
-        found.append(before)
-    return found
+        # JSON has ids of up to 64 bits, and may have half a surrogate pair
+        state.update(piece.encode(errors="surrogatepass") if isinstance(piece, str) else array("Q", piece).tobytes())
+        hashes.append(int.from_bytes(state.digest(), "little", signed=True))
+    return hashes

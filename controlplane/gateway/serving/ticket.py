@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from controlplane.gateway.admission.keys import Grant, SloTerms
     from controlplane.gateway.admission.validation import Call
     from controlplane.gateway.errors import ApiError
-    from controlplane.gateway.lengths.service import Prediction
+    from controlplane.gateway.lengths.prediction import Prediction
     from controlplane.gateway.upstream.failures import RefusedByInstance
     from forecasting.lengths import OutputQuery
 

@@ -158,7 +158,7 @@ def remove(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
             )
             continue
-        ready = deployment.instances.filter(state=InstanceState.READY).exclude(launcher=Launcher.EXTERNAL)
+        ready = deployment.instances.launched().filter(state=InstanceState.READY)
         rows = [row for row in ready.order_by("-pk") if fleet.open_command(row) is None]
         if not rows:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
@@ -220,8 +220,8 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 def drained() -> list[Instance]:
     """Instances that scaling or a rollout drains, without a command under way: to be stopped when nothing runs there."""
     now = timezone.now()
-    rows = Instance.objects.filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
-    rows = rows.exclude(launcher=Launcher.EXTERNAL).select_related("deployment__model", "deployment__region")
+    rows = Instance.objects.launched().filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
+    rows = rows.select_related("deployment__model", "deployment__region")
     tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, finished_at__gt=now - STOP_REST)
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
