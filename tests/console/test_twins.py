@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from controlplane.console.formats import FORMATS, age, duration
 from controlplane.console.live import deltas
 from tests.console.apply import apply
+from tests.examples import costly
 
 JS = Path(__file__).parent.parent.parent / "static/console/js"
 NODE = shutil.which("node")
@@ -97,7 +98,7 @@ def test_a_delta_holds_only_what_changed():
 
 
 @needs_node
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(costly(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequences=st.lists(st.lists(states(), min_size=1, max_size=4), min_size=12, max_size=24))
 def test_the_javascript_twin_follows_the_same_messages(run_js, sequences):
     program = "data.map((messages) => messages.reduce(apply, undefined))"

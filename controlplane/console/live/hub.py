@@ -114,10 +114,6 @@ class LiveHub:
         """New events that the hub has seen, oldest first, after *event_id* (None: those from now on)."""
         return [event for event in self._events if event_id is None or event["id"] > event_id]
 
-    @property
-    def last_event_id(self) -> int | None:
-        return self._last_event_id
-
     # The thread.
 
     def _run(self) -> None:

@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
@@ -61,7 +61,6 @@ class Fixed:
 # The look-ahead figures
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.floats(0.3, 20))
 def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
     random = np.random.default_rng(seed)
@@ -98,7 +97,6 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
     assert projected.tolist() == projected_tokens(ahead, 0, 100).tolist()
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.floats(0.3, 20))
 def test_memory_held_is_that_of_the_tokens_in_it(seed, at_s):
     random = np.random.default_rng(seed)
