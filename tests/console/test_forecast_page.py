@@ -19,7 +19,8 @@ from controlplane.events.services import record
 from controlplane.exports import cell
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning import selectors
+from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast, Quantity
 from tests.console import planning_rows
 
@@ -121,19 +122,19 @@ def test_ready_instances_are_read_back_through_their_moves(make_instance, viewer
         (second, "ready", "failed"),
     ):
         record("instance.moved", row, actor=viewer, before={"state": before}, after={"state": after})
-    steps = selectors.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
+    steps = planning.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
     assert [ready["a100-80gb"] for _, ready in steps] == [0, 1, 2, 1, 2, 1]
     assert [at for at, _ in steps] == sorted(at for at, _ in steps)
-    assert selectors.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
+    assert planning.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
 
 
 def test_capability_is_the_plans_in_the_share_of_the_quantity(make_instance, language_model):
     make_instance()
     planning_rows.plan(language_model, NOW, "superseded")
     minute(NOW - timedelta(hours=1), 500)  # three times as many prompt tokens
-    assert selectors.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
-    assert selectors.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
-    assert selectors.capabilities("output", NOW + timedelta(days=3)) == {}
+    assert planning.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
+    assert planning.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
+    assert planning.capabilities("output", NOW + timedelta(days=3)) == {}
 
 
 def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, language_model):

@@ -247,8 +247,8 @@ class TestAdvice:
             )
             made._within_s = float("inf")
             solved[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
-        assert (max(solved["pilothouse"][2]), max(solved["pilothouse"][3])) == (4800.0, 4000.0)
-        assert (max(solved["lt_ua"][2]), max(solved["lt_ua"][3])) == (2000.0, 2000.0)
+        assert (max(solved["pilothouse"][1]), max(solved["pilothouse"][2])) == (4800.0, 4000.0)
+        assert (max(solved["lt_ua"][1]), max(solved["lt_ua"][2])) == (2000.0, 2000.0)
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
         calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s

@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from controlplane.planning import selectors
-from controlplane.planning.forecasts import compaction
+from controlplane.planning.forecasts import compaction, selectors
 from controlplane.planning.models import Forecast
 from workers.tasks import housekeeping
 from workers.tasks import planning as tasks

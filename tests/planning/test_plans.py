@@ -8,8 +8,10 @@ import pytest
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Node
 from controlplane.planning import services
+from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
+from controlplane.planning.plans.services import make_plans
 from tests.planning.conftest import NOW, PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
@@ -55,7 +57,7 @@ class TestExpected:
     def test_our_strategy_keeps_for_more_than_it_adds_for(self, make_minutes, settings):
         settings.PLAN_DEMAND = "strategy"
         make_minutes(40)
-        services.make_forecasts(NOW)
+        make_forecasts(NOW)
         assert Forecast.objects.exclude(upper_80=[]).update(mean=[100.0] * 5, upper_80=[200.0] * 5)
         ours, other = (plans.expect(NOW, {PLACE[0]: name}) for name in ("pilothouse", "lt_ua"))
         quantities = 2
@@ -70,7 +72,7 @@ class TestExpected:
     def test_forecasts_of_single_classes_are_not_planned_for(self, make_minutes):
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
-        services.make_forecasts(NOW)
+        make_forecasts(NOW)
         assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
         Forecast.objects.exclude(slo_class="").update(mean=[9e9] * 5)
         assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
@@ -100,11 +102,11 @@ class TestPlans:
         make_instance(node=Node.objects.get())
         theta = 12_000 * 60
         make_minutes(40, prompt=2 * theta, output=theta // 2)
-        services.make_forecasts(NOW)
+        make_forecasts(NOW)
 
     def test_a_plan_is_a_row_with_all_that_it_was_made_from(self, busy, language_model):
         policy(language_model, PolicyMode.SHADOW)
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         (target,) = row.targets
         assert (target["region"], target["gpu_type"], target["present"]) == ("us-east", "a100-80gb", 1)
         assert target["target"] > 1
@@ -132,16 +134,16 @@ class TestPlans:
     )
     def test_the_mode_says_what_becomes_of_it(self, busy, language_model, mode, strategy, status):
         policy(language_model, mode, strategy)
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         assert row.status == status
         assert row.carried_out_at is None  # nothing has been moved yet
         assert Event.objects.filter(kind="plan.in_force").exists() == (status == PlanStatus.IN_FORCE)
 
     def test_a_plan_that_its_strategy_did_not_carry_out_says_so_and_why(self, busy, language_model):
         policy(language_model, PolicyMode.AUTO, "lt_ua")
-        (first,) = services.make_plans(NOW)
+        (first,) = make_plans(NOW)
         Deployment.objects.update(max_instances=2)
-        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        (second,) = make_plans(NOW + timedelta(minutes=1))
         first.refresh_from_db()
         assert (first.status, second.status) == (PlanStatus.SUPERSEDED, PlanStatus.IN_FORCE)
         wanted = first.targets[0]["target"] - 1
@@ -150,15 +152,15 @@ class TestPlans:
     def test_a_plan_in_force_that_the_next_repeats_goes_on(self, busy, language_model, make_instance, node):
         """Also when its strategy has added one meanwhile: three are wanted, of which there was one at first."""
         policy(language_model, PolicyMode.AUTO, "lt_ua")
-        (first,) = services.make_plans(NOW)
+        (first,) = make_plans(NOW)
         assert first.targets[0]["target"] == 3
         make_instance(node=node)
-        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        (second,) = make_plans(NOW + timedelta(minutes=1))
         assert (second.pk, second.status) == (first.pk, PlanStatus.IN_FORCE)
         assert (second.targets[0]["present"], second.targets[0]["target"]) == (1, 3)
         assert second.made_at > first.made_at
         make_instance(node=node)
-        (third,) = services.make_plans(NOW + timedelta(minutes=2))
+        (third,) = make_plans(NOW + timedelta(minutes=2))
         first.refresh_from_db()
         assert (first.status, third.status) == (PlanStatus.CARRIED_OUT, PlanStatus.CARRIED_OUT)
         assert "nothing to move" in third.note
@@ -166,40 +168,40 @@ class TestPlans:
     def test_a_plan_is_valid_until_its_successor_may_be_late(self, busy, language_model, settings):
         settings.PLAN_EVERY_S = 60.0
         policy(language_model, PolicyMode.AUTO)
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         assert row.valid_until == NOW.replace(second=0) + timedelta(minutes=5)  # the end of its forecast
         settings.PLAN_EVERY_S = 600.0
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         assert row.valid_until == NOW + timedelta(minutes=20)
 
     def test_an_approved_plan_that_the_next_repeats_goes_on(self, busy, language_model, operator):
         policy(language_model, PolicyMode.ASK)
-        (first,) = services.make_plans(NOW)
+        (first,) = make_plans(NOW)
         ScalingPlan.objects.update(status=PlanStatus.IN_PROGRESS)
-        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        (second,) = make_plans(NOW + timedelta(minutes=1))
         assert (second.pk, second.status) == (first.pk, PlanStatus.IN_PROGRESS)
         assert second.valid_until > first.valid_until
 
     def test_a_model_that_is_off_or_has_no_policy_is_not_planned(self, busy, language_model):
-        assert services.make_plans(NOW) == []
+        assert make_plans(NOW) == []
         policy(language_model, PolicyMode.OFF)
-        assert services.make_plans(NOW) == []
+        assert make_plans(NOW) == []
 
     def test_a_newer_plan_supersedes_an_open_one_and_leaves_decided_ones(self, busy, language_model):
         policy(language_model, PolicyMode.SHADOW)
-        (first,) = services.make_plans(NOW)
+        (first,) = make_plans(NOW)
         applied = ScalingPlan.objects.create(
             model=language_model, strategy="x", status=PlanStatus.CARRIED_OUT, valid_until=NOW
         )
-        services.make_plans(NOW + timedelta(minutes=1))
+        make_plans(NOW + timedelta(minutes=1))
         first.refresh_from_db()
         applied.refresh_from_db()
         assert (first.status, applied.status) == (PlanStatus.SUPERSEDED, PlanStatus.CARRIED_OUT)
 
     def test_advice_that_would_be_the_same_stays_the_same_row(self, busy, language_model):
         policy(language_model, PolicyMode.ASK)
-        (first,) = services.make_plans(NOW)
-        (second,) = services.make_plans(NOW + timedelta(minutes=1))
+        (first,) = make_plans(NOW)
+        (second,) = make_plans(NOW + timedelta(minutes=1))
         assert first.pk == second.pk
         first.refresh_from_db()
         assert first.valid_until == NOW + timedelta(hours=2, minutes=1)
@@ -208,23 +210,23 @@ class TestPlans:
     def test_nothing_to_do_is_no_advice(self, make_minutes, make_instance, language_model):
         make_instance()
         make_minutes(40)
-        services.make_forecasts(NOW)
+        make_forecasts(NOW)
         policy(language_model, PolicyMode.ASK)
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         assert row.status == PlanStatus.CARRIED_OUT
         assert row.note.startswith("nothing to move")
 
     def test_what_nobody_can_value_is_not_planned_away(self, busy, language_model, profile, caplog):
         policy(language_model, PolicyMode.AUTO)
         profile.delete()
-        assert services.make_plans(NOW) == []
+        assert make_plans(NOW) == []
         assert "no capability from profile or ledger" in caplog.text
 
     def test_demand_beyond_all_capacity_is_said(self, make_minutes, make_instance, language_model, node):
         make_instance(node=node)
         make_minutes(40, prompt=60 * 100_000)
-        services.make_forecasts(NOW)
+        make_forecasts(NOW)
         policy(language_model, PolicyMode.SHADOW)
-        (row,) = services.make_plans(NOW)
+        (row,) = make_plans(NOW)
         assert row.targets[0]["target"] == 3
         assert "tokens/s cannot be served anywhere" in row.note

@@ -40,7 +40,7 @@ def approved(language_model, operator):
 
 
 def apply(after=timedelta()):
-    return services.apply_plans(timezone.now() + after)
+    return plan_rollout.apply_plans(timezone.now() + after)
 
 
 def test_instances_are_added_up_to_the_target(approved, make_instance):

@@ -82,7 +82,7 @@ def plan(language_model, target, present=1, demand=5000.0, minutes=60, **values)
 
 
 def run(after_s=0.0):
-    return services.run_strategies(timezone.now() + timedelta(seconds=after_s))
+    return strategist.run_strategies(timezone.now() + timedelta(seconds=after_s))
 
 
 class TestMoves:

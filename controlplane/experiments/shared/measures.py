@@ -1,6 +1,6 @@
 """What is reported of a strategy's run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -43,10 +43,6 @@ class Row:
     hours_by_model: dict[str, float]
     """`instance_hours` by the model that an instance had at the time."""
     wall_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: numbers rounded to what they can bear; null for what was not measured."""
-        return rounded(asdict(self))
 
 
 def rounded(values: dict[str, Any]) -> dict[str, Any]:

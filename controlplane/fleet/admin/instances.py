@@ -1,16 +1,15 @@
 """Admin of instances. Their states are not edited: actions ask the services, which keep the rules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.html import format_html
 
-from controlplane.accounts.admin_actions import ReasonAction
-from controlplane.accounts.admin_site import has_role
-from controlplane.accounts.models import Role
+from controlplane.accounts.admin_actions import AdminAction, reason_action
 from controlplane.accounts.requests import user_of
 from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.fleet import services
@@ -28,31 +27,11 @@ if TYPE_CHECKING:
     from django.contrib.admin.options import _FieldsetSpec
 
 
-class OperatorAction(ReasonAction[Instance]):
-    """One of `fleet.lifecycle.states.Action`, through `fleet.services.act`."""
-
-    def __init__(self, model_admin: admin.ModelAdmin[Instance], action: Action, question: str) -> None:
-        super().__init__(model_admin)
-        self.action, self.verb = action, str(action)
-        self.title, self.question, self.button = f"{action.label} instances", question, action.label
-
-    def act(self, request: HttpRequest, row: Instance, reason: str) -> str:
-        return services.act(self.action, row, user_of(request), reason)
-
-
-def operator_action(
-    action: Action, question: str
-) -> Callable[[admin.ModelAdmin[Instance], HttpRequest, QuerySet[Instance]], HttpResponse | None]:
-    """An admin action that asks for a reason and then does *action*."""
-
-    @admin.action(description=f"{action.label} (asks for a reason)", permissions=["operate"])
-    def run(
-        model_admin: admin.ModelAdmin[Instance], request: HttpRequest, rows: QuerySet[Instance]
-    ) -> HttpResponse | None:
-        return OperatorAction(model_admin, action, question)(request, rows)
-
-    run.__name__ = str(action)
-    return run
+def operator_action(action: Action, question: str) -> "AdminAction[Instance]":
+    """*action* through `fleet.services.act`, for a reason."""
+    return reason_action(
+        str(action), action.label, f"{action.label} instances", question, partial(services.act, action)
+    )
 
 
 @admin.register(Instance)
@@ -133,9 +112,6 @@ class InstanceAdmin(InventoryAdmin[Instance]):
     @admin.display(description="GPUs", ordering="deployment__gpu_type__name")
     def hardware(self, instance: Instance) -> str:
         return f"{instance.deployment.tensor_parallel} x {instance.deployment.gpu_type.title}"
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        return has_role(request, Role.OPERATOR)
 
     def get_deleted_objects(self, objs: Sequence[Instance] | QuerySet[Instance], request: HttpRequest) -> Deleted:
         """Only stopped instances are deleted: behind the others there may be a server that nobody would stop any more."""

@@ -169,11 +169,26 @@ def remove(
     raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
 
 
+def move(
+    delta: int,
+    model: str,
+    region: str,
+    why: Why,
+    gpu_type: str = "",
+    *,
+    load: Mapping[str, float] | None = None,
+    to_minimum: bool = False,
+) -> ScalingMove:
+    """`add` (delta 1) or `remove` (-1)."""
+    if delta > 0:
+        return add(model, region, why, gpu_type, to_minimum=to_minimum)
+    return remove(model, region, why, gpu_type, load)
+
+
 def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> ScalingMove | None:
-    """`add` (delta 1) or `remove` (-1); a refusal is an event, once in a while, and None."""
-    act = add if delta > 0 else remove
+    """`move`, with its options; a refusal is an event, once in a while, and None."""
     try:
-        return act(model, region, why, **options)
+        return move(delta, model, region, why, **options)
     except Waits as waits:
         logger.debug("scaling: %+d %s in %s: %s", delta, model, region, waits)
         return None

@@ -56,8 +56,7 @@ def move(
     if delta < 0 and executor.present(model, region) <= wanted_by_plan(model, region):
         return None
     why = executor.Why(MoveSource.FLOOR, STRATEGY, reason, inputs)
-    options: dict[str, Any] = {"load": load} if delta < 0 else {"to_minimum": to_minimum}
-    return executor.attempt(delta, model, region, why, **options)
+    return executor.attempt(delta, model, region, why, load=load, to_minimum=to_minimum)
 
 
 def wanted_by_plan(model: str, region: str) -> int:

@@ -137,10 +137,7 @@ def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: live_views
     while target["left"] * step > 0:
         why = _why(plan, target)
         try:
-            if step > 0:
-                move = executor.add(model, region, why, gpu_type=gpu_type)
-            else:
-                move = executor.remove(model, region, why, gpu_type=gpu_type, load=load.running if load else None)
+            move = executor.move(step, model, region, why, gpu_type, load=load.running if load else None)
         except executor.Refused as refusal:
             target["obstacle"] = str(refusal)
             executor.refuse(step, model, region, why, str(refusal))
@@ -178,10 +175,6 @@ def _with_note(plan: ScalingPlan, words: str) -> str:
 
 def _why(plan: ScalingPlan, target: dict[str, Any]) -> executor.Why:
     inputs = {"plan": plan.pk, "approved_by": plan.decided_by, "target": {**target}}
-    reason = target.get("reason", "")
-    reason = (
-        reason
-        if reason and target["target"] != target["present"]
-        else f"The plan asks for {target['target']} instances."
-    )
+    reason = target.get("reason") if target["target"] != target["present"] else ""
+    reason = reason or f"The plan asks for {target['target']} instances."
     return executor.Why(MoveSource.PLAN, plan.strategy, reason, inputs, plan)

@@ -96,21 +96,17 @@ def _carry_out(
         inputs["advice"] = {name: getattr(advised, name) for name in advised.__dataclass_fields__}
     # Live, what is let go is stopped once drained; nobody borrows it.
     why = executor.Why(MoveSource.STRATEGY, policy.strategy, reason.replace(AS_SPOT, ""), inputs, plan)
-    made = []
+    made, step = [], 1 if delta > 0 else -1
     for _ in range(abs(delta)):
-        step = 1 if delta > 0 else -1
-        options: dict[str, Any] = {"load": load.running} if step < 0 else {}
         move = None
         # Where the plan says on which GPUs, these come first.
         for gpu_type in gpu_types(plan, view.region, step):
             try:
-                move = (executor.add if step > 0 else executor.remove)(
-                    view.model, view.region, why, gpu_type=gpu_type, **options
-                )
+                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.running)
                 break
             except executor.Refused:
                 continue
-        move = move or executor.attempt(step, view.model, view.region, why, **options)
+        move = move or executor.attempt(step, view.model, view.region, why, load=load.running)
         if move is None:
             break
         made.append(move)

@@ -22,7 +22,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
 from controlplane.console.tables import Table
-from controlplane.planning.selectors import Window
+from controlplane.planning.forecasts.selectors import Window
 
 SMALL = 10.0  # tokens a second
 ENDS = ("lower_80", "upper_80", "lower_95", "upper_95")

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.planning import selectors
-from controlplane.planning.forecasts import demand
+from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import demand, selectors
+from controlplane.planning.forecasts.selectors import Accuracy, Series, Window
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
-from controlplane.planning.selectors import Accuracy, Series, Window
 from controlplane.planning.titles import title_of
 
 RANGES_H = (6, 24, 72)
@@ -108,8 +108,8 @@ def see(asked: Asked, now: datetime) -> Seen:
     by_start = {window.start: window for window in expected}
     judged = selectors.accuracy(expected, dict(zip(starts, actual, strict=True)))
     whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
-    plan = selectors.current_plans().get(asked.model) if whole else None
-    capability = _of_model(asked.model, selectors.capabilities(asked.quantity, now)) if whole else {}
+    plan = planning.current_plans().get(asked.model) if whole else None
+    capability = _of_model(asked.model, planning.capabilities(asked.quantity, now)) if whole else {}
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
     outlook = Outlook(
@@ -140,7 +140,7 @@ def _capacity(
     """What the instances that were ready could do, at the begin of each window up to *now*."""
     if not capability or not starts:
         return [None] * len(starts)
-    steps = selectors.ready_over_time(asked.model, asked.region, starts[0])
+    steps = planning.ready_over_time(asked.model, asked.region, starts[0])
     moments = [at for at, _ in steps]
     values: Series = []
     for start in starts:
@@ -188,8 +188,8 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
     """One row a series, all classes together: demand now, what is expected, and how much of the capacity that takes."""
     now_by_series = selectors.demand_now(quantity, now)
     forecasts = selectors.latest_forecasts(quantity, now - timedelta(days=1))
-    places = selectors.instances_by_place()
-    capabilities = selectors.capabilities(quantity, now)
+    places = planning.instances_by_place()
+    capabilities = planning.capabilities(quantity, now)
     rows = []
     for model, region in sorted({*demand.endpoints(), *forecasts}):
         ready = {

@@ -33,8 +33,8 @@ from controlplane.console.selectors.names import region_names
 from controlplane.console.tables import Columns, table, value
 from controlplane.events.models import Event
 from controlplane.fleet.models import SloClass
-from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
 
 USE_WARNING = 0.8
