@@ -20,7 +20,6 @@ where not even that passes 80 %, there is no penalty to find out. And the penalt
 an instance that is beaten at its least is not walked either.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -63,8 +62,6 @@ from scheduling.routing.prefix_affinity import (
 )
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
-
-PredictiveRouter = Callable[[FleetArrays, EndpointArrays, LookAhead, Affinity, int, int, int, int], int]
 
 MEMORY_SHARE: Final = 0.8
 """T_mem: KV use that is not yet a risk."""
@@ -308,10 +305,6 @@ def least_delay(
     instance = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens, rows)
     unmatch(affinity, touched)
     return instance
-
-
-PREDICTIVE: Final[dict[str, PredictiveRouter]] = {"preserve": preserve, "least_delay": least_delay}
-"""Routers that look ahead by the name that deployments and scenarios use."""
 
 
 @compiled

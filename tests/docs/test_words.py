@@ -1,7 +1,4 @@
-"""The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents.
-
-`CONVERTED` grows and `NOT_YET` shrinks, until the first is all there is.
-"""
+"""The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents."""
 
 import io
 import re
@@ -16,9 +13,6 @@ GLOSSARY = ROOT / "docs/glossary.md"
 ROW = re.compile(r"^\| [^|]+ \|[^|]+\|[^|]*\| ?([^|]*)\|$", re.MULTILINE)
 OLD = re.compile(r"`([^`]+)`( \(name\))?")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-
-NOT_YET: set[str] = set()
-"""Packages (and the templates) that still have old words."""
 
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
@@ -108,7 +102,7 @@ def sources(package: str) -> Iterator[Path]:
     yield from sorted(folder.rglob("*.py") if "/" in package else folder.glob("*.py"))
 
 
-@pytest.mark.parametrize("package", [package for package in packages() if package not in NOT_YET])
+@pytest.mark.parametrize("package", packages())
 def test_code_has_no_old_word(package: str) -> None:
     wrong = []
     for path in sources(package):
@@ -123,21 +117,10 @@ TEMPLATES = sorted(ROOT.glob("templates/**/*.html"))
 
 def test_documents_and_templates_have_no_old_word() -> None:
     wrong = []
-    for path in [*DOCUMENTS, *([] if "templates" in NOT_YET else TEMPLATES)]:
+    for path in [*DOCUMENTS, *TEMPLATES]:
         name = str(path.relative_to(ROOT))
         wrong += [f"{name}:{line}: {word}" for line, word in in_document(path.read_text()) if not excepted(name, word)]
     assert not wrong, "\n".join(wrong)
-
-
-def test_what_is_not_converted_yet_exists() -> None:
-    assert {*packages(), "templates"} >= NOT_YET, "shorten NOT_YET"
-
-
-@pytest.mark.parametrize("package", sorted(NOT_YET))
-def test_what_is_not_converted_yet_has_old_words(package: str) -> None:
-    """Else it is converted: take it off the list."""
-    code = {word for path in sources(package) for _, word in in_python(path.read_text())}
-    assert code or (package == "templates" and any(list(in_document(path.read_text())) for path in TEMPLATES))
 
 
 def test_the_terms_name_code_that_exists() -> None:

@@ -187,7 +187,7 @@ PREDICTIVE: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
     "preserve": preserve,
     "least_delay": least_delay,
 }
-"""Twins of `scheduling.routing.predictive.PREDICTIVE`."""
+"""Twins of the routers of `scheduling.routing.predictive`, by the name that deployments and scenarios use."""
 
 
 def projected_tokens(ahead: LookAhead, instance: int, iterations: int) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from yarl import URL
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
@@ -46,16 +45,13 @@ class Endpoint:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A live instance: its slot in the fleet arrays, its addresses, what runs there, what it last said of itself."""
+    """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
 
     slot: int
     endpoint: Endpoint
     spec: InstanceSpec
-    chat_url: URL
-    completions_url: URL
     reachable: bool = True
     lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
-    fingerprint: bytes = b""  # of its server: `upstream.Withheld`
     silent_count: int = 0  # heartbeats missed in a row
     heartbeat_at: float | None = None  # epoch seconds
     metrics: VllmMetrics | None = None
@@ -236,13 +232,7 @@ class Topology:
         self.fleet.endpoint[slot] = endpoint.index
         self.fleet.model[slot] = self._models.setdefault(spec.model, len(self._models))
         self.fleet.region[slot] = self._regions.setdefault(spec.region, len(self._regions))
-        replica = Replica(
-            slot=slot,
-            endpoint=endpoint,
-            spec=spec,
-            chat_url=URL(f"{spec.url}/v1/chat/completions"),
-            completions_url=URL(f"{spec.url}/v1/completions"),
-        )
+        replica = Replica(slot, endpoint, spec)
         self.replicas[spec.instance_id] = self.by_slot[slot] = replica
         return replica
 

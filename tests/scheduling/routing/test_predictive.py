@@ -25,7 +25,7 @@ from scheduling.routing.candidates import (
     RUNNING,
     SCORE,
 )
-from scheduling.routing.predictive import PREDICTIVE, dispatch_ahead, least_delay, preserve, route_ahead
+from scheduling.routing.predictive import dispatch_ahead, least_delay, preserve, route_ahead
 from scheduling.routing.prefix_affinity import allocate_affinity, learn, note
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled, release
 from tests.oracles.dispatch import PlainFleet, PlainInstance
@@ -33,6 +33,7 @@ from tests.oracles.lookahead import PREDICTIVE as TWINS
 from tests.oracles.lookahead import PlainMap, Sight, delay_s, load_tokens
 from tests.scheduling.fleets import ENDPOINTS, as_arrays
 
+ROUTERS = {"preserve": preserve, "least_delay": least_delay}
 SLOW = (0.03, 0.0, 1.2e-4, 1e-9, 0.026, 1.2e-4, 7.5e-7)
 FAST = tuple(each / 4 for each in SLOW)
 
@@ -87,7 +88,7 @@ def world(drawn):
 histories = st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=5), st.integers(0, 7)), max_size=6)
 
 
-@pytest.mark.parametrize("policy", PREDICTIVE)
+@pytest.mark.parametrize("policy", ROUTERS)
 @given(
     drawn=st.lists(loads(), min_size=1, max_size=8),
     endpoint=st.integers(0, ENDPOINTS - 1),
@@ -107,7 +108,7 @@ def test_kernel_decides_as_its_twin(policy, drawn, endpoint, prompt_tokens, outp
     note(affinity, 0, np.array(asked, np.int64), 0, len(asked), 2)
     expected = TWINS[policy](plain, sight, endpoint, prompt_tokens, output_tokens)
     request = (endpoint, 0, prompt_tokens, output_tokens)
-    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, *request) == expected
+    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, *request) == expected
     assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request) == expected
     rows = np.full((3, COLUMNS), np.nan)
     assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request, rows) == expected
@@ -136,7 +137,7 @@ def test_no_number_keeps_it_from_an_instance_with_room(drawn, scale, prompt_toke
     fleet.profile[:] *= scale
     fleet.kv_capacity_tokens[:] *= 10**10
     fleet.memory_tokens[::2] = 1
-    for router in PREDICTIVE.values():
+    for router in ROUTERS.values():
         for endpoint in range(ENDPOINTS):
             chosen = router(fleet, endpoints, ahead, affinity, endpoint, -1, prompt_tokens, output_tokens)
             able = [
@@ -164,11 +165,11 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         lookahead.add(ahead, instance, prompt_tokens, output_tokens)
 
 
-@pytest.mark.parametrize("policy", PREDICTIVE)
+@pytest.mark.parametrize("policy", ROUTERS)
 def test_ties_go_to_the_lowest_slot(policy):
     fleet, endpoints, ahead, affinity = idle(4)
     fleet.accepting[0] = 0
-    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
+    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
 
 
 def test_preserve_passes_over_an_instance_that_is_to_overflow():
