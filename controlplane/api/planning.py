@@ -119,7 +119,7 @@ class ComparisonOut(RowSchema):
 class ForecastQuery(Schema):
     model: str = ""
     region: str = ""
-    slo_class: str = Field("", description="One class; empty: all classes together.")
+    slo_class: str = Field("", description="One class; empty: all interactive classes together.")
     quantity: Quantity | None = None
 
 
@@ -138,7 +138,7 @@ class MoveQuery(Schema):
 @router.get("/forecasts", response=Page[ForecastOut])
 @paginate(NewestFirst)
 def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
-    """Forecasts of demand, newest first: of all SLO classes together, or of the one that `slo_class` names.
+    """Forecasts of demand, newest first: of all interactive SLO classes together, or of the one that `slo_class` names.
 
     They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
     series that were made within an hour are one row, with the last forecast of each window; its note says so.

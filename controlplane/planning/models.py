@@ -23,7 +23,7 @@ class Forecast(models.Model):
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     model = models.CharField(max_length=160)
     region = models.CharField(max_length=40)
-    slo_class = models.CharField(max_length=40, blank=True, help_text="Empty: all classes together.")
+    slo_class = models.CharField(max_length=40, blank=True, help_text="Empty: all interactive classes together.")
     quantity = models.CharField(max_length=8, choices=Quantity.choices)
     forecaster = models.CharField(max_length=40)
     window_s = models.PositiveIntegerField(validators=[MinValueValidator(1)])

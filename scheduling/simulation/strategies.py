@@ -62,9 +62,18 @@ class Bounds:
 
 
 class Demand:
-    """Tokens that callers asked for, by the endpoint of their own region, step by step."""
+    """Tokens that callers asked for, by the endpoint of their own region, step by step.
 
-    def __init__(self, cluster: Cluster, requests: Requests, step_s: float = DEMAND_STEP_S) -> None:
+    *counted* says of each request whether it is (those of interactive classes, where there are others); all by default.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        requests: Requests,
+        step_s: float = DEMAND_STEP_S,
+        counted: NDArray[np.bool_] | None = None,
+    ) -> None:
         self.step_s = step_s
         count = requests.arrival_s.size
         steps = int(requests.arrival_s[-1] // step_s) + 1 if count else 1
@@ -78,6 +87,8 @@ class Demand:
             place = endpoint_of[requests.model[part], requests.region[part]] * steps
             place += (requests.arrival_s[part] // step_s).astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
+            if counted is not None:
+                asked *= counted[part]
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1

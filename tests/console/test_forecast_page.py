@@ -246,14 +246,14 @@ def flexible(make_instance):
 
 def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     whole, one = page(reader), page(reader, **{"class": "flexible"})
-    assert '<option value="" selected>All classes</option><option value="flexible">' in whole
+    assert '<option value="" selected>Interactive classes</option><option value="flexible">' in whole
     assert '<option value="flexible" selected>' in one
     assert '<option value="flexible" selected>' not in page(reader, **{"class": "mistyped"})
     assert "Output tokens of the class flexible per second" in one
     assert "capacity is shown with" in one
     assert '<span class="label">Capacity</span>' in whole
     assert '<span class="label">Capacity</span>' not in one
-    assert "all classes together; a row opens its chart" in one
+    assert "interactive classes together; a row opens its chart" in one
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == ["95 %", "95 %", "80 %", "80 %", "forecast", "actual"]
 

@@ -68,7 +68,7 @@ class TestDemand:
     def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
         for name in ("interactive", "flexible", "idle"):
             make_minutes(2, slo_class=name)
-        with django_assert_num_queries(2):  # the deployments, and the rows
+        with django_assert_num_queries(3):  # the deployments, the classes apart, and the rows
             series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
         assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
 
@@ -110,3 +110,27 @@ class TestDemand:
         make_minutes(10, prompt=6_000, output=0, slo_class="flexible")
         rates = demand.non_interactive(NOW.replace(second=0))
         assert rates == {PLACE: pytest.approx(100.0)}
+
+    def test_what_can_wait_is_counted_once_in_a_plan_and_what_takes_the_rest_never(self, make_minutes, settings):
+        from controlplane.fleet.models import SloClass, SloKind
+
+        for name, kind in (("flexible", SloKind.NON_INTERACTIVE), ("idle", SloKind.OPPORTUNISTIC)):
+            SloClass.objects.create(name=name, title=name, kind=kind, deadline_s=3600)
+            make_minutes(10, prompt=6_000_000, output=0, slo_class=name)
+        make_minutes(10)
+        since = NOW - timedelta(minutes=10)
+        series = demand.read(since, NOW, 60)
+        assert set(series.of(PLACE, Quantity.PROMPT)) == {1000.0}
+        assert set(series.of(PLACE, Quantity.PROMPT, "flexible")) == {100_000.0}
+        assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
+        starts = selectors.grid(since, NOW.replace(second=0), 60)
+        assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
+        assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
+        assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
+        assert demand.non_interactive(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+
+    def test_what_was_not_served_where_its_caller_is(self, make_minutes):
+        make_minutes(2)
+        make_minutes(2, prompt=6_000, region="us-west", own_region=PLACE[1])
+        make_minutes(2, slo_class="late", prompt=0, unserved=1, unserved_prompt_tokens=600)
+        assert selectors.not_served_here(Quantity.PROMPT, NOW) == {PLACE: selectors.NotServedHere(10.0, 100.0)}

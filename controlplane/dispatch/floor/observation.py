@@ -56,9 +56,11 @@ class Observation:
         return memory
 
     def arrived(self, asked: Submit) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served."""
+        """Count an interactive request's tokens as demand of the endpoint that its caller would have first, wherever it is
+        served. Plans, which this is compared with, keep a share of other work apart.
+        """
         candidates = self.topology.candidates(asked.model, asked.region)
-        if not candidates.size:
+        if not candidates.size or not asked.interactive:
             return
         demand = self.memory(int(candidates[0])).demand
         second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)

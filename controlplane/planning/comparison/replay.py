@@ -124,7 +124,7 @@ class Replay:
 
     def line(self, name: str) -> dict[str, Any]:
         """What came of the strategy *name* with its standard parameters."""
-        from scheduling.simulation.strategies import Bounds, run_strategy
+        from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 
         strategy = strategies.make(name, {})
         bounds = Bounds(
@@ -133,7 +133,10 @@ class Replay:
         advisor = Advisor(self.fleet, self.from_at, self.to_at, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S
-        run = run_strategy(self.cluster, self.requests, strategy, bounds=bounds, advisor=advisor, until_s=until_s)
+        demand = Demand(self.cluster, self.requests, counted=np.array(self.interactive)[self.requests.slo_class])
+        run = run_strategy(
+            self.cluster, self.requests, strategy, bounds=bounds, advisor=advisor, demand=demand, until_s=until_s
+        )
         logger.info("planning: %s over %d requests in %.2f s", name, len(self.arrived_s), time.perf_counter() - began)
         return {"strategy": name, **self._measured(run)}
 

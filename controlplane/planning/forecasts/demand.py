@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from django.db.models import CharField, F, Q, Sum
+from django.db.models import CharField, F, Q, QuerySet, Sum
 from django.db.models.functions import Cast
 from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ ASKED = {quantity: F(column) + F(f"unserved_{column}") for quantity, column in C
 Endpoint = tuple[str, str]
 """(model, region), by name."""
 Key = tuple[Endpoint, Quantity, str]
-"""Of one series: endpoint, quantity, and SLO class by name; "" is all classes together."""
+"""Of one series: endpoint, quantity, and SLO class by name; "" is all interactive classes together, which plans are for."""
 Totals = tuple[list[int], list[int]]
 """Prompt and output tokens by window."""
 
@@ -41,7 +41,7 @@ class Demand:
     start: datetime
     window_s: int
     tokens_per_s: dict[Key, NDArray[np.float64]]
-    """Of every endpoint all classes together, and each class of which anything was counted."""
+    """Of every endpoint all interactive classes together, and each class of which anything was counted."""
     known: int
     """Windows in which something was counted."""
 
@@ -72,7 +72,7 @@ def last_complete(now: datetime, window_s: int) -> datetime:
 
 
 def read(since: datetime, until: datetime, window_s: int) -> Demand:
-    """Demand of every endpoint in the whole windows from *since* to *until*, of all SLO classes together and of each.
+    """Demand of every endpoint in the whole windows from *since* to *until*, of the interactive SLO classes together and of each class.
 
     A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one in which the
     gateway did not run. A minute with rows of other series alone is a measured zero. *window_s* is a multiple of 60.
@@ -83,7 +83,8 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
     count = max(0, int((until - start).total_seconds() // window_s))
     width = window_s // MINUTE_S
     counted = np.zeros(count * width, bool)
-    all_classes = {endpoint: _nothing(count) for endpoint in endpoints()}
+    together = {endpoint: _nothing(count) for endpoint in endpoints()}
+    apart = set(other_classes())
     totals: dict[tuple[Endpoint, str], Totals] = {}
     indexes: dict[str, int] = {}
     adds: dict[tuple[str, str, str], list[Totals]] = {}
@@ -99,14 +100,14 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
         if key not in adds:
             endpoint = model, region
             adds[key] = []
-            if endpoint in all_classes:
-                totals[endpoint, slo_class] = _nothing(count)
-                adds[key] = [totals[endpoint, slo_class], all_classes[endpoint]]
+            if endpoint in together:
+                own = totals.setdefault((endpoint, slo_class), _nothing(count))
+                adds[key] = [own] if slo_class in apart else [own, together[endpoint]]
         at = index // width
         for prompts, outputs in adds[key]:
             prompts[at] += prompt
             outputs[at] += output
-    totals |= {(endpoint, ""): total for endpoint, total in all_classes.items()}
+    totals |= {(endpoint, ""): total for endpoint, total in together.items()}
     known_s = MINUTE_S * counted.reshape(count, width).sum(axis=1, dtype=np.float64)
     known_s[known_s == 0] = np.nan
     series = {
@@ -121,9 +122,17 @@ def _nothing(count: int) -> Totals:
     return [0] * count, [0] * count
 
 
+def other_classes(*kinds: SloKind) -> QuerySet[SloClass, str]:
+    """Names of the SLO classes of *kinds*, by default of all that are not interactive. One not known any more is."""
+    rows = SloClass.objects.filter(kind__in=kinds) if kinds else SloClass.objects.exclude(kind=SloKind.INTERACTIVE)
+    return rows.values_list("name", flat=True)
+
+
 def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float]:
-    """Tokens a second of the classes that are not interactive, by endpoint, over the last *window_s*."""
-    names = list(SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values_list("name", flat=True))
+    """Tokens a second of the non-interactive classes, by endpoint, over the last *window_s*; the opportunistic ones, which
+    take what is left, are planned for by nobody.
+    """
+    names = other_classes(SloKind.NON_INTERACTIVE)
     rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s), minute__lt=now, slo_class__in=names)
     sums = (
         rows.order_by()

@@ -11,7 +11,15 @@ from django.db.models import Min, Q, QuerySet, Sum
 from controlplane.events.models import Event, Severity
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import OWN_REGION
-from controlplane.planning.forecasts.demand import ASKED, LAG, MINUTE_S, asked_from, window_start
+from controlplane.planning.forecasts.demand import (
+    ASKED,
+    COLUMNS,
+    LAG,
+    MINUTE_S,
+    asked_from,
+    other_classes,
+    window_start,
+)
 from controlplane.planning.models import Backtest, Forecast, Quantity
 from controlplane.rows import newest_of_each
 
@@ -38,7 +46,7 @@ def demand(
     """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
 
     None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
-    classes.
+    interactive classes.
     """
     if not starts:
         return []
@@ -60,7 +68,7 @@ def demand(
 
 
 def _of(slo_class: str) -> Q:
-    return Q(slo_class=slo_class) if slo_class else Q()
+    return Q(slo_class=slo_class) if slo_class else ~Q(slo_class__in=other_classes())
 
 
 def demand_now(
@@ -68,7 +76,7 @@ def demand_now(
 ) -> dict[tuple[str, str], float] | None:
     """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
 
-    A series without requests is left out. *slo_class* narrows, empty is all classes.
+    A series without requests is left out. *slo_class* narrows, empty is all interactive classes.
     """
     until = window_start(now - LAG, MINUTE_S)
     rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
@@ -76,6 +84,31 @@ def demand_now(
     of_class = rows.filter(_of(slo_class))
     sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(ASKED[Quantity(quantity)]))
     return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class NotServedHere:
+    """The part of a series that was not served, and that which another region served, in tokens a second."""
+
+    unserved: float = 0.0
+    elsewhere: float = 0.0
+
+
+def not_served_here(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], NotServedHere]:
+    """By (model, region), of the interactive classes over the minutes of `demand_now`; those without any are left out."""
+    until = window_start(now - LAG, MINUTE_S)
+    rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
+    known_s = MINUTE_S * rows.values("minute").distinct().count()
+    column = COLUMNS[Quantity(quantity)]
+    sums = rows.filter(_of("")).annotate(own=OWN_REGION).values_list("model", "own")
+    sums = sums.annotate(
+        not_served=Sum(f"unserved_{column}"), spilled=Sum(column, filter=Q(own_region__gt=""), default=0)
+    )
+    return {
+        (model, region): NotServedHere(unserved / known_s, spilled / known_s)
+        for model, region, unserved, spilled in sums
+        if unserved or spilled
+    }
 
 
 def minutes_of(
@@ -117,7 +150,7 @@ def windows_of(forecast: Forecast) -> list[Window]:
 
 
 def forecasts_of(model: str, region: str, quantity: str, slo_class: str = "") -> QuerySet[Forecast]:
-    """Forecasts of one series, newest first; without a class, of all classes together."""
+    """Forecasts of one series, newest first; without a class, of all interactive classes together."""
     return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class=slo_class)
 
 
@@ -186,7 +219,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
-    """The newest forecast of each (model, region), all SLO classes together, that was made after *since*."""
+    """The newest forecast of each (model, region), all interactive classes together, that was made after *since*."""
     rows = Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
     return {(row.model, row.region): row for row in newest_of_each(rows, "model", "region")}
 

@@ -1,8 +1,8 @@
 """Forecasts of every endpoint's demand, made from the ledger's minute rows and kept as rows.
 
 A fitted forecaster is kept in the state folder, one file a series: it is fitted rarely and otherwise updated with new
-windows. Losing those files costs a fit. Plans are made from the series of all SLO classes together; those of single
-classes are for display.
+windows. Losing those files costs a fit. Plans are made from the series of all interactive SLO classes together;
+those of single classes are for display.
 """
 
 import hashlib
@@ -48,8 +48,8 @@ SAY_AGAIN = timedelta(minutes=15)
 def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
 
-    Series are of all SLO classes together, whose rows are stored first, and of each class with demand. Where a forecaster
-    fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no forecast.
+    Series are of all interactive SLO classes together, whose rows are stored first, and of each class with demand. Where a
+    forecaster fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no forecast.
     Raises what the first of them raised when no series has a forecast.
     """
     window_s = settings.FORECAST_WINDOW_S
@@ -230,7 +230,7 @@ def _name(key: demand.Key) -> str:
 
 
 def _file(key: demand.Key, window_s: int) -> Path:
-    digest = hashlib.sha256(f"{_name(key)} {window_s}".encode()).hexdigest()[:20]
+    digest = hashlib.sha256(f"{_name(key)} as asked {window_s}".encode()).hexdigest()[:20]
     return Path(settings.STATE_DIR) / "forecasters" / forecaster_name() / f"{digest}.npz"
 
 
@@ -263,6 +263,6 @@ def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:
 
 
 def newest(now: datetime, within: timedelta) -> dict[tuple[str, str, str], Forecast]:
-    """The newest forecast of each (model, region, quantity), all classes together, that was made *within* that time."""
+    """The newest forecast of each (model, region, quantity) that was made *within* that time, of the interactive classes."""
     rows = Forecast.objects.filter(slo_class="", made_at__gt=now - within, made_at__lte=now).order_by("pk")
     return {(row.model, row.region, row.quantity): row for row in rows}

@@ -9,7 +9,7 @@ from typing import Any
 
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand, selectors
-from controlplane.planning.forecasts.selectors import Accuracy, Series, Window
+from controlplane.planning.forecasts.selectors import Accuracy, NotServedHere, Series, Window
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -50,7 +50,7 @@ class Outlook:
     capacity: Series
     planned: float | None
     unit: str  # "prompt" or "output"
-    slo_class: str = ""  # all classes together
+    slo_class: str = ""  # all interactive classes together
 
     def since_known(self) -> "Outlook":
         """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
@@ -85,7 +85,7 @@ class Asked:
     region: str
     quantity: str
     hours: int
-    slo_class: str = ""  # all classes together
+    slo_class: str = ""  # all interactive classes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,9 @@ def class_row(asked: Asked, seen: Seen, now: datetime) -> dict[str, Any]:
 
 
 def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[dict[str, Any]]:
-    """One row a series, all classes together: demand now, what is expected, and how much of the capacity that takes."""
+    """One row a series of the interactive classes: demand now, what is expected, and how much of the capacity that takes."""
     now_by_series = selectors.demand_now(quantity, now)
+    not_here = selectors.not_served_here(quantity, now)
     forecasts = selectors.latest_forecasts(quantity, now - timedelta(days=1))
     places = planning.instances_by_place()
     capabilities = planning.capabilities(quantity, now)
@@ -208,6 +209,7 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
                 "region_title": regions.get(region, region),
                 "ready": sum(ready.values()),
                 "demand": None if now_by_series is None else now_by_series.get((model, region), 0.0),
+                **asdict(not_here.get((model, region), NotServedHere())),
                 **expected,
                 "capacity": capacity,
                 "use": peak / capacity if peak is not None and capacity else None,

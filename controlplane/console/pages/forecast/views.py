@@ -14,7 +14,7 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Filters, Select, every, last_hours, named
+from controlplane.console.filters import Filters, Select, last_hours, named
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
@@ -43,6 +43,8 @@ SERIES: Columns = {
     "Region": "region",
     "Ready (instances)": "ready",
     "Demand, last 10 min (tok/s)": "demand",
+    "Not served (tok/s)": "unserved",
+    "Elsewhere (tok/s)": "elsewhere",
     "Next window (tok/s)": "next",
     "Peak ahead (tok/s)": "peak",
     "Peak at (UTC)": "peak_at",
@@ -81,7 +83,9 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
         model,
         Select("region", "Region", [(name, region_titles.get(name, name)) for name in regions], regions[0]),
         Select("quantity", "Tokens", Quantity.choices, Quantity.OUTPUT.value),
-        Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True))),
+        Select(
+            "class", "SLO class", [("", "Interactive classes"), *named(SloClass.objects.values_list("name", flat=True))]
+        ),
         Select("hours", "How far back", last_hours(*RANGES_H), str(RANGES_H[0])),
     )
 
