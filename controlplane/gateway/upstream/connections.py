@@ -2,7 +2,7 @@
 
 A general client costs a request some 70 us of processor time and a token of a stream about 8 us (a timer set anew at each
 read, a buffer, a future and a task woken through a dozen coroutines). Here a stream's bytes go from the socket's callback to
-whoever takes them in one call, and silence is watched by one timer that looks when bytes last came.
+what takes them in one call, and silence is watched by one timer that looks when bytes last came.
 """
 
 import asyncio
