@@ -82,14 +82,14 @@ class TestForecasts:
         # Interactive output is all there is of it: it goes without a file of its own.
         assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
 
-    def test_classes_have_files_of_their_own_and_those_of_all_keep_their_names(self, settings):
+    def test_classes_have_files_of_their_own_and_none_that_learned_what_was_served(self, settings):
         names = {
             forecasts._file((PLACE, quantity, slo_class), 60).name
             for quantity in Quantity
             for slo_class in ("", "interactive", "flexible")
         }
         assert len(names) == 6
-        was = hashlib.sha256(b"llama-3.1-8b us-east prompt 60").hexdigest()[:20]
+        was = hashlib.sha256(b"llama-3.1-8b us-east prompt as asked 60").hexdigest()[:20]
         assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60).name == f"{was}.npz"
 
     def test_a_class_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):

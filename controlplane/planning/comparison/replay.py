@@ -133,10 +133,9 @@ class Replay:
         advisor = Advisor(self.fleet, self.from_at, self.to_at, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S
-        demand = Demand(self.cluster, self.requests, counted=np.array(self.interactive)[self.requests.slo_class])
-        run = run_strategy(
-            self.cluster, self.requests, strategy, bounds=bounds, advisor=advisor, demand=demand, until_s=until_s
-        )
+        cluster, requests = self.cluster, self.requests
+        asked = Demand(cluster, requests, counted=np.array(self.interactive)[requests.slo_class])
+        run = run_strategy(cluster, requests, strategy, bounds=bounds, advisor=advisor, demand=asked, until_s=until_s)
         logger.info("planning: %s over %d requests in %.2f s", name, len(self.arrived_s), time.perf_counter() - began)
         return {"strategy": name, **self._measured(run)}
 

@@ -72,7 +72,8 @@ def last_complete(now: datetime, window_s: int) -> datetime:
 
 
 def read(since: datetime, until: datetime, window_s: int) -> Demand:
-    """Demand of every endpoint in the whole windows from *since* to *until*, of the interactive SLO classes together and of each class.
+    """Demand of every endpoint in the whole windows from *since* to *until*, of the interactive SLO classes together and of
+    each class.
 
     A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one in which the
     gateway did not run. A minute with rows of other series alone is a measured zero. *window_s* is a multiple of 60.

@@ -100,9 +100,11 @@ def not_served_here(quantity: str, now: datetime, minutes: int = 10) -> dict[tup
     rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
     column = COLUMNS[Quantity(quantity)]
-    sums = rows.filter(_of("")).annotate(own=OWN_REGION).values_list("model", "own")
-    sums = sums.annotate(
-        not_served=Sum(f"unserved_{column}"), spilled=Sum(column, filter=Q(own_region__gt=""), default=0)
+    sums = (
+        rows.filter(_of(""))
+        .annotate(own=OWN_REGION)
+        .values_list("model", "own")
+        .annotate(not_served=Sum(f"unserved_{column}"), spilled=Sum(column, filter=Q(own_region__gt=""), default=0))
     )
     return {
         (model, region): NotServedHere(unserved / known_s, spilled / known_s)

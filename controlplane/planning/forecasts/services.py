@@ -49,8 +49,8 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
 
     Series are of all interactive SLO classes together, whose rows are stored first, and of each class with demand. Where a
-    forecaster fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no forecast.
-    Raises what the first of them raised when no series has a forecast.
+    forecaster fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no
+    forecast. Raises what the first of them raised when no series has a forecast.
     """
     window_s = settings.FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
