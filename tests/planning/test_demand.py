@@ -68,7 +68,7 @@ class TestDemand:
     def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
         for name in ("interactive", "flexible", "idle"):
             make_minutes(2, slo_class=name)
-        with django_assert_num_queries(3):  # the deployments, the classes apart, and the rows
+        with django_assert_num_queries(3):  # the deployments, the other classes, and the rows
             series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
         assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
 

@@ -57,7 +57,7 @@ class Observation:
 
     def arrived(self, asked: Submit) -> None:
         """Count an interactive request's tokens as demand of the endpoint that its caller would have first, wherever it is
-        served. Plans, which this is compared with, keep a share of other work apart.
+        served. Plans, which this is compared with, hold other work in a share of its own.
         """
         candidates = self.topology.candidates(asked.model, asked.region)
         if not candidates.size or not asked.interactive:

@@ -85,7 +85,7 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
     width = window_s // MINUTE_S
     counted = np.zeros(count * width, bool)
     together = {endpoint: _nothing(count) for endpoint in endpoints()}
-    apart = set(other_classes())
+    separate = set(other_classes())
     totals: dict[tuple[Endpoint, str], Totals] = {}
     indexes: dict[str, int] = {}
     adds: dict[tuple[str, str, str], list[Totals]] = {}
@@ -103,7 +103,7 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
             adds[key] = []
             if endpoint in together:
                 own = totals.setdefault((endpoint, slo_class), _nothing(count))
-                adds[key] = [own] if slo_class in apart else [own, together[endpoint]]
+                adds[key] = [own] if slo_class in separate else [own, together[endpoint]]
         at = index // width
         for prompts, outputs in adds[key]:
             prompts[at] += prompt
