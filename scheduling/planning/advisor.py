@@ -107,7 +107,7 @@ class EndpointPlan:
     valid_until_s: float
 
     def advice(self, now_s: float) -> Advice:
-        """What a strategy is told at *now_s*."""
+        """The advice at *now_s*."""
         soon = None
         if self.soon_instances:
             at = int((now_s - self.start_s) // self.window_s)
