@@ -39,7 +39,6 @@ class Submit:
     streamed: bool
     prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router goes by them
     block_tokens: int = 0
-    interactive: bool = True  # its SLO class is: other work is no part of the demand that strategies see
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Demand under both clocks: what the dispatcher counts of a trace, and reports for the ledger, is what the simulator counts.
 
 Callers of three regions and of one that serves nothing ask two models, one of which is not everywhere; most are refused.
-Strategies see the interactive half of it.
 """
 
 import numpy as np
@@ -68,15 +67,12 @@ class Live:
             self.own_region[record.number] = record.own_region or self.own_region[record.number]
             self.refused += isinstance(record, Refused)
 
-    def arrive(
-        self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int, interactive: bool
-    ) -> None:
+    def arrive(self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int) -> None:
         self.now_s = at_s
         self.dispatcher.take(
             Submit(
                 number, str(number), model, region, tenant_id=1, priority=0, due_s=None, arrived_at=at_s, arrived_s=at_s,
                 prompt_tokens=prompt, predicted_tokens=predicted, max_tokens=None, sequences=1, streamed=True,
-                interactive=interactive,
             )
         )  # fmt: skip
 
@@ -100,14 +96,12 @@ def trace():
         draw.integers(0, 3, REQUESTS),
         draw.integers(1, 90, REQUESTS),
         draw.integers(1, 90, REQUESTS),
-        draw.integers(0, 2, REQUESTS) > 0,
     )
 
 
 @pytest.fixture(scope="module")
-def simulated(trace) -> tuple[Cluster, Demand, Demand]:
-    """The cluster, the demand of interactive requests, and that of all."""
-    arrived_s, model, region, prompt, predicted, interactive = trace
+def simulated(trace) -> tuple[Cluster, Demand]:
+    arrived_s, model, region, prompt, predicted = trace
     cluster = Cluster([SimulatedInstance(name, place, ENGINE) for name, place in PLACES])
     requests = make_requests(
         arrived_s,
@@ -117,17 +111,17 @@ def simulated(trace) -> tuple[Cluster, Demand, Demand]:
         region=np.array([cluster.regions.index(REGIONS[at]) for at in region]),
         predicted_tokens=predicted,
     )
-    return cluster, Demand(cluster, requests, counted=interactive), Demand(cluster, requests)
+    return cluster, Demand(cluster, requests)
 
 
 def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
-    cluster, counted, _ = simulated
+    cluster, counted = simulated
     live = Live()
     number, arrivals = 0, list(zip(*trace, strict=True))
     for at_s in range(5, int(LAST_S), 5):
         while number < REQUESTS and arrivals[number][0] < at_s:
-            arrived_s, model, region, prompt, predicted, interactive = arrivals[number]
-            live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted), bool(interactive))
+            arrived_s, model, region, prompt, predicted = arrivals[number]
+            live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
             number += 1
         seen = live.tokens_per_s(float(at_s))
         expected = dict(zip(cluster.endpoints, counted.seen(float(at_s)), strict=True))
@@ -136,17 +130,17 @@ def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
 
 
 def test_what_is_reported_for_the_ledger_adds_up_to_the_simulators_windows(trace, simulated):
-    cluster, _, counted = simulated
+    cluster, counted = simulated
     live = Live()
     windows = dict.fromkeys(cluster.endpoints)
     for key in windows:
         windows[key] = np.zeros(int(LAST_S // 60))
-    for number, (arrived_s, model, region, prompt, predicted, _) in enumerate(zip(*trace, strict=True)):
-        live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted), True)
+    for number, (arrived_s, model, region, prompt, predicted) in enumerate(zip(*trace, strict=True)):
+        live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
         windows["ab"[model], live.own_region[number]][int(arrived_s // 60)] += (prompt + predicted) / 60.0
     expected = counted.windows(60.0)
     for key, series in zip(cluster.endpoints, expected, strict=True):
         assert windows[key][: len(series)] == pytest.approx(series), key
-    live.arrive(REQUESTS, LAST_S, "b", "moon", 1, 1, True)
+    live.arrive(REQUESTS, LAST_S, "b", "moon", 1, 1)
     assert live.own_region[REQUESTS] == "north"  # the first that it would have
     assert live.refused > REQUESTS / 2

@@ -116,11 +116,3 @@ async def test_what_every_instance_failed_was_asked_for(served):
     assert (await served.chat()).status == 502
     (row,) = await served.rows()
     assert (row.outcome, row.unserved, row.prompt_tokens) == ("failed", True, 0)
-
-
-async def test_strategies_see_interactive_demand_alone(served):
-    seen = served.gateway.floor.observation.memory(0).demand
-    assert (await served.chat(headers={"X-SLO-Class": "flexible"})).status == 200
-    assert not seen
-    assert (await served.chat()).status == 200
-    assert seen

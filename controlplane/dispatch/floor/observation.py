@@ -56,11 +56,9 @@ class Observation:
         return memory
 
     def arrived(self, asked: Submit) -> None:
-        """Count an interactive request's tokens as demand of the endpoint that its caller would have first, wherever it is
-        served. Plans, which this is compared with, hold other work in a share of its own.
-        """
+        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served."""
         candidates = self.topology.candidates(asked.model, asked.region)
-        if not candidates.size or not asked.interactive:
+        if not candidates.size:
             return
         demand = self.memory(int(candidates[0])).demand
         second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)

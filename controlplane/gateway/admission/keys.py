@@ -13,7 +13,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import SloClass
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 from scheduling.queueing.ordering import due_s
 
@@ -33,7 +33,6 @@ class SloTerms:
     itl_target_ms: int | None
     e2e_target_ms: int | None
     deadline_s: int | None
-    interactive: bool = True
 
     @classmethod
     def of(cls, row: SloClass) -> "SloTerms":
@@ -45,7 +44,6 @@ class SloTerms:
             itl_target_ms=row.itl_target_ms,
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
-            interactive=row.kind == SloKind.INTERACTIVE,
         )
 
     @property

@@ -132,7 +132,6 @@ class Completions:
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
             block_tokens=block_tokens,
-            interactive=terms.interactive,
         )
         return Ticket(
             asked=asked,
