@@ -82,5 +82,6 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "slo_judged",
         "prompt_tokens",
         "output_tokens",
+        "generated",
     ]
-    list_filter = ["minute", *SERIES_FILTERS]
+    list_filter = ["minute", *SERIES_FILTERS, "generated"]

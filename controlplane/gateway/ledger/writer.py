@@ -67,8 +67,11 @@ _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} (minute, model, region, slo_class, {', '.join(_SUMS)}) "  # noqa: S608
     f"VALUES ({', '.join(['%s'] * (4 + len(_SUMS)))}) "
-    "ON CONFLICT (minute, model, region, slo_class) DO UPDATE SET "
-    + ", ".join(f"{name} = {_MINUTES}.{name} + excluded.{name}" for name in _SUMS)
+    # Should a minute of the demo's past be there, what was counted takes its place.
+    "ON CONFLICT (minute, model, region, slo_class) DO UPDATE SET generated = excluded.generated, "
+    + ", ".join(
+        f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in _SUMS
+    )
 )
 
 

@@ -234,6 +234,7 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     rows: Iterable[Mapping[str, Any]] = MinuteRow.objects.order_by().values(
         "minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens"
     )
+    source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
     by = ("model", "region", "slo_class") if by_class else ("model", "region")
     groups = group_minutes(rows, by=by)
     if not groups:
@@ -247,7 +248,7 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     }
     if not series:
         raise CommandError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
-    return Demand("ledger", series)
+    return Demand(source, series)
 
 
 def step_column(step: int) -> Column:
