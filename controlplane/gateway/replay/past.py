@@ -107,4 +107,4 @@ def _tokens(
     """Sums by minute of lengths with that *mean*, one a request, log-normal and cut at *most*."""
     sigma = math.sqrt(math.log1p(variation**2))
     each = np.minimum(draw.lognormal(math.log(mean) - sigma**2 / 2, sigma, len(of_minute)), most)
-    return np.bincount(of_minute, weights=np.rint(each), minlength=count)
+    return np.asarray(np.bincount(of_minute, weights=np.rint(each), minlength=count), np.float64)

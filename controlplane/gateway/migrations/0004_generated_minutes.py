@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('gateway', '0002_ledger_error_message'),
+        ('gateway', '0003_demand_as_asked'),
     ]
 
     operations = [
