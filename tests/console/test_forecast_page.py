@@ -57,11 +57,6 @@ def minute(
     )
 
 
-def generated(**of: datetime) -> None:
-    """Mark what is there as generated."""
-    MinuteRow.objects.filter(**of).update(generated=True)
-
-
 # Reading
 
 
@@ -477,42 +472,6 @@ def test_a_preview_puts_points_where_their_times_are():
     svg = preview(figure)
     assert 'points="0.0,180.0 100.0,0.0"' in svg
     assert 'points="100.0,90.0 400.0,90.0 400.0,0.0"' in svg
-
-
-def test_a_generated_past_is_drawn_as_such_and_judges_nothing(deployment, reader):
-    for back in range(1, 31):
-        minute(NOW.replace(second=0) - timedelta(minutes=back), 600 * back)
-    counted_from = NOW.replace(second=0) - timedelta(minutes=10)
-    generated(minute__lt=counted_from)
-    at = NOW - timedelta(minutes=29)
-    values = {name: [10.0] * 40 for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
-    of = {"model": SERIES[0], "region": SERIES[1], "quantity": "output", "forecaster": "blend", "window_s": 60}
-    Forecast.objects.create(made_at=at, start_at=at.replace(second=0), **of, **values)
-    seen = outlooks.see(Asked(*SERIES, "output", 6), NOW)
-    young = seen.outlook.since_known()
-    assert [start for start, value in zip(young.starts, young.generated, strict=True) if value] == [
-        counted_from - timedelta(minutes=back) for back in range(20, 0, -1)
-    ]
-    assert next(start for start, value in zip(young.starts, young.actual, strict=True) if value) == counted_from
-    assert seen.accuracy.windows == sum(value is not None for value in young.actual) == 9
-    chart = charts.demand_and_forecast(seen.outlook, "")
-    assert {line.label for line in chart.series} > {"actual", "generated, asked for by nobody"}
-    assert chart.table.header[-1] == "Generated (tok/s)"
-    assert selectors.demand_now("output", NOW) == {SERIES: 60.0}  # minutes 2 to 10 before, not the generated ones
-    html = page(reader)
-    assert "learn from a generated past" in html
-    assert "generated, asked for by nobody" in html
-
-
-def test_without_a_generated_past_nothing_speaks_of_one(deployment, reader):
-    minute(NOW.replace(second=0) - timedelta(minutes=2), 600)
-    assert "generated" not in page(reader)
-
-
-def test_a_generated_past_that_is_learned_from_no_more_is_not_spoken_of(deployment, reader, settings):
-    minute(NOW - timedelta(days=settings.FORECAST_HISTORY_DAYS, minutes=2), 600)
-    generated()
-    assert selectors.generated_past(NOW) is None
 
 
 def test_the_chart_begins_where_anything_is_known(db):
