@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all test-real services e2e bench soak lint truth vllm pins clean tools
+.PHONY: help run test test-all test-real properties services postgres coverage e2e bench soak lint truth vllm pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,7 +23,10 @@ help:
 	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
 	@echo 'make test-all  lint, fast tests, slow ones, real Redis and PostgreSQL, real Chromium, real vLLM'
 	@echo 'make test-real the same without the fast ones'
-	@echo 'make services  slow tests, and those with real Redis and PostgreSQL'
+	@echo 'make properties the property tests with many examples'
+	@echo 'make services  slow tests, and those with real Redis'
+	@echo 'make postgres  the tests that use the database, on a real PostgreSQL'
+	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
@@ -61,14 +64,29 @@ lint: .venv/ready
 test-all: test test-real
 
 # Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The services' tests
-# wait more than they compute, so the browser's run beside them; vLLM needs both cores.
+# wait more than they compute, so the browser's and PostgreSQL's run beside them; vLLM needs both cores.
 test-real: tools .venv/ready
 	@$(MAKE) -j 2 --output-sync=target lint vllm
-	@$(MAKE) -j 2 --output-sync=target services e2e
+	@$(MAKE) properties
+	@$(MAKE) -j 2 --output-sync=target services e2e postgres
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
 
 services: .venv/ready
-	@$(BIN)/python -m pytest -q -m 'services or slow' $(ARGS)
+	@$(BIN)/python -m pytest -q -m 'services or slow' --ignore tests/test_postgres.py $(ARGS)
+
+postgres: .venv/ready
+	@$(BIN)/python -m pytest -q -m services tests/test_postgres.py $(ARGS)
+
+properties: .venv/ready
+	@$(BIN)/python -m tests.compile_kernels
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile many $(ARGS)
+
+# One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
+# compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:
+# coverage run --rcfile=.../pyproject.toml -m pytest -q -n 0; coverage report --rcfile=.../pyproject.toml
+coverage: .venv/ready
+	@$(BIN)/coverage run -m pytest -q -n 0 $(ARGS)
+	@$(BIN)/coverage report
 
 # Some twenty minutes on a machine with nothing else to do; prints how far the simulator is from two real servers, and what
 # shortest first gains on one.

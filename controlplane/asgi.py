@@ -23,7 +23,7 @@ django_application = get_asgi_application()  # sets Django up: what needs models
 from servestatic import ServeStaticASGI
 
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
@@ -41,7 +41,7 @@ def create_application(gateway: Gateway) -> Application:
             case "http":
                 path = scope["path"]
                 if path.startswith("/v1/"):
-                    await gateway(scope, receive, send)
+                    await gateway.http(scope, receive, send)
                 elif path in operations.paths:
                     await operations(scope, receive, send)
                 elif path.startswith("/static/"):

@@ -1,234 +1,268 @@
-"""The environment variables that Pilothouse reads: one table, typed readers, no surprises.
+"""The environment variables that Pilothouse reads: each is declared once, as a field of `Environment`.
 
-`ENV` is the only place where a variable is declared. `controlplane/settings.py` reads through `value()`, and
-`docs/configuration.md` holds the same table (a test compares the two). An unknown `PILOTHOUSE_*` variable is an error,
-so that a typing mistake does not pass silently. Every variable `NAME` may instead be given as `NAME_FILE`, the path of a
-file that holds the value (Docker and Kubernetes secrets).
+A field holds the variable's name, its type with unit and limits, its default and, as its docstring, what it is for.
+`controlplane/settings.py` makes a setting of the same name of every field, and `python -m tests.docs.configuration` writes
+the table of `docs/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, so that a typing mistake does not pass
+silently. Every variable `NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and
+Kubernetes secrets).
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
-Kind = Literal["str", "secret", "bool", "int", "float", "list"]
 PREFIX = "PILOTHOUSE_"
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    kind: Kind
-    default: Any
-    help: str
+class Unit:
+    name: str
 
 
-ENV: dict[str, Variable] = {
-    "PILOTHOUSE_DEBUG": Variable("bool", False, "Django debug pages and checks; never on a public address."),
-    "PILOTHOUSE_SECRET_KEY": Variable(
-        "secret",
-        "",
-        "Signs sessions and sign-in links. Required unless debug is on or `manage.py up` keeps one in `var/`.",
-    ),
-    "PILOTHOUSE_SECRET_KEY_FALLBACKS": Variable(
-        "list", [], "Earlier secret keys that are still accepted while rotating."
-    ),
-    "PILOTHOUSE_ALLOWED_HOSTS": Variable(
-        "list", ["localhost", "127.0.0.1", "[::1]"], "Host names the console answers to."
-    ),
-    "PILOTHOUSE_TRUSTED_ORIGINS": Variable(
-        "list", [], "Origins (`https://host`) trusted for forms and websockets behind a proxy."
-    ),
-    "PILOTHOUSE_HTTPS": Variable(
-        "bool", False, "The console is reached over HTTPS: secure cookies, HSTS, redirect from plain HTTP."
-    ),
-    "PILOTHOUSE_TRUST_PROXY_HEADER": Variable(
-        "bool", False, "Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."
-    ),
-    "PILOTHOUSE_TIME_ZONE": Variable("str", "UTC", "Time zone of pages; stored times are UTC."),
-    "PILOTHOUSE_STATE_DIR": Variable("str", "var", "Folder for the SQLite database, logs and embedded Redis."),
-    "PILOTHOUSE_LOG_LEVEL": Variable("str", "INFO", "Level of Pilothouse's own loggers."),
-    "PILOTHOUSE_LOG_FORMAT": Variable(
-        "str", "text", "`text` for people or `json` for collectors; neither holds prompts."
-    ),
-    "PILOTHOUSE_METRICS_TOKEN": Variable(
-        "secret", "", "Bearer token for `/metrics`. Without one, `/metrics` answers on loopback only."
-    ),
-    "PILOTHOUSE_MAX_BODY_BYTES": Variable("int", 4 * 1024 * 1024, "Largest request body of `/v1`, in bytes."),
-    "PILOTHOUSE_MAX_JSON_DEPTH": Variable("int", 32, "Deepest nesting of a `/v1` request body."),
-    "PILOTHOUSE_KEY_CACHE_S": Variable(
-        "float", 2.0, "Seconds for which a checked API key is trusted before it is read again."
-    ),
-    "PILOTHOUSE_FLEET_REFRESH_S": Variable("float", 1.0, "Seconds between readings of the inventory by the gateway."),
-    "PILOTHOUSE_HEARTBEAT_S": Variable("float", 1.0, "Seconds between metric readings of each instance."),
-    "PILOTHOUSE_HEARTBEAT_FAILURES": Variable("int", 3, "Readings missed in a row after which an instance is failed."),
-    "PILOTHOUSE_SUMMARY_S": Variable("float", 0.5, "Seconds between published summaries of live load."),
-    "PILOTHOUSE_LEDGER_FLUSH_S": Variable("float", 0.5, "Seconds between batches of ledger rows."),
-    "PILOTHOUSE_LEDGER_KEEP_DAYS": Variable("int", 30, "Days for which request rows are kept; minute rows stay."),
-    "PILOTHOUSE_MAX_HOLD_S": Variable(
-        "float", 600.0, "Seconds for which a request may wait for an instance with room, a cold start included."
-    ),
-    "PILOTHOUSE_UPSTREAM_CONNECT_S": Variable(
-        "float", 2.0, "Seconds to connect to an instance before another is tried."
-    ),
-    "PILOTHOUSE_UPSTREAM_SILENCE_S": Variable(
-        "float", 120.0, "Seconds without a byte from an instance after which the request fails."
-    ),
-    "PILOTHOUSE_HOST": Variable(
-        "str",
-        "",
-        "Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one.",
-    ),
-    "PILOTHOUSE_EMULATOR_PORT": Variable("int", 8100, "Port of the emulated fleet that `manage.py up` starts."),
-    "PILOTHOUSE_DEMO_DAY_S": Variable("float", 480.0, "Seconds of a day of the demo's traffic."),
-    "PILOTHOUSE_FORECASTER": Variable(
-        "str", "", "Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."
-    ),
-    "PILOTHOUSE_FORECAST_WINDOW_S": Variable("int", 600, "Length of the windows of demand, in whole minutes."),
-    "PILOTHOUSE_FORECAST_WINDOWS": Variable("int", 6, "Windows that are forecast: how far plans look ahead."),
-    "PILOTHOUSE_FORECAST_EVERY_S": Variable("float", 600.0, "Seconds between forecasts."),
-    "PILOTHOUSE_FORECAST_HISTORY_DAYS": Variable("float", 14.0, "Days of demand from which forecasters learn."),
-    "PILOTHOUSE_FORECAST_REFIT_S": Variable(
-        "float", 86_400.0, "Seconds after which a forecaster is fitted anew; between, it takes in what is new."
-    ),
-    "PILOTHOUSE_FORECAST_KEEP_HOURS": Variable(
-        "float",
-        12.0,
-        "Hours for which forecasts are kept as they were made; then those of a series within an hour become one row, with"
-        " the last forecast of each window.",
-    ),
-    "PILOTHOUSE_PLAN_EVERY_S": Variable("float", 3600.0, "Seconds between scaling plans."),
-    "PILOTHOUSE_PLAN_DEMAND": Variable(
-        "str",
-        "strategy",
-        "What of a forecast plans are made for: `mean`, `upper_80`, `upper_95`, or what the model's `strategy` asks for"
-        " (`pilothouse` for more than the mean, the others for the mean).",
-    ),
-    "PILOTHOUSE_PLAN_NIW_BUFFER": Variable(
-        "float", 0.1, "Share of the last hour's non-interactive load that plans keep room for beside the forecast."
-    ),
-    "PILOTHOUSE_PLAN_EPSILON": Variable(
-        "float",
-        0.8,
-        "Share of its own demand that each region must be able to serve; the rest may be served elsewhere.",
-    ),
-    "PILOTHOUSE_PLAN_TIME_LIMIT_S": Variable("float", 20.0, "Seconds for which the exact solver may search."),
-    "PILOTHOUSE_PLANNING_KEEP_DAYS": Variable(
-        "float", 7.0, "Days for which forecasts, and plans that were never carried out, are kept."
-    ),
-    "PILOTHOUSE_STRATEGY_EVERY_S": Variable("float", 5.0, "Seconds between the strategies' looks at live load."),
-    "PILOTHOUSE_COMPARE_EVERY_S": Variable("float", 3600.0, "Seconds between comparisons of strategies; 0 is never."),
-    "PILOTHOUSE_COMPARE_HOURS": Variable("float", 6.0, "Hours of the ledger that a comparison simulates."),
-    "PILOTHOUSE_COMPARE_REQUESTS": Variable(
-        "int", 50_000, "Requests that a comparison simulates at most, the newest first."
-    ),
-    "PILOTHOUSE_COMPARE_LIMIT_S": Variable("float", 300.0, "Seconds that a comparison may take."),
-    "PILOTHOUSE_FLOOR": Variable(
-        "bool", True, "The gateway adds instances to endpoints that are full, whatever planners and strategies do."
-    ),
-    "PILOTHOUSE_FLOOR_PATIENCE_S": Variable(
-        "float", 5.0, "Seconds that the floor's commands wait for a worker before the gateway carries them out itself."
-    ),
-    "PILOTHOUSE_LENGTHS": Variable(
-        "bool", True, "Output lengths are predicted by caches and a length model; off, by moving means alone."
-    ),
-    "PILOTHOUSE_LENGTH_BUDGET_MS": Variable(
-        "float", 5.0, "Milliseconds that a request waits for its predicted length at most."
-    ),
-    "PILOTHOUSE_LENGTH_INLINE_US": Variable(
-        "float",
-        1000.0,
-        "A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess.",
-    ),
-    "PILOTHOUSE_LENGTH_CACHE_ENTRIES": Variable(
-        "int", 10_000, "Prompts a model whose lengths are remembered; 0 is none."
-    ),
-    "PILOTHOUSE_LENGTH_CACHE_S": Variable("float", 86_400.0, "Seconds after which a remembered length is forgotten."),
-    "PILOTHOUSE_LENGTH_SIMILARITY": Variable(
-        "float", 0.85, "Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."
-    ),
-    "PILOTHOUSE_LENGTH_SAMPLES_PER_MIN": Variable(
-        "int", 60, "Requests a minute and model that are kept as samples to learn from; 0 is none."
-    ),
-    "PILOTHOUSE_LENGTH_SAMPLES": Variable("int", 20_000, "Samples that are kept of each model, the newest."),
-    "PILOTHOUSE_LENGTH_SAMPLE_DAYS": Variable("float", 14.0, "Days for which samples are kept."),
-    "PILOTHOUSE_LENGTH_MEASURE_DAYS": Variable("float", 30.0, "Days for which measures of predictions are kept."),
-    "PILOTHOUSE_LENGTH_TRAIN_EVERY_S": Variable(
-        "float", 86_400.0, "Seconds between trainings of the length model; 0 is only when an operator asks."
-    ),
-    "PILOTHOUSE_LENGTH_TRAIN_SAMPLES": Variable("int", 1_000, "Samples without which no length model is trained."),
-    "PILOTHOUSE_LENGTH_PROMOTE": Variable(
-        "bool", True, "A shadow that proved itself is promoted, and one that did not is rejected, without being asked."
-    ),
-    "PILOTHOUSE_LENGTH_PROMOTE_REQUESTS": Variable("int", 2_000, "Requests over which a shadow is judged."),
-    "PILOTHOUSE_LENGTH_PROMOTE_GAIN": Variable(
-        "float", 0.02, "Share of the active version's mean absolute error by which a shadow must be better."
-    ),
-    "DATABASE_URL": Variable(
-        "secret",
-        "",
-        "`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder.",
-    ),
-    "REDIS_URL": Variable("secret", "", "`redis://host:port/0`; default is the Redis that `manage.py up` starts."),
-    "VLLM_PYTHON": Variable(
-        "str", "", "Python of the environment that holds vLLM; default `.venv-vllm/bin/python` if there."
-    ),
-}
+def _parts(value: object) -> object:
+    """The parts of a text with commas; anything else as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _raw(name: str, environ: Mapping[str, str]) -> str | None:
-    path = environ.get(f"{name}_FILE")
-    if path is None:
-        return environ.get(name)
-    try:
-        return Path(path).read_text().strip()
-    except OSError as error:
-        raise ImproperlyConfigured(f"{name}_FILE: cannot read {path}: {error.strerror}") from error
+NOT_NEGATIVE = Field(ge=0, allow_inf_nan=False)
+POSITIVE = Field(gt=0, allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0)]
+PositiveCount = Annotated[int, Field(ge=1)]
+PositiveBytes = Annotated[int, Field(ge=1), Unit("bytes")]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, NOT_NEGATIVE, Unit("s")]
+PositiveSeconds = Annotated[float, POSITIVE, Unit("s")]
+WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), Unit("s")]
+PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
+Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
+PositiveHours = Annotated[float, POSITIVE, Unit("h")]
+Hours = Annotated[float, NOT_NEGATIVE, Unit("h")]
+Days = Annotated[float, NOT_NEGATIVE, Unit("days")]
+PositiveDays = Annotated[float, POSITIVE, Unit("days")]
+WholeDays = Annotated[int, Field(ge=0), Unit("days")]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Texts = Annotated[list[str], NoDecode, BeforeValidator(_parts)]
+Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_parts)]
 
 
-def value(name: str, environ: Mapping[str, str] = os.environ) -> Any:
-    """The value of *name* in the type that `ENV` declares, or its default.
+class Environment(BaseSettings):
+    """Every variable. The docstring of a field is its line in `docs/configuration.md`."""
 
-    Raises ImproperlyConfigured naming the variable when the text does not fit the type.
-    """
-    variable = ENV[name]
-    text = _raw(name, environ)
-    if text is None or text == "":
-        return variable.default
-    try:
-        match variable.kind:
-            case "bool":
-                return {
-                    "1": True,
-                    "true": True,
-                    "yes": True,
-                    "on": True,
-                    "0": False,
-                    "false": False,
-                    "no": False,
-                    "off": False,
-                }[text.lower()]
-            case "int":
-                return int(text)
-            case "float":
-                return float(text)
-            case "list":
-                return [part.strip() for part in text.split(",") if part.strip()]
-            case _:
-                return text
-    except (KeyError, ValueError) as error:
-        raise ImproperlyConfigured(f"{name}: {text!r} is not a valid {variable.kind}") from error
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        case_sensitive=True,
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
+        frozen=True,
+    )
+
+    DEBUG: bool = False
+    """Django debug pages and checks; never on a public address."""
+    SECRET_KEY: SecretStr = SecretStr("")
+    """Signs sessions and sign-in links. Required unless debug is on or `manage.py up` keeps one in `var/`."""
+    SECRET_KEY_FALLBACKS: Secrets = []
+    """Earlier secret keys that are still accepted while rotating."""
+    ALLOWED_HOSTS: Texts = ["localhost", "127.0.0.1", "[::1]"]
+    """Host names the console answers to."""
+    TRUSTED_ORIGINS: Texts = []
+    """Origins (`https://host`) trusted for forms and websockets behind a proxy."""
+    HTTPS: bool = False
+    """The console is reached over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
+    TRUST_PROXY_HEADER: bool = False
+    """Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."""
+    TIME_ZONE: str = "UTC"
+    """Time zone of pages; stored times are UTC."""
+    STATE_DIR: str = "var"
+    """Folder for the SQLite database, logs and embedded Redis."""
+    LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
+    """Level of Pilothouse's own loggers."""
+    LOG_FORMAT: Literal["text", "json"] = "text"
+    """`text` for people or `json` for collectors; neither holds prompts."""
+    METRICS_TOKEN: SecretStr = SecretStr("")
+    """Bearer token for `/metrics`. Without one, `/metrics` answers on loopback only."""
+
+    MAX_BODY_BYTES: PositiveBytes = 4 * 1024 * 1024
+    """Largest request body of `/v1`."""
+    MAX_JSON_DEPTH: PositiveCount = 32
+    """Deepest nesting of a `/v1` request body."""
+    KEY_CACHE_S: Seconds = 2.0
+    """How long a checked API key is trusted before it is read again."""
+    FLEET_REFRESH_S: PositiveSeconds = 1.0
+    """Time between readings of the inventory by the gateway."""
+    HEARTBEAT_S: PositiveSeconds = 1.0
+    """Time between metric readings of each instance."""
+    HEARTBEAT_FAILURES: PositiveCount = 3
+    """Readings missed in a row after which an instance is failed."""
+    SUMMARY_S: PositiveSeconds = 0.5
+    """Time between published summaries of live load."""
+    LEDGER_FLUSH_S: PositiveSeconds = 0.5
+    """Time between batches of ledger rows."""
+    LEDGER_KEEP_DAYS: WholeDays = 30
+    """How long request rows are kept; minute rows stay."""
+    MAX_HOLD_S: Seconds = 600.0
+    """How long a request may wait for an instance with room, a cold start included."""
+    UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
+    """How long a connection to an instance may take before another instance is tried."""
+    UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
+    """Time without a byte from an instance after which the request fails."""
+    HOST: str = ""
+    """Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one."""
+    EMULATOR_PORT: Port = 8100
+    """Port of the emulated fleet that `manage.py up` starts."""
+    DEMO_DAY_S: PositiveSeconds = 480.0
+    """Length of a day of the demo's traffic."""
+
+    FORECASTER: str = ""
+    """Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."""
+    FORECAST_WINDOW_S: WholeMinutes = 600
+    """Length of the windows of demand, in whole minutes."""
+    FORECAST_WINDOWS: PositiveCount = 6
+    """Windows that are forecast: how far plans look ahead."""
+    FORECAST_EVERY_S: PositiveSeconds = 600.0
+    """Time between forecasts."""
+    FORECAST_HISTORY_DAYS: PositiveDays = 14.0
+    """Demand from which forecasters learn."""
+    FORECAST_REFIT_S: Seconds = 86_400.0
+    """Time after which a forecaster is fitted anew; between, it takes in what is new."""
+    FORECAST_KEEP_HOURS: Hours = 12.0
+    """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
+    forecast of each window."""
+    PLAN_EVERY_S: PositiveSeconds = 3600.0
+    """Time between scaling plans."""
+    PLAN_DEMAND: Literal["strategy", "mean", "upper_80", "upper_95"] = "strategy"
+    """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
+    (`pilothouse` for more than the mean, the others for the mean)."""
+    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE] = 0.1
+    """Share of the last hour's non-interactive load that plans keep room for beside the forecast."""
+    PLAN_EPSILON: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
+    PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
+    """How long the exact solver may search."""
+    PLANNING_KEEP_DAYS: Days = 7.0
+    """How long forecasts, and plans that were never carried out, are kept."""
+    STRATEGY_EVERY_S: PositiveSeconds = 5.0
+    """Time between the strategies' looks at live load."""
+    COMPARE_EVERY_S: Seconds = 3600.0
+    """Time between comparisons of strategies; 0 is never."""
+    COMPARE_HOURS: PositiveHours = 6.0
+    """Part of the ledger that a comparison simulates."""
+    COMPARE_REQUESTS: PositiveCount = 50_000
+    """Requests that a comparison simulates at most, the newest first."""
+    COMPARE_LIMIT_S: PositiveSeconds = 300.0
+    """How long a comparison may take."""
+    FLOOR: bool = True
+    """The gateway adds instances to endpoints that are full, whatever planners and strategies do."""
+    FLOOR_PATIENCE_S: Seconds = 5.0
+    """How long the floor's commands wait for a worker before the gateway carries them out itself."""
+
+    LENGTHS: bool = True
+    """Output lengths are predicted by caches and a length model; off, by moving means alone."""
+    LENGTH_BUDGET_MS: PositiveMilliseconds = 5.0
+    """How long a request waits for its predicted length at most; `PILOTHOUSE_LENGTHS=0` does without."""
+    LENGTH_INLINE_US: Microseconds = 1000.0
+    """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    LENGTH_CACHE_ENTRIES: Count = 10_000
+    """Prompts a model whose lengths are remembered; 0 is none."""
+    LENGTH_CACHE_S: Seconds = 86_400.0
+    """Time after which a remembered length is forgotten."""
+    LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
+    """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
+    LENGTH_SAMPLES_PER_MIN: Count = 60
+    """Requests a minute and model that are kept as samples to learn from; 0 is none."""
+    LENGTH_SAMPLES: Count = 20_000
+    """Samples that are kept of each model, the newest."""
+    LENGTH_SAMPLE_DAYS: Days = 14.0
+    """How long samples are kept."""
+    LENGTH_MEASURE_DAYS: Days = 30.0
+    """How long measures of predictions are kept."""
+    LENGTH_TRAIN_EVERY_S: Seconds = 86_400.0
+    """Time between trainings of the length model; 0 is only when an operator asks."""
+    LENGTH_TRAIN_SAMPLES: Count = 1_000
+    """Samples without which no length model is trained."""
+    LENGTH_PROMOTE: bool = True
+    """A shadow that proved itself is promoted, and one that did not is rejected, without being asked."""
+    LENGTH_PROMOTE_REQUESTS: Count = 2_000
+    """Requests over which a shadow is judged."""
+    LENGTH_PROMOTE_GAIN: Number = 0.02
+    """Share of the active version's mean absolute error by which a shadow must be better."""
+
+    DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
+    """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""
+    REDIS_URL: Annotated[SecretStr, Field(validation_alias="REDIS_URL")] = SecretStr("")
+    """`redis://host:port/0`; default is the Redis that `manage.py up` starts."""
+    VLLM_PYTHON: Annotated[str, Field(validation_alias="VLLM_PYTHON")] = ""
+    """Python of the environment that holds vLLM; default `.venv-vllm/bin/python` if there."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (VariablesAndFiles(settings_cls),)
+
+    def public(self) -> dict[str, Any]:
+        """Names and values of the fields that are no secrets."""
+        return {name: value for name, value in self if not is_secret(type(self).model_fields[name])}
 
 
-def check_names(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ImproperlyConfigured if the environment holds a `PILOTHOUSE_*` variable that `ENV` does not know."""
-    known = ENV.keys() | {f"{name}_FILE" for name in ENV}
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+class VariablesAndFiles(EnvSettingsSource):
+    """The variable `NAME` of the environment, or the file that `NAME_FILE` names, which goes first."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        value, key, is_complex = super().get_field_value(field, field_name)
+        variable = f"{variable_of(field_name)}_FILE"
+        if path := os.environ.get(variable):
+            try:
+                value = Path(path).read_text().strip() or None
+            except OSError as error:
+                raise ImproperlyConfigured(f"{variable}: cannot read {path}: {error.strerror}") from error
+        return value, key, is_complex
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of the field *name*."""
+    alias = Environment.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else PREFIX + name
+
+
+def is_secret(field: FieldInfo) -> bool:
+    return field.annotation in {SecretStr, list[SecretStr]}
+
+
+def read() -> Environment:
+    """The environment of this process. Raises ImproperlyConfigured, which names every wrong variable."""
+    known = {variable_of(name) for name in Environment.model_fields}
+    known |= {f"{variable}_FILE" for variable in known}
+    unknown = sorted(variable for variable in os.environ if variable.startswith(PREFIX) and variable not in known)
     if unknown:
         raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/configuration.md.")
+    try:
+        return Environment()
+    except SettingsError as error:  # what a source raises comes wrapped
+        raise ImproperlyConfigured(str(error.__cause__ or error)) from error
+    except ValidationError as error:
+        raise ImproperlyConfigured("\n".join(map(_message, error.errors()))) from None
+
+
+def _message(error: ErrorDetails) -> str:
+    name = str(error["loc"][0])  # the variable itself where it has no prefix
+    variable = variable_of(name) if name in Environment.model_fields else name
+    return f"{variable} is {error['input']!r}. {error['msg']}."
 
 
 def database(url: str, state_dir: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
 

@@ -1,4 +1,7 @@
-"""Django settings: one module for every environment; what differs comes from `controlplane/env.py`."""
+"""Django settings: one module for every environment; what differs is declared in `controlplane/env.py`.
+
+Every variable that is no secret is a setting of the same name, without its prefix.
+"""
 
 import socket
 from pathlib import Path
@@ -9,29 +12,29 @@ from django.core.exceptions import ImproperlyConfigured
 
 from controlplane import env
 
-env.check_names()
+environment = env.read()
+globals().update(environment.public())
 django_stubs_ext.monkeypatch()  # so that `ModelAdmin[Node]` can be written as its types ask
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-STATE_DIR: Path = (BASE_DIR / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+STATE_DIR: Path = (BASE_DIR / environment.STATE_DIR).resolve()
 STATE_DIR.mkdir(parents=True, exist_ok=True)
 
-DEBUG = env.value("PILOTHOUSE_DEBUG")
-SECRET_KEY = env.value("PILOTHOUSE_SECRET_KEY")
+SECRET_KEY = environment.SECRET_KEY.get_secret_value()
 if not SECRET_KEY:
     # `manage.py up` writes this file on its first start, so that a single machine needs no set-up.
     key_file = STATE_DIR / "secret_key"
     if key_file.exists():
         SECRET_KEY = key_file.read_text().strip()
-    elif DEBUG:
+    elif environment.DEBUG:
         SECRET_KEY = "insecure-key-for-debug-only"  # noqa: S105
     else:
         raise ImproperlyConfigured(
             "PILOTHOUSE_SECRET_KEY is not set. Set it, or run `manage.py up`, which keeps one in the state folder."
         )
-SECRET_KEY_FALLBACKS = env.value("PILOTHOUSE_SECRET_KEY_FALLBACKS")
-ALLOWED_HOSTS = env.value("PILOTHOUSE_ALLOWED_HOSTS")
-CSRF_TRUSTED_ORIGINS = env.value("PILOTHOUSE_TRUSTED_ORIGINS")
+SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in environment.SECRET_KEY_FALLBACKS]
+METRICS_TOKEN = environment.METRICS_TOKEN.get_secret_value()
+CSRF_TRUSTED_ORIGINS = environment.TRUSTED_ORIGINS
 
 INSTALLED_APPS = [
     "controlplane.accounts.admin_config.FleetAdminConfig",  # django.contrib.admin with our site
@@ -85,10 +88,10 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {"default": env.database(env.value("DATABASE_URL"), STATE_DIR)}
+DATABASES = {"default": env.database(environment.DATABASE_URL.get_secret_value(), STATE_DIR)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = env.value("REDIS_URL")
+REDIS_URL = environment.REDIS_URL.get_secret_value()
 if not REDIS_URL:
     # While `manage.py up` runs a Redis of its own, its address is in this file, for commands run beside it.
     redis_url_file = STATE_DIR / "redis_url"
@@ -109,7 +112,6 @@ LOGIN_REDIRECT_URL = "console:overview"
 LOGOUT_REDIRECT_URL = "console:sign-in"
 
 LANGUAGE_CODE = "en-us"
-TIME_ZONE = env.value("PILOTHOUSE_TIME_ZONE")
 USE_I18N = False
 USE_TZ = True
 FORMAT_MODULE_PATH = "controlplane.formats"
@@ -126,7 +128,7 @@ STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
-        if DEBUG
+        if environment.DEBUG
         else "controlplane.console.storage.HashedStaticFilesStorage"
     },
 }
@@ -144,11 +146,10 @@ SECURE_CSP = {
     "base-uri": "'none'",
     "frame-ancestors": "'none'",
 }
-HTTPS = env.value("PILOTHOUSE_HTTPS")
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
-SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
-if env.value("PILOTHOUSE_TRUST_PROXY_HEADER"):
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = environment.HTTPS
+SECURE_HSTS_SECONDS = 31_536_000 if environment.HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = environment.HTTPS
+if environment.TRUST_PROXY_HEADER:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SESSION_COOKIE_HTTPONLY = True
 CSRF_COOKIE_HTTPONLY = True
@@ -217,63 +218,19 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     },
 }
 
-# The gateway and the fleet.
-MAX_BODY_BYTES = env.value("PILOTHOUSE_MAX_BODY_BYTES")
-MAX_JSON_DEPTH = env.value("PILOTHOUSE_MAX_JSON_DEPTH")
-KEY_CACHE_S = env.value("PILOTHOUSE_KEY_CACHE_S")
-FLEET_REFRESH_S = env.value("PILOTHOUSE_FLEET_REFRESH_S")
-HEARTBEAT_S = env.value("PILOTHOUSE_HEARTBEAT_S")
-HEARTBEAT_FAILURES = env.value("PILOTHOUSE_HEARTBEAT_FAILURES")
-SUMMARY_S = env.value("PILOTHOUSE_SUMMARY_S")
-LEDGER_FLUSH_S = env.value("PILOTHOUSE_LEDGER_FLUSH_S")
-LEDGER_KEEP_DAYS = env.value("PILOTHOUSE_LEDGER_KEEP_DAYS")
-MAX_HOLD_S = env.value("PILOTHOUSE_MAX_HOLD_S")
-UPSTREAM_CONNECT_S = env.value("PILOTHOUSE_UPSTREAM_CONNECT_S")
-UPSTREAM_SILENCE_S = env.value("PILOTHOUSE_UPSTREAM_SILENCE_S")
-METRICS_TOKEN = env.value("PILOTHOUSE_METRICS_TOKEN")
-HOST = env.value("PILOTHOUSE_HOST") or socket.gethostname()
-EMULATOR_PORT = env.value("PILOTHOUSE_EMULATOR_PORT")
-DEMO_DAY_S = env.value("PILOTHOUSE_DEMO_DAY_S")
-VLLM_PYTHON = env.value("VLLM_PYTHON")
+# The fleet.
+HOST = environment.HOST or socket.gethostname()
+VLLM_PYTHON = environment.VLLM_PYTHON
 if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
 
 # Forecasts, plans and strategies (docs/live-scaling.md).
-FORECASTER = env.value("PILOTHOUSE_FORECASTER")
-FORECAST_WINDOW_S = env.value("PILOTHOUSE_FORECAST_WINDOW_S")
-FORECAST_WINDOWS = env.value("PILOTHOUSE_FORECAST_WINDOWS")
-FORECAST_EVERY_S = env.value("PILOTHOUSE_FORECAST_EVERY_S")
-FORECAST_HISTORY_DAYS = env.value("PILOTHOUSE_FORECAST_HISTORY_DAYS")
-FORECAST_REFIT_S = env.value("PILOTHOUSE_FORECAST_REFIT_S")
-FORECAST_KEEP_HOURS = env.value("PILOTHOUSE_FORECAST_KEEP_HOURS")
-PLAN_EVERY_S = env.value("PILOTHOUSE_PLAN_EVERY_S")
-PLAN_DEMAND = env.value("PILOTHOUSE_PLAN_DEMAND")
-PLAN_NIW_BUFFER = env.value("PILOTHOUSE_PLAN_NIW_BUFFER")
-PLAN_EPSILON = env.value("PILOTHOUSE_PLAN_EPSILON")
-PLAN_TIME_LIMIT_S = env.value("PILOTHOUSE_PLAN_TIME_LIMIT_S")
-PLANNING_KEEP_DAYS = env.value("PILOTHOUSE_PLANNING_KEEP_DAYS")
-STRATEGY_EVERY_S = env.value("PILOTHOUSE_STRATEGY_EVERY_S")
-COMPARE_EVERY_S: float = env.value("PILOTHOUSE_COMPARE_EVERY_S")
-COMPARE_HOURS = env.value("PILOTHOUSE_COMPARE_HOURS")
-COMPARE_REQUESTS = env.value("PILOTHOUSE_COMPARE_REQUESTS")
-COMPARE_LIMIT_S = env.value("PILOTHOUSE_COMPARE_LIMIT_S")
-FLOOR = env.value("PILOTHOUSE_FLOOR")
-FLOOR_PATIENCE_S = env.value("PILOTHOUSE_FLOOR_PATIENCE_S")
-if FORECAST_WINDOW_S < 60 or FORECAST_WINDOW_S % 60:
-    raise ImproperlyConfigured(f"PILOTHOUSE_FORECAST_WINDOW_S is whole minutes in seconds, not {FORECAST_WINDOW_S}")
-if PLAN_DEMAND not in {"strategy", "mean", "upper_80", "upper_95"}:
-    raise ImproperlyConfigured(f"PILOTHOUSE_PLAN_DEMAND is strategy, mean, upper_80 or upper_95, not {PLAN_DEMAND!r}")
-if min(FORECAST_WINDOWS, FORECAST_EVERY_S, PLAN_EVERY_S, STRATEGY_EVERY_S) <= 0:
-    raise ImproperlyConfigured(
-        "PILOTHOUSE_FORECAST_WINDOWS, _FORECAST_EVERY_S, _PLAN_EVERY_S and _STRATEGY_EVERY_S are above 0"
-    )
-
 # Each of these looks whether its work is due (by the newest row), so that a restart neither skips nor repeats it.
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
 }
-LOOK_S = max(1.0, min(30.0, FORECAST_EVERY_S / 6, PLAN_EVERY_S / 6))
+LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, environment.PLAN_EVERY_S / 6))
 CELERY_BEAT_SCHEDULE |= {
     "forecast-and-plan": {
         "task": "workers.tasks.planning.forecast_and_plan",
@@ -282,8 +239,8 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "run-strategies": {
         "task": "workers.tasks.planning.run_strategies",
-        "schedule": STRATEGY_EVERY_S,
-        "options": {"expires": STRATEGY_EVERY_S},
+        "schedule": environment.STRATEGY_EVERY_S,
+        "options": {"expires": environment.STRATEGY_EVERY_S},
     },
     "apply-plans": {
         "task": "workers.tasks.planning.apply_plans",
@@ -308,23 +265,6 @@ CELERY_BEAT_SCHEDULE |= {
 }
 
 # Output lengths (docs/lengths.md).
-LENGTHS = env.value("PILOTHOUSE_LENGTHS")
-LENGTH_BUDGET_MS = env.value("PILOTHOUSE_LENGTH_BUDGET_MS")
-LENGTH_INLINE_US = env.value("PILOTHOUSE_LENGTH_INLINE_US")
-LENGTH_CACHE_ENTRIES = env.value("PILOTHOUSE_LENGTH_CACHE_ENTRIES")
-LENGTH_CACHE_S = env.value("PILOTHOUSE_LENGTH_CACHE_S")
-LENGTH_SIMILARITY = env.value("PILOTHOUSE_LENGTH_SIMILARITY")
-LENGTH_SAMPLES_PER_MIN = env.value("PILOTHOUSE_LENGTH_SAMPLES_PER_MIN")
-LENGTH_SAMPLES = env.value("PILOTHOUSE_LENGTH_SAMPLES")
-LENGTH_SAMPLE_DAYS = env.value("PILOTHOUSE_LENGTH_SAMPLE_DAYS")
-LENGTH_MEASURE_DAYS = env.value("PILOTHOUSE_LENGTH_MEASURE_DAYS")
-LENGTH_TRAIN_EVERY_S = env.value("PILOTHOUSE_LENGTH_TRAIN_EVERY_S")
-LENGTH_TRAIN_SAMPLES: int = env.value("PILOTHOUSE_LENGTH_TRAIN_SAMPLES")
-LENGTH_PROMOTE = env.value("PILOTHOUSE_LENGTH_PROMOTE")
-LENGTH_PROMOTE_REQUESTS = env.value("PILOTHOUSE_LENGTH_PROMOTE_REQUESTS")
-LENGTH_PROMOTE_GAIN = env.value("PILOTHOUSE_LENGTH_PROMOTE_GAIN")
-if LENGTH_BUDGET_MS <= 0:
-    raise ImproperlyConfigured("PILOTHOUSE_LENGTH_BUDGET_MS is above 0; PILOTHOUSE_LENGTHS=0 does without")
 CELERY_TASK_ROUTES |= {"workers.tasks.lengths.train_length_model": {"queue": "simulation"}}
 CELERY_BEAT_SCHEDULE |= {
     "train-length-model": {
@@ -346,7 +286,7 @@ CELERY_BEAT_SCHEDULE |= {
 
 # What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs).
 JOBS_WITHIN_TASKS: dict[str, dict[str, float]] = {
-    "forecast-and-plan": {"forecasts": FORECAST_EVERY_S, "plans": PLAN_EVERY_S}
+    "forecast-and-plan": {"forecasts": environment.FORECAST_EVERY_S, "plans": environment.PLAN_EVERY_S}
 }
 
 LOGGING = {
@@ -360,13 +300,13 @@ LOGGING = {
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
-            "formatter": env.value("PILOTHOUSE_LOG_FORMAT"),
+            "formatter": environment.LOG_FORMAT,
             "filters": ["service_errors"],
         }
     },
     "root": {"handlers": ["stderr"], "level": "WARNING"},
     "loggers": {
-        "controlplane": {"level": env.value("PILOTHOUSE_LOG_LEVEL")},
-        "workers": {"level": env.value("PILOTHOUSE_LOG_LEVEL")},
+        "controlplane": {"level": environment.LOG_LEVEL},
+        "workers": {"level": environment.LOG_LEVEL},
     },
 }

@@ -1,6 +1,7 @@
 """The dispatch decision: the first request in an endpoint's queue, and the instance that gets it. One compiled call."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import (
@@ -26,6 +27,7 @@ from scheduling.queueing.waiting_set import (
     remove,
 )
 from scheduling.routing import predictive, requests_ahead
+from scheduling.routing.candidates import COLUMNS, write_loads
 from scheduling.routing.regions import THRESHOLD, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import (
@@ -42,7 +44,12 @@ from scheduling.routing.routers import (
 
 @compiled
 def dispatch(
-    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, policy: int
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: WaitingArrays,
+    endpoint: int,
+    policy: int,
+    rows: NDArray[np.float64] | None = None,
 ) -> tuple[int, int]:
     """Dispatch the first request in the queue of *endpoint*, if an instance has room for it.
 
@@ -52,6 +59,7 @@ def dispatch(
        one that may have it ahead (`allowance`).
     3. Take it out of the heap, write its instance, and place its load.
 
+    What the decision saw is written into *rows* (`routing.candidates`), if they are given.
     Returns (slot, instance), or (-1, -1) when none waits or the head has no room. The slot stays taken: free it when
     nothing more is to be read from it. Call again until it says no.
     """
@@ -60,8 +68,12 @@ def dispatch(
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
-    if instance < 0 and open_ahead(fleet, endpoints, endpoint):
+    opened = instance < 0 and open_ahead(fleet, endpoints, endpoint)
+    if opened:
         instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
+    if rows is not None and instance >= 0:
+        write_loads(fleet, endpoints, endpoint, int(prompt_tokens), int(output_tokens), instance, rows)
+    if opened:
         close_ahead(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1
@@ -83,12 +95,13 @@ def warm_up() -> None:
     Call it before serving: afterwards no call that passes plain `int` and `float` stops to compile.
     """
     fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 2)
+    rows = np.zeros((1, COLUMNS))
     assign_endpoint(fleet, endpoints, 0, 0)
     fleet.accepting[0], fleet.max_num_seqs[0], fleet.kv_capacity_tokens[0] = 1, 2, 100
     for code in (POLICY_CODES[name] for name in POLICIES):
         slot = enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
         rekey(waiting, slot, 1.0)
-        dispatch(fleet, endpoints, waiting, 0, code)
+        dispatch(fleet, endpoints, waiting, 0, code, rows)
         push(waiting, 0, slot, 1.0)
         pop(waiting, 0)
         remove(waiting, slot)

@@ -7,6 +7,7 @@ import pytest
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -19,7 +20,6 @@ from controlplane.fleet.models import (
     SloClass,
     SloKind,
 )
-from controlplane.fleet.states import InstanceState
 
 
 @pytest.fixture(autouse=True)

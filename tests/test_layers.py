@@ -80,15 +80,19 @@ RULES = [
         ("controlplane.gateway",),
         (
             "controlplane.dispatch.dispatcher",
-            "controlplane.dispatch.lookahead",
-            "controlplane.dispatch.placement",
-            "controlplane.dispatch.request",
-            "controlplane.dispatch.token_accounts",
-            "controlplane.dispatch.topology",
-            "controlplane.dispatch.waiting_queue",
+            "controlplane.dispatch.live_fleet",
+            "controlplane.dispatch.requests",
+            "controlplane.dispatch.floor",
             "scheduling.fleet",
         ),
-        but=("controlplane.gateway.app", "controlplane.gateway.summary"),
+        but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),
+    ),
+    # What serves a request may be another process than what decides: it knows the port alone, nor what composes the two.
+    Rule(
+        tuple(
+            f"controlplane.gateway.{package}" for package in ("serving", "upstream", "admission", "lengths", "ledger")
+        ),
+        ("controlplane.dispatch.lease", "controlplane.dispatch.wire", "controlplane.gateway.process"),
     ),
     *app_rules(),
 ]
@@ -130,6 +134,15 @@ def statements(tree: ast.Module, everywhere: bool) -> Iterator[ast.stmt]:
         nodes.extend(ast.iter_child_nodes(node))
 
 
+def imported_from(node: ast.ImportFrom, name: str, is_package: bool) -> str:
+    """The module that *node* imports from, made absolute; *name* is the module that it stands in."""
+    base = node.module or ""
+    if not node.level:
+        return base
+    parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
+    return ".".join([*parents, base] if base else parents)
+
+
 def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iterator[tuple[str, int]]:
     """Dotted names that the module *name* imports, made absolute, and their lines.
 
@@ -140,12 +153,8 @@ def imported(name: str, source: str, is_package: bool, everywhere: bool) -> Iter
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = name.split(".")[: len(name.split(".")) - node.level + is_package]
-                base = ".".join([*parents, base] if base else parents)
             for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
+                yield f"{imported_from(node, name, is_package)}.{alias.name}", node.lineno
 
 
 def is_under(name: str, prefix: str) -> bool:
@@ -243,14 +252,19 @@ def test_every_package_and_app_is_walked():
         ("controlplane.accounts.services", "from controlplane.events import services"),
         ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import notify"),
         ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
-        ("controlplane.dispatch.floor", "def late():\n    from controlplane.planning.execution import floor"),
+        ("controlplane.dispatch.floor.floor", "def late():\n    from controlplane.planning.execution import floor"),
         ("controlplane.dispatch.dispatcher", "from controlplane.gateway.errors import ApiError"),
-        ("controlplane.gateway.upstream", "if TYPE_CHECKING:\n    from controlplane.dispatch.topology import Replica"),
+        (
+            "controlplane.gateway.upstream.client",
+            "if TYPE_CHECKING:\n    from controlplane.dispatch.live_fleet.topology import Replica",
+        ),
+        ("controlplane.gateway.serving.completions", "if TYPE_CHECKING:\n    from controlplane.gateway import process"),
+        ("controlplane.gateway.ledger.accounting", "from controlplane.dispatch.wire import SUMMARY_KEY"),
         ("controlplane.fleet.services", "def late():\n    from workers.tasks.fleet import run_command"),
         ("controlplane.fleet.admin", "from controlplane.console import formats"),
         ("controlplane.fleet.models.instances", "import controlplane.gateway.models"),
         ("controlplane.fleet.services", "from ..console import hub"),
-        ("controlplane.gateway.app", "from controlplane import api"),
+        ("controlplane.gateway.process", "from controlplane import api"),
         ("controlplane.api.urls", "class Inner:\n    from controlplane.console import hub"),
         ("controlplane.console.live.hub", "from controlplane.api.urls import api"),
         ("controlplane.fleet.models", "def late():\n    from controlplane.fleet.views import page"),
@@ -270,12 +284,12 @@ def test_a_wrong_import_is_caught(module, line):
         ("workers.emulator.instance", "from scheduling.simulation.engine.reference import ReferenceEngine"),
         ("workers.tasks.fleet", "from controlplane.fleet import services"),
         (
-            "controlplane.gateway.app",
+            "controlplane.gateway.process",
             "from controlplane.fleet.models import Instance\nimport scheduling.routing.routers",
         ),
-        ("controlplane.console.live.hub", "from controlplane.gateway import summary"),
+        ("controlplane.console.live.hub", "from controlplane.gateway.monitoring import summary"),
         ("controlplane.accounts.services", "from controlplane.events.services import record"),
-        ("controlplane.gateway.upstream", "from controlplane.dispatch.port import Placed"),
+        ("controlplane.gateway.upstream.client", "from controlplane.dispatch.port import Placed"),
         ("controlplane.planning.execution.floor", "def late():\n    from workers.tasks.fleet import run_command"),
         ("controlplane.accounts.admin", "from controlplane.fleet.services import notify"),
         ("controlplane.fleet.admin", "from controlplane.fleet import views"),

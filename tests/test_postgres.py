@@ -1,4 +1,4 @@
-"""Rows, services and the ledger on a real PostgreSQL: the suites that write rows, run again in a process of their own."""
+"""Rows, services and the ledger on a real PostgreSQL: the tests that use them, run again in processes of their own."""
 
 import os
 import shutil
@@ -62,7 +62,8 @@ def database_url():
 
 @pytest.mark.services
 def test_the_suites_that_write_rows_pass_on_postgresql(database_url):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
+    options = ["-p", "no:cacheprovider", "-p", "tests.database_only", "-n", "2", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-q", *options, *SUITES]
     environment = os.environ | {"DATABASE_URL": database_url}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -1,6 +1,5 @@
 """Admin of users, tenants and their keys."""
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 from django import forms
@@ -11,7 +10,7 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -19,7 +18,7 @@ from django.utils import timezone
 from django_stubs_ext import WithAnnotations
 
 from controlplane.accounts import handover
-from controlplane.accounts.admin_actions import ReasonAction
+from controlplane.accounts.admin_actions import reason_action
 from controlplane.accounts.admin_site import RoleInline
 from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
 from controlplane.accounts.requests import NotedRequest, user_of
@@ -90,7 +89,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
     @transaction.atomic
     def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
         response = super().user_change_password(request, id, form_url)
-        if request.method == "POST" and response.status_code == HTTPStatus.FOUND:
+        if request.method == "POST" and isinstance(response, HttpResponseRedirect):
             record("user.password_changed", User.objects.get(pk=id), actor=user_of(request), severity=Severity.WARNING)
         return response
 
@@ -182,15 +181,9 @@ class MembershipAdmin(AuditedAdmin[Membership]):
     autocomplete_fields = ["user", "tenant"]
 
 
-class RevokeAction(ReasonAction[ApiKey]):
-    verb = "revoke"
-    title = "Revoke API keys"
-    question = "The gateway refuses these keys within seconds. This cannot be undone."
-    button = "Revoke"
-
-    def act(self, request: HttpRequest, row: ApiKey, reason: str) -> str:
-        revoke_api_key(row, user_of(request), reason)
-        return f"{row} is revoked."
+def revoke(row: ApiKey, user: User, reason: str) -> str:
+    revoke_api_key(row, user, reason)
+    return f"{row} is revoked."
 
 
 @admin.register(ApiKey)
@@ -200,7 +193,16 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
     list_select_related = ["tenant", "created_by"]
     search_fields = ["name", "prefix", "tenant__name"]
     autocomplete_fields = ["tenant"]
-    actions = ["revoke"]
+    actions = [
+        reason_action(
+            "revoke",
+            "Revoke",
+            "Revoke API keys",
+            "The gateway refuses these keys within seconds. This cannot be undone.",
+            revoke,
+            "revoke",
+        )
+    ]
     add_fieldsets: "ClassVar[_FieldsetSpec]" = [
         (None, {"fields": ["tenant", "name", "expires_at"], "description": "The key is shown once, on the next page."})
     ]
@@ -250,10 +252,6 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         key = get_object_or_404(ApiKey, pk=pk)
         note = "Copy it now: only its SHA-256 is stored, and it is not shown again."
         return secret_page(request, self, title=f"API key {key.name} of {key.tenant}", note=note)
-
-    @admin.action(description="Revoke (asks for a reason)", permissions=["revoke"])
-    def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> HttpResponse | None:
-        return RevokeAction(self)(request, keys)
 
 
 @admin.register(SignInLink)

@@ -1,6 +1,7 @@
 """Admin actions that ask for a reason on a page of their own before they act."""
 
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from django import forms
 from django.contrib import admin, messages
@@ -9,9 +10,13 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
+from controlplane.accounts.models import User
+from controlplane.accounts.requests import user_of
+
 CONFIRMED = "confirmed"
 
 Row = TypeVar("Row", bound=Model)
+AdminAction = Callable[[admin.ModelAdmin[Row], HttpRequest, QuerySet[Row]], HttpResponse | None]
 
 
 class ReasonForm(forms.Form):
@@ -22,34 +27,31 @@ class ReasonForm(forms.Form):
     )
 
 
-class ReasonAction(Generic[Row]):
-    """Ask for a reason, then call `act` for each chosen row. Subclasses say what is done.
+def reason_action(
+    verb: str,
+    button: str,
+    title: str,
+    question: str,
+    act: Callable[[Row, User, str], str],
+    permission: str = "operate",
+) -> "AdminAction[Row]":
+    """The admin action called *verb*: it asks for a reason, then calls *act* for each chosen row.
 
-    Called as a Django admin action; the page posts to the same action again with the reason.
+    *act* takes the row, the user and the reason, and says what happened; a ValueError's text is shown as the refusal. The
+    page posts to the same action again with the reason.
     """
 
-    verb: str  # the action's name in the model admin
-    title: str
-    question: str
-    button: str
-
-    def __init__(self, model_admin: admin.ModelAdmin[Row]) -> None:
-        self.model_admin = model_admin
-
-    def act(self, request: HttpRequest, row: Row, reason: str) -> str:
-        """Do it to *row* and say what happened; a ValueError's text is shown as the refusal."""
-        raise NotImplementedError
-
-    def __call__(self, request: HttpRequest, rows: QuerySet[Row]) -> HttpResponse | None:
+    @admin.action(description=f"{button} (asks for a reason)", permissions=[permission])
+    def run(model_admin: admin.ModelAdmin[Row], request: HttpRequest, rows: QuerySet[Row]) -> HttpResponse | None:
         form = ReasonForm(request.POST if CONFIRMED in request.POST else None)
         if not form.is_valid():
             context = {
-                **self.model_admin.admin_site.each_context(request),
-                "opts": self.model_admin.model._meta,
-                "title": self.title,
-                "question": self.question,
-                "button": self.button,
-                "verb": self.verb,
+                **model_admin.admin_site.each_context(request),
+                "opts": model_admin.model._meta,
+                "title": title,
+                "question": question,
+                "button": button,
+                "verb": verb,
                 "rows": rows,
                 "form": form,
                 "checkbox": ACTION_CHECKBOX_NAME,
@@ -58,7 +60,10 @@ class ReasonAction(Generic[Row]):
             return TemplateResponse(request, "admin/reason.html", context)
         for row in rows:
             try:
-                self.model_admin.message_user(request, self.act(request, row, form.cleaned_data["reason"]))
+                model_admin.message_user(request, act(row, user_of(request), form.cleaned_data["reason"]))
             except ValueError as error:
-                self.model_admin.message_user(request, str(error), messages.ERROR)
+                model_admin.message_user(request, str(error), messages.ERROR)
         return None
+
+    run.__name__ = verb
+    return run

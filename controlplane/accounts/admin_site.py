@@ -85,6 +85,10 @@ class RoleAdmin(admin.ModelAdmin[Row]):
     def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
         return has_role(request, self.edit_role)
 
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """For actions."""
+        return has_role(request, Role.OPERATOR)
+
 
 class RoleInline(admin.TabularInline[Child, Parent]):
     """Rows edited on their parent's page, by the same people."""

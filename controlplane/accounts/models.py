@@ -10,7 +10,7 @@ from django.db import models
 from django.utils import timezone
 
 KEY_PREFIX = "ph_"
-KEY_SHOWN_CHARS = 11  # "ph_" and 8 characters: enough to tell keys apart, useless to guess the rest
+KEY_SHOWN_CHARS = 11  # "ph_" and 8 characters: enough to know a key again, useless to guess the rest
 
 
 class Role(models.TextChoices):

@@ -1,19 +1,70 @@
 """`/api`: tenants and their keys."""
 
+from datetime import datetime
 from typing import Any, TypedDict, cast
 
 from django.shortcuts import get_object_or_404
 from django_stubs_ext import WithAnnotations
-from ninja import Router, Status
+from ninja import Field, Router, Status
 
-from controlplane.accounts.models import ApiKey
+from controlplane.accounts.models import ApiKey, Role, Tenant
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
-from controlplane.api.schemas import Items, KeyIn, KeyOut, MeOut, NewKey, RevokeIn, TenantOut
+from controlplane.api.schemas import ActionIn, Described, Items, RowSchema, Strict
+from controlplane.rows import narrowed
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
+
+
+class TenantOut(RowSchema):
+    class Meta:
+        model = Tenant
+        fields = ("name", "title", "operates_fleet", "default_slo_class", "max_concurrent_requests",
+                  "tokens_per_minute", "active", "created_at")  # fmt: skip
+
+    slo_classes: list[str]
+
+    @staticmethod
+    def resolve_slo_classes(row: Tenant) -> list[str]:
+        return [slo_class.name for slo_class in row.slo_classes.all()]
+
+
+class KeyOut(RowSchema):
+    class Meta:
+        model = ApiKey
+        fields = ("id", "tenant", "name", "prefix", "created_at", "expires_at", "revoked_at", "last_used_at")
+
+    usable: bool
+    created_by: str | None
+
+    @staticmethod
+    def resolve_created_by(row: ApiKey) -> str | None:
+        return row.created_by.get_username() if row.created_by else None
+
+
+class KeyIn(Strict):
+    tenant: str
+    name: str = Field(min_length=1, max_length=80)
+    expires_at: datetime | None = None
+
+
+class NewKey(KeyOut):
+    secret: str
+    """Shown in this answer and never again."""
+
+
+class RevokeIn(ActionIn):
+    pass
+
+
+class MeOut(Described):
+    user: str | None
+    tenant: str | None
+    """Of the API key."""
+    fleet_role: Role | None
+    tenants: list[str]
 
 
 class Shown(TypedDict):
@@ -43,7 +94,7 @@ def list_tenants(request: ApiRequest) -> dict[str, Any]:
 def list_keys(request: ApiRequest, tenant: str = "") -> dict[str, Any]:
     """API keys, newest first, without their secrets."""
     rows = request.auth.api_keys()
-    return {"items": list(rows.filter(tenant__name=tenant) if tenant else rows)}
+    return {"items": list(narrowed(rows, tenant__name=tenant))}
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)

@@ -55,16 +55,26 @@ class ApiRequest(HttpRequest):
 
 
 class SessionCaller(APIKeyCookie):
-    """The console's session. Ninja checks the CSRF token of every request that is not read-only."""
+    """The console's session, of somebody with at least *least* over the fleet.
+
+    Ninja checks the CSRF token of every request that is not read-only.
+    """
 
     param_name = "sessionid"
     openapi_name = "session"
+
+    def __init__(self, least: Role | None = None) -> None:
+        super().__init__()
+        self.least = least
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         user = request.user
         if not user.is_authenticated or not user.is_active:
             return None
-        return Caller(user=user, fleet_role=user.fleet_role())
+        caller = Caller(user=user, fleet_role=user.fleet_role())
+        if self.least is not None:
+            caller.require(self.least)
+        return caller
 
 
 class KeyCaller(HttpBearer):
@@ -80,4 +90,5 @@ class KeyCaller(HttpBearer):
 
 
 PEOPLE: list[Any] = [SessionCaller()]
+VIEWERS: list[Any] = [SessionCaller(Role.VIEWER)]
 PEOPLE_AND_KEYS: list[Any] = [KeyCaller(), SessionCaller()]

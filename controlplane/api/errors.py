@@ -9,7 +9,7 @@ from ninja.errors import AuthenticationError, HttpError
 from ninja.errors import ValidationError as RequestError
 from pydantic import ConfigDict
 
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 
 
 class ErrorDetail(Schema):

@@ -1,7 +1,7 @@
-"""`/api`: creating, changing and deleting rows of the inventory, by the rules of the admin and of fleet files.
+"""`/api`: the inventory. Rows are created, changed and deleted by the rules of the admin and of fleet files.
 
-Each kind has `POST /api/KIND`, `PATCH /api/KIND/NAME` and, where its rows may go, `DELETE /api/KIND/NAME`. Other rows
-are named in a body by their names. A deployment has no name, so it goes by its number.
+Each kind has `GET` and `POST /api/KIND`, `PATCH /api/KIND/NAME` and, where its rows may go, `DELETE /api/KIND/NAME`. Other
+rows are named in a body by their names. A deployment has no name, so it goes by its number.
 """
 
 from collections.abc import Callable
@@ -12,32 +12,95 @@ from django.db import models
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from ninja import Field, Router, Status
-from ninja.params.functions import Query as QueryParam
 from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role, Tenant
-from controlplane.api import accounts
-from controlplane.api.callers import PEOPLE, ApiRequest
-from controlplane.api.fleet import router
-from controlplane.api.schemas import (
-    DeploymentOut,
-    GpuTypeOut,
-    InstanceOut,
-    Items,
-    ModelOut,
-    NodeOut,
-    RegionOut,
-    SloClassOut,
-    TenantOut,
-)
+from controlplane.api import accounts, instances
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.schemas import Items, Reason, RowSchema
 from controlplane.fleet import selectors
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
-from controlplane.fleet.models import Deployment, GpuType, Model, Region, SloClass
+from controlplane.fleet.models import (
+    Deployment,
+    Device,
+    GpuType,
+    Model,
+    Node,
+    OrderingPolicy,
+    Region,
+    RoutingPolicy,
+    SloClass,
+    SloKind,
+)
 
-__all__ = ["router"]  # of `fleet.py`, with the operations that are added here
+router = Router(auth=VIEWERS, tags=["Inventory"])
 
-Reason = QueryParam("", max_length=255, description="Kept with the event.")
+
+class RegionOut(RowSchema):
+    class Meta:
+        model = Region
+        fields = ("name", "title", "active")
+
+
+class GpuTypeOut(RowSchema):
+    class Meta:
+        model = GpuType
+        fields = ("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source")
+
+    device: Device
+
+
+class NodeOut(RowSchema):
+    class Meta:
+        model = Node
+        fields = ("name", "region", "gpu_type", "gpu_count", "address", "active")
+
+    gpus_used: int
+
+
+class ModelOut(RowSchema):
+    class Meta:
+        model = Model
+        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active")
+
+
+class SloClassOut(RowSchema):
+    class Meta:
+        model = SloClass
+        fields = ("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile",
+                  "deadline_s", "weight", "price_factor", "priority")  # fmt: skip
+
+    kind: SloKind
+
+
+class DeploymentOut(RowSchema):
+    class Meta:
+        model = Deployment
+        fields = ("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances",
+                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ordering_stretch",
+                  "queue_bound", "vllm_args", "active")  # fmt: skip
+
+    instances_total: int
+    """Instances that are not stopped."""
+    instances_ready: int
+    expected_kv_tokens: int
+    routing_policy: RoutingPolicy
+    ordering_policy: OrderingPolicy
+    requests_ahead_limit: int | None
+    """Requests that an instance is given beyond what it runs; null: as many as is measured."""
+    environment: dict[str, str]
+    secret_names: list[str]
+    """Environment variables whose values are not shown."""
+    has_api_key: bool
+
+    @staticmethod
+    def resolve_secret_names(row: Any) -> list[str]:
+        return sorted(row.secrets)
+
+    @staticmethod
+    def resolve_has_api_key(row: Any) -> bool:
+        return bool(row.api_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +112,47 @@ class Resource:
     word: str  # of the operations' names
     out: type[BaseModel]
     rows: Callable[[], QuerySet[models.Model]]
-    tag: str = "Inventory"
+    about_list: str = ""
     router: Router = router
-    """That which has the list, since one router has all operations of a path."""
+    """Which has its list, since one router has all operations of a path; another than this module's brings its own."""
 
 
 RESOURCES = (
     Resource(kinds.REGION, "regions", "region", RegionOut, Region.objects.all),
     Resource(kinds.GPU_TYPE, "gpu-types", "gpu_type", GpuTypeOut, GpuType.objects.all),
-    Resource(kinds.NODE, "nodes", "node", NodeOut, selectors.nodes),
-    Resource(kinds.MODEL, "models", "model", ModelOut, Model.objects.all),
+    Resource(
+        kinds.NODE,
+        "nodes",
+        "node",
+        NodeOut,
+        selectors.nodes,
+        "Machines, and how many of their GPUs instances have.",
+    ),
+    Resource(
+        kinds.MODEL,
+        "models",
+        "model",
+        ModelOut,
+        Model.objects.all,
+        "Models of the inventory. Tenants find the models that they can ask for in `/v1/models`.",
+    ),
     Resource(kinds.SLO_CLASS, "slo-classes", "slo_class", SloClassOut, SloClass.objects.all),
     Resource(
         kinds.TENANT,
         "tenants",
         "tenant",
-        TenantOut,
+        accounts.TenantOut,
         lambda: Tenant.objects.select_related("default_slo_class").prefetch_related("slo_classes"),
-        tag="Tenants",
         router=accounts.router,
     ),
-    Resource(kinds.INSTANCE, "instances", "instance", InstanceOut, selectors.instances, tag="Instances"),
+    Resource(
+        kinds.INSTANCE,
+        "instances",
+        "instance",
+        instances.InstanceOut,
+        selectors.instances,
+        router=instances.router,
+    ),
 )
 
 
@@ -88,18 +171,23 @@ def given(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(exclude_unset=True, exclude={"reason"})
 
 
-@router.get("/nodes", response=Items[NodeOut], tags=["Inventory"])
-def list_nodes(request: ApiRequest) -> dict[str, Any]:
-    """Machines, and how many of their GPUs instances have."""
-    request.auth.require(Role.VIEWER)
-    return {"items": list(selectors.nodes())}
+@router.get("/deployments", response=Items[DeploymentOut])
+def list_deployments(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
+    return {"items": list(selectors.deployments(model=model, region=region))}
+
+
+def add_list(resource: Resource) -> None:
+    def rows(request: ApiRequest) -> dict[str, Any]:
+        return {"items": list(resource.rows())}
+
+    rows.__name__, rows.__doc__ = f"list_{resource.path.replace('-', '_')}", resource.about_list
+    router.get(f"/{resource.path}", response=Items[resource.out])(rows)  # type: ignore[name-defined]
 
 
 def add_operations(resource: Resource) -> None:
     """Create, change and delete rows of one kind. Functions are named, as everywhere in `/api`, after what they do."""
     kind, title = resource.kind, resource.kind.title
     every, one = f"/{resource.path}", f"/{resource.path}/{{name}}"
-    common: dict[str, Any] = {"tags": [resource.tag], "auth": PEOPLE}
 
     def described(
         verb: str, text: str, **schemas: type[BaseModel]
@@ -113,14 +201,14 @@ def add_operations(resource: Resource) -> None:
 
     started = " It is started, or looked for at its address." if kind is kinds.INSTANCE else ""
 
-    @resource.router.post(every, response={201: resource.out}, **common)
+    @resource.router.post(every, response={201: resource.out}, auth=VIEWERS)
     @described("create", f"A new {title}.{started}", body=with_reason(kind.create))
     def create(request: ApiRequest, body: Reasoned) -> Status[models.Model]:
         user = request.auth.require(Role.ADMIN)
         row = services.create(kind, given(body), user, body.reason)
         return Status(201, resource.rows().get(pk=row.pk))
 
-    @resource.router.patch(one, response=resource.out, **common)
+    @resource.router.patch(one, response=resource.out, auth=VIEWERS)
     @described("change", "Only what is given changes.", body=with_reason(kind.change))
     def change(request: ApiRequest, name: str, body: Reasoned) -> models.Model:
         user = request.auth.require(Role.ADMIN)
@@ -131,7 +219,7 @@ def add_operations(resource: Resource) -> None:
     if not kind.deletable:
         return
 
-    @resource.router.delete(one, response={204: None}, **common)
+    @resource.router.delete(one, response={204: None}, auth=VIEWERS)
     @described("delete", "Refused while other rows refer to it.")
     def delete(request: ApiRequest, name: str, reason: str = Reason) -> Status[None]:
         user = request.auth.require(Role.ADMIN)
@@ -140,6 +228,8 @@ def add_operations(resource: Resource) -> None:
 
 
 for each in RESOURCES:
+    if each.router is router:
+        add_list(each)
     add_operations(each)
 
 if TYPE_CHECKING:  # their other fields are made from the rows
@@ -149,7 +239,7 @@ else:
     NewDeployment, DeploymentChange = with_reason(kinds.DEPLOYMENT.create), with_reason(kinds.DEPLOYMENT.change)
 
 
-@router.post("/deployments", response={201: DeploymentOut}, tags=["Inventory"])
+@router.post("/deployments", response={201: DeploymentOut})
 def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deployment]:
     """A new deployment. Its instances are created on their own. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
@@ -157,7 +247,7 @@ def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deploy
     return Status(201, selectors.deployments().get(pk=row.pk))
 
 
-@router.patch("/deployments/{int:deployment_id}", response=DeploymentOut, tags=["Inventory"])
+@router.patch("/deployments/{int:deployment_id}", response=DeploymentOut)
 def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentChange) -> Deployment:
     """Only what is given changes. The gateway follows bounds and policies within a second; instances keep the settings
     of their engine until they start again: `POST /api/deployments/ID/rollout`. Needs the role admin."""
@@ -172,7 +262,7 @@ def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentC
     return selectors.deployments().get(pk=row.pk)
 
 
-@router.delete("/deployments/{int:deployment_id}", response={204: None}, tags=["Inventory"])
+@router.delete("/deployments/{int:deployment_id}", response={204: None})
 def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Status[None]:
     """Refused while it has instances. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)

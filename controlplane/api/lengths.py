@@ -1,20 +1,19 @@
 """`/api`: how predicted output lengths fared, and the versions of the length model. Viewers read, operators decide."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Query, Router, Schema, Status
-from pydantic import Field
+from ninja import Field, Query, Router, Schema, Status
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
-from controlplane.api.schemas import DecisionIn, Described, Items
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 
-router = Router(auth=PEOPLE, tags=["Lengths"])
+router = Router(auth=VIEWERS, tags=["Lengths"])
 
 
 class LengthQuery(Schema):
@@ -46,16 +45,14 @@ class LengthMeasuresOut(Described):
     """Share at most as long as the predicted 0.9 quantile; 0.9 is right."""
 
 
-class LengthVersionOut(Described):
-    number: int
-    kind: str
+class LengthVersionOut(RowSchema):
+    class Meta:
+        model = LengthVersion
+        fields = ("number", "kind", "trained_at", "samples", "note", "changed_at")
+
     state: VersionState
-    trained_at: datetime
-    samples: int
     measures: dict[str, Any]
     """On samples held out of its training."""
-    note: str
-    changed_at: datetime
 
 
 class TrainingOut(Described):
@@ -66,10 +63,9 @@ class TrainingOut(Described):
 @router.get("/lengths", response=Items[LengthMeasuresOut])
 def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, Any]:
     """How predictions fared by model, tenant and predictor; shadows are among the predictors."""
-    request.auth.require(Role.VIEWER)
     since = timezone.now() - timedelta(hours=query.hours)
     scope = selectors.Scope(since, query.model, frozenset([query.tenant]) if query.tenant else None)
-    found = selectors.by_series(scope)
+    sums_by_series = selectors.by_series(scope)
     return {
         "items": [
             {
@@ -86,7 +82,7 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
                 "below_median": sums.coverage_median,
                 "below_upper": sums.coverage_upper,
             }
-            for (model, tenant, predictor), sums in sorted(found.items())
+            for (model, tenant, predictor), sums in sorted(sums_by_series.items())
             if sums.requests and (not query.predictor or predictor == query.predictor)
         ]
     }
@@ -95,7 +91,6 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
 @router.get("/lengths/versions", response=Items[LengthVersionOut])
 def list_length_versions(request: ApiRequest) -> dict[str, Any]:
     """Versions of the length model, newest first. When none is active, the student that comes with Pilothouse answers."""
-    request.auth.require(Role.VIEWER)
     return {"items": selectors.versions()}
 
 
@@ -108,7 +103,7 @@ def promote_length_version(request: ApiRequest, number: int, body: DecisionIn) -
 
 @router.post("/lengths/versions/{int:number}/reject", response=LengthVersionOut)
 def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Lay a shadow aside. 409 unless it is one."""
+    """Reject a shadow. 409 unless it is one."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(_version(number), user, body.reason)
 

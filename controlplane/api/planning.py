@@ -1,27 +1,17 @@
 """`/api`: forecasts, scaling policies, plans, moves, and how strategies compare. Viewers read, operators decide."""
 
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
-from ninja import Query, Router, Schema
-from pydantic import Field
+from ninja import Field, Query, Router, Schema
+from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
-from controlplane.api.schemas import (
-    BacktestOut,
-    ComparisonOut,
-    DecisionIn,
-    ForecastOut,
-    Items,
-    MoveOut,
-    Page,
-    PlanDetail,
-    PlanOut,
-    PolicyIn,
-    PolicyOut,
-)
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.planning import selectors, services
 from controlplane.planning.models import (
@@ -31,60 +21,142 @@ from controlplane.planning.models import (
     PlanStatus,
     PolicyMode,
     Quantity,
+    ScalingMove,
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.rows import narrowed
 
-router = Router(auth=PEOPLE, tags=["Scaling"])
-
-
-class PageQuery(Schema):
-    cursor: int | None = None
-    limit: int = Field(50, ge=1, le=500)
+router = Router(auth=VIEWERS, tags=["Scaling"])
 
 
-class ForecastQuery(PageQuery):
+class ForecastOut(RowSchema):
+    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+
+    class Meta:
+        model = Forecast
+        fields = ("id", "made_at", "model", "region", "slo_class", "forecaster", "window_s", "start_at", "note")
+
+    quantity: Quantity
+    mean: list[float | None]
+    lower_80: list[float | None]
+    upper_80: list[float | None]
+    lower_95: list[float | None]
+    upper_95: list[float | None]
+
+
+class BacktestOut(RowSchema):
+    class Meta:
+        model = Backtest
+        fields = ("id", "made_at", "source", "window_s", "horizon_windows")
+
+    rows: list[dict[str, Any]]
+    """One a forecaster, series and quantity."""
+
+
+class PolicyOut(Described):
+    model: str
+    strategy: str | None
+    """Null where the model has no policy: it is scaled by the reactive floor alone."""
+    mode: PolicyMode
+    parameters: dict[str, Any]
+    changed_at: datetime | None
+
+
+class PolicyIn(Strict):
+    strategy: str = Field(max_length=40)
+    mode: PolicyMode
+    parameters: dict[str, Any] = {}
+    """Of the strategy, by name; what is not given has its standard value."""
+    reason: str = Field("", max_length=255)
+
+
+class PlanOut(RowSchema):
+    class Meta:
+        model = ScalingPlan
+        fields = ("id", "made_at", "valid_until", "model", "strategy", "cost_usd_per_hour_before",
+                  "cost_usd_per_hour_after", "solver", "gap", "solve_ms", "note", "decided_by", "decided_at",
+                  "carried_out_at")  # fmt: skip
+
+    round: UUID
+    """Models that were planned together have the same."""
+    status: PlanStatus
+    targets: list[dict[str, Any]]
+    """By region and GPU type: present and planned instances, demand, what an instance serves, and why."""
+    binding: list[str]
+    """The rows that bind, in words."""
+
+
+class PlanDetail(PlanOut):
+    inputs: dict[str, Any]
+    """Demand, capability, prices and bounds that it was made from."""
+
+
+class MoveOut(RowSchema):
+    """One instance added or taken away by scaling, and why."""
+
+    class Meta:
+        model = ScalingMove
+        fields = ("id", "at", "strategy", "model", "region", "gpu_type", "instance", "delta", "reason")
+
+    plan: int | None = Field(alias="plan_id")
+    source: MoveSource
+    inputs: dict[str, Any]
+
+
+class ComparisonOut(RowSchema):
+    """The last hours of the ledger simulated under each strategy."""
+
+    class Meta:
+        model = StrategyComparison
+        fields = ("id", "made_at", "from_at", "to_at", "requests", "note")
+
+    rows: list[dict[str, Any]]
+    """One a strategy: instance-hours, dollars, p95 latencies, share of promises kept, wasted hours, moves."""
+
+
+class ForecastQuery(Schema):
     model: str = ""
     region: str = ""
     slo_class: str = Field("", description="One class; empty: all classes together.")
     quantity: Quantity | None = None
 
 
-class PlanQuery(PageQuery):
+class PlanQuery(Schema):
     model: str = ""
     status: PlanStatus | None = None
     strategy: str = ""
 
 
-class MoveQuery(PageQuery):
+class MoveQuery(Schema):
     model: str = ""
     region: str = ""
     source: MoveSource | None = None
 
 
 @router.get("/forecasts", response=Page[ForecastOut])
-def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> dict[str, Any]:
+@paginate(NewestFirst)
+def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
     """Forecasts of demand, newest first: of all SLO classes together, or of the one that `slo_class` names.
 
     They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
     series that were made within an hour are one row, with the last forecast of each window; its note says so.
     """
-    exact = {"model": query.model, "region": query.region, "quantity": query.quantity}
     rows = Forecast.objects.filter(slo_class=query.slo_class)
-    return _page(request, rows.filter(**{name: value for name, value in exact.items() if value}), query)
+    return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
 
 
 @router.get("/backtests", response=Page[BacktestOut])
-def list_backtests(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
+@paginate(NewestFirst)
+def list_backtests(request: ApiRequest) -> QuerySet[Backtest]:
     """How well each forecaster would have done, newest first."""
-    return _page(request, Backtest.objects.all(), query)
+    return Backtest.objects.all()
 
 
 @router.get("/scaling/policies", response=Items[PolicyOut])
 def list_policies(request: ApiRequest) -> dict[str, Any]:
     """How each active model is scaled."""
-    request.auth.require(Role.VIEWER)
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
@@ -100,15 +172,14 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any
 
 
 @router.get("/scaling/plans", response=Page[PlanOut])
-def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> dict[str, Any]:
+@paginate(NewestFirst)
+def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> QuerySet[ScalingPlan]:
     """Scaling plans, newest first; `/api/scaling/plans/{id}` has the inputs too."""
-    rows = selectors.plans(model=query.model, status=query.status or "", strategy=query.strategy)
-    return _page(request, rows.defer("inputs"), query)
+    return selectors.plans(model=query.model, status=query.status or "", strategy=query.strategy).defer("inputs")
 
 
 @router.get("/scaling/plans/{int:plan_id}", response=PlanDetail)
 def get_plan(request: ApiRequest, plan_id: int) -> ScalingPlan:
-    request.auth.require(Role.VIEWER)
     return get_object_or_404(selectors.plans(), pk=plan_id)
 
 
@@ -131,27 +202,17 @@ def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingP
 
 
 @router.get("/scaling/moves", response=Page[MoveOut])
-def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> dict[str, Any]:
+@paginate(NewestFirst)
+def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> QuerySet[ScalingMove]:
     """Instances that scaling added or took away, newest first, each with its reason."""
-    rows = selectors.moves(model=query.model, source=query.source or "", region=query.region)
-    return _page(request, rows, query)
+    return selectors.moves(model=query.model, source=query.source or "", region=query.region)
 
 
 @router.get("/scaling/comparisons", response=Page[ComparisonOut])
-def list_comparisons(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
+@paginate(NewestFirst)
+def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
     """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
-    return _page(request, StrategyComparison.objects.all(), query)
-
-
-def _page(request: ApiRequest, rows: QuerySet[Any], query: PageQuery) -> dict[str, Any]:
-    request.auth.require(Role.VIEWER)
-    rows = rows.order_by("-pk")
-    if query.cursor is not None:
-        rows = rows.filter(pk__lt=query.cursor)
-    items = list(rows[: query.limit + 1])
-    more = len(items) > query.limit
-    items = items[: query.limit]
-    return {"items": items, "next_cursor": items[-1].pk if more else None}
+    return StrategyComparison.objects.all()
 
 
 def _policy(model: Model, policy: ScalingPolicy | None) -> dict[str, Any]:

@@ -1,34 +1,78 @@
-"""`/api`: what happened. Events, requests, usage, and the live summary."""
+"""`/api`: what happened: events, requests, usage."""
 
-import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import redis
-from django.conf import settings
 from django.db.models import QuerySet
-from django.http import HttpResponse, HttpResponseBase
+from django.http import HttpResponseBase
 from django.utils import timezone
-from ninja import Query, Router, Schema
-from pydantic import AwareDatetime, Field
+from ninja import Field, Query, Router, Schema
+from ninja.pagination import paginate
+from pydantic import AwareDatetime, ValidationInfo, model_validator
 
 from controlplane.accounts.models import Role, Tenant
-from controlplane.api import selectors
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
-from controlplane.api.errors import ApiError, ErrorBody
-from controlplane.api.schemas import EventOut, Page, RequestOut, UsageOut
-from controlplane.dispatch.wire import SUMMARY_KEY
-from controlplane.events.models import Severity
-from controlplane.events.selectors import filter_events, page_of_events, visible_events
+from controlplane.api.errors import ApiError
+from controlplane.api.schemas import Described, NewestFirst, Page, RowSchema
+from controlplane.events.models import Event, Severity
+from controlplane.events.selectors import filter_events, visible_events
 from controlplane.exports import csv_response
-from controlplane.gateway.models import Outcome
+from controlplane.gateway import selectors
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 
-router = Router(auth=PEOPLE_AND_KEYS)
+router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
-SUMMARY_TIMEOUT_S = 0.5
 USAGE_CSV_ROWS = 1_000_000
 USAGE_DEFAULT_RANGE = timedelta(hours=1)
+
+
+class EventOut(RowSchema):
+    class Meta:
+        model = Event
+        fields = ("id", "at", "kind", "actor", "subject_type", "subject_id", "subject", "reason")
+
+    severity: Severity
+    before: dict[str, Any]
+    after: dict[str, Any]
+    inputs: dict[str, Any]
+
+
+class RequestOut(RowSchema):
+    """One request of the ledger. Never a prompt, never a completion."""
+
+    class Meta:
+        model = LedgerRow
+        fields = ("id", "request_id", "arrived_at", "tenant", "model", "slo_class", "region", "application", "run",
+                  "unit", "streamed", "status_code", "error_code", "error_message", "prompt_tokens", "output_tokens",
+                  "predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met")  # fmt: skip
+
+    outcome: Outcome
+    instance: str | None
+    """For the fleet's people alone, like `attempts` and `trace`."""
+    attempts: int | None
+    trace: list[Any] | None
+
+    @model_validator(mode="after")
+    def hide_fleet(self, info: ValidationInfo) -> Self:
+        """None of them is null in the ledger."""
+        if not (info.context or {})["request"].auth.sees_fleet:
+            self.instance = self.attempts = self.trace = None
+        return self
+
+
+class UsageRow(RowSchema):
+    """Demand of one minute of arrival for one model, region and SLO class."""
+
+    class Meta:
+        model = MinuteRow
+        fields = selectors.USAGE_COLUMNS
+
+
+class UsageOut(Described):
+    items: list[UsageRow]
+    truncated: bool
+    """There are more rows than `limit`: ask for a shorter range, or for CSV."""
 
 
 class EventQuery(Schema):
@@ -40,8 +84,6 @@ class EventQuery(Schema):
     q: str = ""
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
-    cursor: int | None = None
-    limit: int = Field(50, ge=1, le=500)
 
 
 class RequestQuery(Schema):
@@ -54,8 +96,6 @@ class RequestQuery(Schema):
     request_id: str = ""
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
-    cursor: int | None = None
-    limit: int = Field(50, ge=1, le=500)
 
 
 class UsageQuery(Schema):
@@ -69,49 +109,28 @@ class UsageQuery(Schema):
     limit: int = Field(5_000, ge=1, le=20_000)
 
 
-@router.get("/events", response=Page[EventOut], auth=PEOPLE, tags=["Records"])
-def list_events(request: ApiRequest, query: Query[EventQuery]) -> dict[str, Any]:
+@router.get("/events", response=Page[EventOut], auth=PEOPLE)
+@paginate(NewestFirst)
+def list_events(request: ApiRequest, query: Query[EventQuery]) -> QuerySet[Event]:
     """Events, newest first. `kind` is a whole kind or a family ending in a dot, such as `instance.`.
 
     The fleet's people see all; others see what happened to the API keys of their tenants.
     """
-    wanted = query.model_dump(exclude={"q", "cursor", "limit"})
-    rows = filter_events(
-        visible_events(request.auth.person), **wanted | {"severity": query.severity or ""}, text=query.q
-    )
-    page = page_of_events(rows, query.cursor, query.limit)
-    return {"items": page.rows, "next_cursor": page.next_cursor}
+    filters = query.model_dump(exclude={"q"}) | {"text": query.q}
+    return filter_events(visible_events(request.auth.person), **filters)
 
 
-@router.get("/requests", response=Page[RequestOut], tags=["Records"])
-def list_requests(request: ApiRequest, query: Query[RequestQuery]) -> dict[str, Any]:
+@router.get("/requests", response=Page[RequestOut])
+@paginate(NewestFirst)
+def list_requests(request: ApiRequest, query: Query[RequestQuery]) -> QuerySet[LedgerRow]:
     """Requests, newest first. A tenant's people and keys see their own, without where in the fleet these ran."""
-    caller: Caller = request.auth
-    rows = selectors.requests(_tenants(caller, query.tenant))
-    narrowing = {
-        "model": query.model,
-        "region": query.region,
-        "slo_class": query.slo_class,
-        "request_id": query.request_id,
-        "outcome": query.outcome,
-        "arrived_at__gte": query.since,
-        "arrived_at__lt": query.until,
-        "pk__lt": query.cursor,
-    }
     if query.instance:
-        caller.require(Role.VIEWER)
-        narrowing["instance"] = query.instance
-    rows = rows.filter(**{name: value for name, value in narrowing.items() if value not in (None, "")})
-    items = list(rows[: query.limit + 1])
-    more = len(items) > query.limit
-    items = items[: query.limit]
-    if not caller.sees_fleet:
-        for row in items:
-            vars(row).update(instance=None, attempts=None, trace=None)  # none of them is null in the ledger
-    return {"items": items, "next_cursor": items[-1].pk if more else None}
+        request.auth.require(Role.VIEWER)
+    rows = selectors.requests_of(_tenants(request.auth, query.tenant))
+    return selectors.filter_requests(rows, **query.model_dump(exclude={"tenant"}))
 
 
-@router.get("/usage", response=UsageOut, tags=["Records"])
+@router.get("/usage", response=UsageOut)
 def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] | HttpResponseBase:
     """Requests and tokens by minute of arrival, model, region and SLO class; `since` is included, `until` is not.
 
@@ -125,7 +144,6 @@ def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] |
     if since >= until:
         raise ApiError(422, "invalid", "The range is empty: since is not before until.", "since")
     names = {"model": query.model, "region": query.region, "slo_class": query.slo_class}
-    names = {name: value for name, value in names.items() if value}
     tenants = _tenants(caller, query.tenant)
 
     def rows(limit: int) -> Iterator[dict[str, Any]]:
@@ -139,35 +157,6 @@ def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] |
         return csv_response("usage", columns, cells, USAGE_CSV_ROWS)
     items = list(rows(query.limit + 1))
     return {"items": items[: query.limit], "truncated": len(items) > query.limit}
-
-
-@router.get("/summary", response={200: dict, 304: None, 503: ErrorBody}, auth=PEOPLE, tags=["Live"])
-def get_summary(request: ApiRequest) -> HttpResponse:
-    """The newest live summary that the gateway published: fleet, models, endpoints and instances, columnar.
-
-    Answers 304 to an `If-None-Match` of the same summary, and 503 while no gateway publishes one.
-    """
-    request.auth.require(Role.VIEWER)
-    summary = _summary()
-    if summary is None:
-        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
-    etag = f'"{hashlib.blake2b(summary, digest_size=12).hexdigest()}"'
-    headers = {"ETag": etag, "Cache-Control": "no-cache"}
-    if etag in request.headers.get("If-None-Match", ""):
-        return HttpResponse(status=304, headers=headers)
-    return HttpResponse(summary, content_type="application/json", headers=headers)
-
-
-def _summary() -> bytes | None:
-    """The summary as the gateway wrote it; None if there is none or Redis does not answer."""
-    try:
-        with redis.Redis.from_url(
-            settings.REDIS_URL, socket_connect_timeout=SUMMARY_TIMEOUT_S, socket_timeout=SUMMARY_TIMEOUT_S
-        ) as client:
-            summary: bytes | None = client.get(SUMMARY_KEY)
-            return summary
-    except (redis.RedisError, OSError):
-        return None
 
 
 def _tenants(caller: Caller, name: str) -> QuerySet[Tenant] | None:

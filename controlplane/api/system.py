@@ -1,17 +1,25 @@
-"""`/api/system`: how periodic jobs and the parts of the stack stand."""
+"""`/api`: how the fleet, periodic jobs and the parts of the stack stand now."""
 
+import hashlib
 from typing import Any
 
+import redis
+from django.conf import settings
+from django.http import HttpResponse
 from ninja import Router
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, ApiRequest
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.schemas import Described
+from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.jobs import monitor
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
 
-router = Router(auth=PEOPLE)
+router = Router(auth=VIEWERS)
+
+SUMMARY_TIMEOUT_S = 0.5
 
 
 class JobOut(Described):
@@ -52,3 +60,31 @@ def get_system(request: ApiRequest) -> dict[str, Any]:
     """Periodic jobs and parts of the stack, as this web process sees them. For operators."""
     request.auth.require(Role.OPERATOR)
     return monitor.report()
+
+
+@router.get("/summary", response={200: dict, 304: None, 503: ErrorBody}, tags=["Live"])
+def get_summary(request: ApiRequest) -> HttpResponse:
+    """The newest live summary that the gateway published: fleet, models, endpoints and instances, columnar.
+
+    Answers 304 to an `If-None-Match` of the same summary, and 503 while no gateway publishes one.
+    """
+    summary = _summary()
+    if summary is None:
+        raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
+    etag = f'"{hashlib.blake2b(summary, digest_size=12).hexdigest()}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache"}
+    if etag in request.headers.get("If-None-Match", ""):
+        return HttpResponse(status=304, headers=headers)
+    return HttpResponse(summary, content_type="application/json", headers=headers)
+
+
+def _summary() -> bytes | None:
+    """The summary as the gateway wrote it; None if there is none or Redis does not answer."""
+    try:
+        with redis.Redis.from_url(
+            settings.REDIS_URL, socket_connect_timeout=SUMMARY_TIMEOUT_S, socket_timeout=SUMMARY_TIMEOUT_S
+        ) as client:
+            summary: bytes | None = client.get(SUMMARY_KEY)
+            return summary
+    except (redis.RedisError, OSError):
+        return None

@@ -10,7 +10,7 @@ from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, inventory, lengths, planning, records, rollouts, system
+from controlplane.api import accounts, errors, instances, inventory, lengths, planning, records, system
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -42,8 +42,8 @@ api = PilothouseApi(
     docs_url=None,
 )
 errors.install(api)
+api.add_router("", instances.router)
 api.add_router("", inventory.router)
-api.add_router("", rollouts.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)

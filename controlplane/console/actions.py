@@ -1,14 +1,29 @@
-"""What the form of an operator's action gives: the reason, and the page to come back to."""
+"""What an operator's form asks for: done with its reason, and answered in a message on the page that it was on."""
 
+from collections.abc import Callable
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
+from controlplane.fleet.lifecycle.states import ActionError
 
-def reason_of(request: HttpRequest) -> str:
-    return " ".join(request.POST.get("reason", "").split())[:255]
+
+def act_with_reason(request: HttpRequest, act: Callable[[str], str], unchanged: str) -> None:
+    """Do *act* with the form's reason; it returns a sentence of what was done, or raises ActionError.
+
+    *unchanged* says what stays as it is when no reason was given.
+    """
+    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    if not reason:
+        messages.error(request, f"{unchanged}: give a reason, which is kept with the event.")
+        return
+    try:
+        messages.success(request, act(reason))
+    except ActionError as refusal:
+        messages.error(request, f"{str(refusal).rstrip('.')}.")
 
 
 def back(request: HttpRequest, name: str, *args: Any) -> HttpResponse:

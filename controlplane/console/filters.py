@@ -1,48 +1,92 @@
-"""What a page's query string asks for: one parser, so that pages, their CSV twins and their chart data agree."""
+"""The filters of a page, declared once: read from its query string, drawn as its form, used by its CSV and its charts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import ClassVar
 
-from django.http import HttpRequest, QueryDict
+from django.utils import timezone
 
-RANGES_MIN = (5, 15, 60)
-DEFAULT_RANGE_MIN = 15
-
-
-def choice(query: QueryDict, name: str, allowed: Iterable[str], default: str = "") -> str:
-    """The parameter *name* if it is one of *allowed*, else *default*: a mistyped link still shows a page."""
-    value = query.get(name, default)
-    return value if value in set(allowed) else default
-
-
-def number(query: QueryDict, name: str, default: int | None = None) -> int | None:
-    text = query.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 19 else default
+Options = Sequence[tuple[str, str]]  # value and title
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """The filters of live pages: model ("" is all), range of the charts, kind of demand, and which chart is a table."""
+class Select:
+    """A choice among *options*. What is none of them reads as the default: a mistyped link still shows a page."""
 
-    model: str
-    range_min: int
-    demand: str
-    table: str
+    name: str
+    label: str
+    options: Options
+    default: str = ""
+    free: int = 0  # characters of another value that is kept, such as the name of a model that is no longer in use
+    kind: ClassVar[str] = "select"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        value = query.get(self.name, self.default)
+        return value if value in dict(self.options) else value[: self.free] or self.default
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    name: str
+    label: str
+    placeholder: str = "Search"
+    length: int = 80
+    default: ClassVar[str] = ""
+    kind: ClassVar[str] = "search"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        return query.get(self.name, "").strip()[: self.length]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What a link sets and the form keeps: one of *options*, or any text where there are none."""
+
+    name: str
+    options: Iterable[str] = ()
+    default: str = ""
+    length: int = 120
+    kind: ClassVar[str] = "hidden"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        value = query.get(self.name, self.default).strip()[: self.length]
+        return value if not self.options or value in self.options else self.default
+
+
+Field = Select | Search | Hidden
+
+
+class Filters:
+    """The values by name, for views and templates (`filters.model`); iterated, each field with its value, for the form."""
+
+    def __init__(self, query: Mapping[str, str], *fields: Field) -> None:
+        self._fields = fields
+        self._values = {field.name: field.read(query) for field in fields}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[tuple[Field, str]]:
+        return ((field, self._values[field.name]) for field in self._fields)
 
     @property
-    def range_s(self) -> float:
-        return self.range_min * 60.0
+    def narrow(self) -> bool:
+        """Whether they leave out any row."""
+        return any(value != field.default for field, value in self if field.name != SORT)
+
+    @property
+    def order(self) -> "Order":
+        text = self[SORT]
+        return Order(text.removeprefix("-"), text.startswith("-"))
+
+    @property
+    def since(self) -> datetime | None:
+        """So many `hours` ago; None for any time."""
+        return timezone.now() - timedelta(hours=int(self["hours"])) if self["hours"] else None
 
 
-def view_of(request: HttpRequest, models: Iterable[str]) -> View:
-    query = request.GET
-    asked = number(query, "range", DEFAULT_RANGE_MIN)
-    return View(
-        model=choice(query, "model", models),
-        range_min=asked if asked in RANGES_MIN else DEFAULT_RANGE_MIN,
-        demand=choice(query, "demand", DEMANDS, "output"),
-        table=query.get("table", ""),
-    )
+SORT = "sort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +96,36 @@ class Order:
     field: str
     descending: bool
 
-    @property
-    def text(self) -> str:
-        return f"-{self.field}" if self.descending else self.field
+
+def sort_by(columns: Iterable[str], default: str) -> Hidden:
+    """`?sort=name` or `?sort=-name` among *columns*."""
+    return Hidden(SORT, [sign + column for column in columns for sign in ("", "-")], default)
 
 
-def order_of(request: HttpRequest, fields: Iterable[str], default: str) -> Order:
-    """`?sort=name` or `?sort=-name` among *fields*."""
-    text = choice(request.GET, "sort", [sign + field for field in fields for sign in ("", "-")], default)
-    return Order(text.removeprefix("-"), text.startswith("-"))
+def every(noun: str, options: Iterable[str | tuple[str, str]]) -> Options:
+    """*options* after one that stands for all of them: `All models`."""
+    return [("", f"All {noun}"), *named(options)]
 
 
-DEMANDS = {
-    "output": ("output_tokens_per_s", "Output tokens per second", "tok/s", "Output tok/s"),
-    "prompt": ("prompt_tokens_per_s", "Prompt tokens per second", "tok/s", "Prompt tok/s"),
-    "requests": ("requests_per_s", "Requests per second", "/s", "Requests/s"),
-}
+def named(options: Iterable[str | tuple[str, str]]) -> Options:
+    """A name alone is its own title."""
+    return [(option, option) if isinstance(option, str) else option for option in options]
+
+
+def last_hours(*hours: int) -> Options:
+    titles = {1: "Last hour", 168: "Last 7 days"}
+    return [(str(number), titles.get(number, f"Last {number} hours")) for number in hours]
+
+
+def model_select(models: Iterable[str], free: int = 0) -> Select:
+    return Select("model", "Model", every("models", models), free=free)
+
+
+CHART_RANGE = Select(
+    "range", "Range of charts", [("5", "Last 5 minutes"), ("15", "Last 15 minutes"), ("60", "Last hour")], "15"
+)
+
+
+def number(text: str) -> int | None:
+    """A whole number that fits a key; None for anything else."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None

@@ -44,8 +44,8 @@ class PlotlyFinder(BaseFinder):
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
         if path != PLOTLY_JS:
             return []
-        found = self.storage.path(path)
-        return [found] if find_all else found
+        file = self.storage.path(path)
+        return [file] if find_all else file
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterator[tuple[str, FileSystemStorage]]:
         yield PLOTLY_JS, self.storage

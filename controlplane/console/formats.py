@@ -40,7 +40,7 @@ def gib(size_bytes: float) -> str:
 
 
 def quantity(value: float | None) -> str:
-    """Three or four figures that tell the size: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
+    """Three or four significant figures: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
     if value is None:
         return NONE
     if value < 99.95:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.http import StreamingHttpResponse
 
+from controlplane.console.filters import Order
 from controlplane.exports import csv_response
 
+Row = TypeVar("Row")
 Columns = Mapping[str, str | Callable[[Any], Any]]
 """Heading with its unit to where the value stands: a path of keys or attributes (`model.name`), or a function of the row."""
 
@@ -35,6 +37,16 @@ def value(row: Any, column: str | Callable[[Any], Any]) -> Any:
     for part in column.split("."):
         row = row.get(part) if isinstance(row, Mapping) else None if row is None else getattr(row, part)
     return row
+
+
+def sorted_by(order: Order, rows: Iterable[Row]) -> list[Row]:
+    """*rows* by the column of *order*; those without a value come last either way, and equals stay in their order."""
+    known: list[Row] = []
+    unknown: list[Row] = []
+    for row in rows:
+        (unknown if value(row, order.field) is None else known).append(row)
+    known.sort(key=lambda row: value(row, order.field), reverse=order.descending)
+    return known + unknown
 
 
 def moment(name: str) -> Callable[[Mapping[str, Any]], datetime | None]:

@@ -1,31 +1,60 @@
-"""Paths of the console: one line for each page, whose own paths are in its folder, and those of the live connection."""
+"""Paths of the console, page by page, and those of the live connection."""
 
 from typing import Any, cast
 
-from django.urls import include, path, re_path
+from django.urls import path, re_path
 
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
-
-PAGES = (
-    "overview",
-    "instances",
-    "requests",
-    "forecast",
-    "scaling",
-    "plans",
-    "lengths",
-    "keys",
-    "system",
-    "events",
-    "about",
-    "sign_in",
-)
+from controlplane.console.pages.about import views as about
+from controlplane.console.pages.events import views as events
+from controlplane.console.pages.forecast import views as forecast
+from controlplane.console.pages.instances import rollouts
+from controlplane.console.pages.instances import views as instances
+from controlplane.console.pages.keys import views as keys
+from controlplane.console.pages.lengths import views as lengths
+from controlplane.console.pages.overview import views as overview
+from controlplane.console.pages.plans import views as plans
+from controlplane.console.pages.requests import views as requests
+from controlplane.console.pages.scaling import views as scaling
+from controlplane.console.pages.sign_in import views as sign_in
+from controlplane.console.pages.system import views as system
 
 app_name = "console"
 urlpatterns = [
-    *(path("", include(f"controlplane.console.pages.{page}.urls")) for page in PAGES),
+    path("", overview.overview, name="overview"),
+    path("console/api/charts", overview.charts, name="charts"),
     path("console/api/snapshot", snapshot, name="snapshot"),
+    path("instances/", instances.instances, name="instances"),
+    path("instances/<slug:name>/", instances.instance, name="instance"),
+    path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
+    path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
+    path("requests/", requests.requests, name="requests"),
+    path("requests/<int:pk>/", requests.request_detail, name="request"),
+    path("forecast/", forecast.forecast, name="forecast"),
+    path("console/api/forecast-charts", forecast.charts, name="forecast-charts"),
+    path("scaling/", scaling.scaling, name="scaling"),
+    path("scaling/plans/", plans.plans, name="plans"),
+    path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
+    path("scaling/plans/<int:pk>/<slug:decision>/", scaling.decide, name="decide"),
+    path("scaling/moves/", plans.moves, name="moves"),
+    path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
+    path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
+    path("lengths/", lengths.lengths, name="lengths"),
+    path("lengths/roll-back/", lengths.roll_back, name="roll-back-lengths"),
+    path("lengths/train/", lengths.train, name="train-lengths"),
+    path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
+    path("console/api/length-charts", lengths.charts, name="length-charts"),
+    path("keys/", keys.keys, name="keys"),
+    path("keys/<int:pk>/created/", keys.created, name="key-created"),
+    path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
+    path("system/", system.system, name="system"),
+    path("events/", events.events, name="events"),
+    path("events/<int:pk>/", events.event, name="event"),
+    path("about/", about.about, name="about"),
+    path("sign-in/", sign_in.sign_in, name="sign-in"),
+    path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),
+    path("sign-out/", sign_in.sign_out, name="sign-out"),
 ]
 # Channels calls what stands here as an ASGI application; to Django's types it is no view.
 websocket_urlpatterns: list[Any] = [re_path(r"^ws/live/$", cast(Any, live_connection))]

@@ -7,9 +7,11 @@ event loop, so no lock is needed; every decision is one compiled call on the sam
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from controlplane.dispatch.lookahead import Anticipation, Outlook
-from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.live_fleet.inventory import Inventory
+from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
     DEAD,
     Deliver,
@@ -18,15 +20,19 @@ from controlplane.dispatch.port import (
     Left,
     Lost,
     Moved,
+    Prefix,
+    PrefixWanted,
     Progress,
     Refused,
+    ServedModel,
+    ServedModels,
     Submit,
 )
-from controlplane.dispatch.rehoming import Rehoming
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.token_accounts import TokenAccounts
-from controlplane.dispatch.topology import Endpoint, Replica, Topology
-from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.dispatch.requests.placement import Placement
+from controlplane.dispatch.requests.rehoming import Rehoming
+from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.token_accounts import TokenAccounts
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.routing.requests_ahead import note_end
 
 MAX_ATTEMPTS = 3
@@ -44,6 +50,7 @@ class Dispatcher:
         self.on_submit: Callable[[Submit], None] = lambda asked: None
         self._began_s = clock()
         self._requests: dict[int, Request] = {}  # by number
+        self._by_prefix = topology.by_prefix  # as of the last change
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
         self.queue = WaitingQueue(topology, self._began_s)
         self.accounts = TokenAccounts(topology, self.anticipation)
@@ -53,7 +60,7 @@ class Dispatcher:
             self.queue,
             self.placement,
             max_hold_s=max_hold_s,
-            turn_away=self._turn_away,
+            refuse=self._refuse,
             deliver=deliver,
         )
 
@@ -68,13 +75,29 @@ class Dispatcher:
                 self._finished(record)
             case Left():
                 self._left(record)
+            case Prefix():
+                self._prefix(record)
+
+    def apply_inventory(self, inventory: Inventory) -> None:
+        """Make the live fleet agree with *inventory*, and list the models that may be asked for."""
+        topology = self.topology
+        topology.apply(inventory)
+        with_endpoint = {endpoint.model for endpoint in topology.endpoints}
+        models = (
+            ServedModel(name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix)
+            for name, model in topology.models.items()
+        )
+        self.deliver(ServedModels(tuple(models)))
 
     def pump_all(self) -> None:
-        """Give out what can be given out: there may be room."""
+        """Give out what can be given out, after any change of the topology: there may be room."""
+        if self.topology.by_prefix != self._by_prefix:
+            self._want_prefixes(self.topology.by_prefix - self._by_prefix)
+            self._by_prefix = self.topology.by_prefix
         self.placement.pump_all()
 
     def sweep(self) -> None:
-        """Move or turn away what waits in vain. Call it once a second."""
+        """Move or refuse what waits in vain. Call it once a second."""
         self.rehoming.sweep(self.clock())
 
     # What happens to a request
@@ -132,7 +155,7 @@ class Dispatcher:
         )
 
     def _progress(self, progress: Progress) -> None:
-        """Tell the arrays how far streaming requests have come."""
+        """Count in the arrays how far streaming requests have come."""
         fleet, now_s, requests = self.topology.fleet, self.clock(), self._requests
         for number, took_s in progress.headers:
             if (request := requests.get(number)) is not None and request.replica is not None:
@@ -153,14 +176,14 @@ class Dispatcher:
         self._leave(request)
 
     def _left(self, left: Left) -> None:
-        """Let a request go, or only from its instance; note what it found of that."""
+        """Let a request go, or only from its instance; note how that failed it."""
         request = self._requests.get(left.number)
         if request is None:
             return
         replica = request.replica
-        if replica is not None and left.found:
+        if replica is not None and left.failure:
             replica.reachable = False  # until its next heartbeat
-            if left.found == DEAD:
+            if left.failure == DEAD:
                 replica.lost = "its engine died"
             self.topology.settle(replica)
         self._leave(request)
@@ -168,6 +191,19 @@ class Dispatcher:
             self._place_again(request)
         else:
             del self._requests[left.number]
+
+    def _want_prefixes(self, models: frozenset[str]) -> None:
+        """Ask how the prompts of waiting requests for *models* begin: when they came, no router went by that."""
+        for request in list(self._requests.values()):
+            if request.asked.model in models and request.slot >= 0 and not request.asked.prefix_hashes:
+                self.deliver(PrefixWanted(request.asked.number))
+
+    def _prefix(self, prefix: Prefix) -> None:
+        request = self._requests.get(prefix.number)
+        if request is not None:
+            request.asked = replace(request.asked, prefix_hashes=prefix.hashes, block_tokens=prefix.block_tokens)
+            if request.slot >= 0:
+                self.queue.note_prefix(request)
 
     def _leave(self, request: Request) -> None:
         """Take *request* out of wherever it is (queue or instance) and let others have its room."""
@@ -178,13 +214,13 @@ class Dispatcher:
             self.placement.pump(replica.endpoint)
 
     def _place_again(self, request: Request) -> None:
-        """Queue *request* again after its instance was lost before it sent a byte, with its first turn.
+        """Queue *request* again after its instance was lost before it sent a byte, with its first queue key.
 
         Refused after too many attempts (502), or when nothing serves the model any more (503).
         """
         asked = request.asked
         if request.attempts >= MAX_ATTEMPTS:
-            self._turn_away(
+            self._refuse(
                 request,
                 Refused(
                     asked.number,
@@ -197,19 +233,19 @@ class Dispatcher:
             return
         endpoint = self.placement.choose_endpoint(asked.model, asked.region)
         if endpoint is None:
-            self._turn_away(request, _none_serves(asked))
+            self._refuse(request, _none_serves(asked))
             return
         request.output_tokens = 0
         self._enqueue(request, endpoint)
 
-    def _turn_away(self, request: Request, refused: Refused) -> None:
+    def _refuse(self, request: Request, refused: Refused) -> None:
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         del self._requests[request.asked.number]
         self.deliver(refused)
 
     def _lost(self, replica: Replica) -> None:
-        """*replica* was given up: tell the gateway, which knows of each of its requests what to do."""
+        """*replica* was given up: the gateway knows of each of its requests what to do."""
         for request in list(replica.requests):
             self.deliver(Lost(request.asked.number))
 

@@ -38,7 +38,7 @@ class Lease:
 
     async def start(self) -> None:
         with self.job:
-            await self._turn()
+            await self._renew_or_take()
         self._task = asyncio.create_task(self._run(), name="lease")
 
     async def stop(self) -> None:
@@ -53,9 +53,9 @@ class Lease:
         while True:
             await asyncio.sleep(RENEW_S)
             with self.job:
-                await self._turn()
+                await self._renew_or_take()
 
-    async def _turn(self) -> None:
+    async def _renew_or_take(self) -> None:
         """Renew it, or try to take it. Raises what Redis raises; the owner stays the same then."""
         if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
             return

@@ -1,8 +1,9 @@
 """What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
 
-The gateway sends `Submit`, `Progress`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`, `Refused` and
-`Lost`. A request is known by its *number*, which is unique within the gateway that submits it. Moments in `_s` are seconds
-of the machine's monotonic clock, those in `_at` epoch seconds.
+The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`,
+`PrefixWanted`, `Refused` and `Lost`, and lists what may be asked for in `ServedModels`. A request is known by its *number*,
+which is unique within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in
+`_at` epoch seconds.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SILENT = "silent"
-"""What a request found of its instance: it does not answer. It is given no other before its next heartbeat."""
+"""How an instance failed a request: it does not answer. It is given no other before its next heartbeat."""
 DEAD = "dead"
 """Its engine died, though its server still answers heartbeats."""
 
@@ -51,6 +52,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """How the prompt of a request begins, where that was not said with its `Submit`."""
+
+    number: int
+    hashes: tuple[int, ...]  # of its leading blocks
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """It was answered whole, and leaves."""
 
@@ -62,8 +72,8 @@ class Left:
     """It leaves before its end, or only the instance that it was given to (*again*)."""
 
     number: int
-    again: bool = False  # it was sent no byte: place it once more, with its first turn
-    found: str = ""  # of its instance: SILENT, DEAD, or nothing
+    again: bool = False  # it was sent no byte: place it once more, with its first queue key
+    failure: str = ""  # of its instance: SILENT, DEAD, or nothing
 
 
 # From the dispatcher
@@ -87,18 +97,26 @@ class Placed:
     number: int
     attempt: int  # from 1
     instance: str
+    ready_at: float  # since when it serves: with its name, which start of its server this is
     url: str
     api_key: str = field(repr=False)
     region: str
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
-    turn_s: float  # its queue key, on the clock of `arrived_at`: instances outlive a gateway
+    queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixWanted:
+    """It waits, and a router has come to go by how its prompt begins: `Prefix` is the answer."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """It is turned away."""
+    """It will not be served."""
 
     number: int
     status: int  # of HTTP: 429, 502, 503
@@ -116,7 +134,24 @@ class Lost:
     number: int
 
 
-FromGateway = Submit | Progress | Finished | Left
-FromDispatcher = Moved | Placed | Refused | Lost
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    context_tokens: int
+    created_at: int
+    has_endpoint: bool  # it is served somewhere, or was
+    by_prefix: bool  # some router goes by how its prompts begin: `Submit.prefix_hashes` is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """All models that may be asked for from now on."""
+
+    models: tuple[ServedModel, ...]
+
+
+FromGateway = Submit | Progress | Prefix | Finished | Left
+OfRequest = Moved | Placed | PrefixWanted | Refused | Lost
+FromDispatcher = OfRequest | ServedModels
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

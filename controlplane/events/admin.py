@@ -1,6 +1,6 @@
 """Admin of the event record, and the base classes by which every other admin writes to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from django.contrib import admin
@@ -74,7 +74,7 @@ class ReadOnlyAdmin(RoleAdmin[Row]):
     """Rows that only Pilothouse itself writes."""
 
     show_full_result_count = False  # these tables grow without end: no second count of all rows on every page
-    actions: Sequence[str] | None = None
+    actions: Sequence[str | Callable[..., Any]] | None = None
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -1,25 +1,14 @@
-"""Reads of the event record: filters, who may see what, and pages by cursor."""
+"""Reads of the event record: filters, and who may see what."""
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import visible_api_keys
 from controlplane.events.models import Event
-
-PAGE_SIZE = 50
-MAX_PAGE_SIZE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    """Newest first. *next_cursor* is passed back for the next, older page; None on the last one."""
-
-    rows: list[Event]
-    next_cursor: int | None
+from controlplane.rows import containing, narrowed
 
 
 def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
@@ -49,36 +38,10 @@ def filter_events(
     *kind* is a whole kind (`instance.moved`) or a family ending in a dot (`instance.`); each word of *text* is looked
     for in subject, reason, kind and actor; *since* is included, *until* is not.
     """
-    if kind:
-        events = events.filter(kind__startswith=kind) if kind.endswith(".") else events.filter(kind=kind)
-    if severity:
-        events = events.filter(severity=severity)
-    if subject_type:
-        events = events.filter(subject_type=subject_type)
-    if subject_id:
-        events = events.filter(subject_id=subject_id)
-    if actor:
-        events = events.filter(actor=actor)
-    if since:
-        events = events.filter(at__gte=since)
-    if until:
-        events = events.filter(at__lt=until)
-    for word in text.split():
-        events = events.filter(
-            Q(subject__icontains=word) | Q(reason__icontains=word) | Q(kind__icontains=word) | Q(actor__icontains=word)
-        )
-    return events
-
-
-def page_of_events(events: QuerySet[Event], cursor: int | None = None, size: int = PAGE_SIZE) -> EventPage:
-    """The page of *events* older than *cursor* (from the newest without one). Rows are never renumbered, so pages
-    neither repeat nor skip while new events arrive."""
-    size = max(1, min(size, MAX_PAGE_SIZE))
-    if cursor is not None:
-        events = events.filter(pk__lt=cursor)
-    rows = list(events.order_by("-pk")[: size + 1])
-    more = len(rows) > size
-    return EventPage(rows[:size], rows[size - 1].pk if more else None)
+    family = "kind__startswith" if kind.endswith(".") else "kind"
+    exact = {"severity": severity, "subject_type": subject_type, "subject_id": subject_id, "actor": actor}
+    events = narrowed(events, **exact, **{family: kind}, at__gte=since, at__lt=until)
+    return containing(events, text, "subject", "reason", "kind", "actor")
 
 
 def event_kinds() -> list[str]:

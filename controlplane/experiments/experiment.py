@@ -114,6 +114,11 @@ def percent(value: float | None, sign: bool = True) -> str:
     return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
 
 
+def share(value: float) -> str:
+    """Format a share as percent, to the hundredth."""
+    return f"{100 * value:.2f} %"
+
+
 def seconds(value: float | None) -> str:
     """Format seconds, as milliseconds below one; "-" for none."""
     if value is None or not math.isfinite(value):

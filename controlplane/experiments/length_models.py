@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from django.conf import settings as django_settings
 from rich.console import Console
-from rich.table import Table
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
+from controlplane.terminal import Column, table
 from forecasting.lengths import MODELS
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.proxy import Effort, Proxy
@@ -142,7 +142,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """What the other models' answers to the very prompt tell: their mean, and that put right for who answers.
+    """What follows from the other models' answers to the very prompt: their mean, and that put right for who answers.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
@@ -203,6 +203,26 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _figure(head: str, key: str, template: str, factor: float = 1.0) -> Column:
+    """A measure of ours that papers do not all report."""
+    return Column(head, lambda row: None if row.get(key) is None else factor * row[key], template)
+
+
+COLUMNS: Final = (
+    Column("Length model", "model"),
+    _figure("MAE", "mae", "{:.1f}"),
+    _figure("Acc-25", "acc_25", "{:.1f} %", 100),
+    _figure("Acc-50", "acc_50", "{:.1f} %", 100),
+    _figure("Acc-100", "acc_100", "{:.1f} %", 100),
+    _figure("rank", "rank_correlation", "{:.3f}"),
+    _figure("5 classes", "five_class_accuracy", "{:.3f}"),
+    _figure("paper", "paper", "{:.3f}"),
+    _figure("pinball", "pinball", "{:.1f}"),
+    _figure("fit, core s", "fit_s", "{:.0f}"),
+    _figure("ms each", "predict_ms", "{:.2f}"),
+)
+
+
 class LengthModels(Experiment):
     name = "lengths"
     paper = "SSJF, PreServe"
@@ -256,42 +276,15 @@ class LengthModels(Experiment):
 
     def show(self, console: Console, result: Result) -> None:
         test, training = result["test"], result["training"]
-        table = Table(
-            title=f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
+        title = (
+            f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
             f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
             f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
         )
-        table.add_column("Length model")
-        for head in (
-            "MAE",
-            "Acc-25",
-            "Acc-50",
-            "Acc-100",
-            "rank",
-            "5 classes",
-            "paper",
-            "pinball",
-            "fit, core s",
-            "ms each",
-        ):
-            table.add_column(head, justify="right")
-        for row in result["rows"]:
-            reported = result["reported"]["ssjf"].get(row["model"])
-            table.add_row(
-                row["model"],
-                f"{row['mae']:.1f}",
-                *(f"{100 * row[name]:.1f} %" for name in ("acc_25", "acc_50", "acc_100")),
-                f"{row['rank_correlation']:.3f}",
-                f"{row['five_class_accuracy']:.3f}",
-                "-" if reported is None else f"{reported:.3f}",
-                f"{row['pinball']:.1f}",
-                f"{row['fit_s']:.0f}",
-                f"{row['predict_ms']:.2f}",
-            )
-        for name, reported in result["reported"]["preserve"].items():
-            accuracies = (f"{100 * reported[each]:.1f} %" for each in ("acc_25", "acc_50", "acc_100"))
-            table.add_row(f"PreServe's Table 2: {name}", f"{reported['mae']:.1f}", *accuracies, *["-"] * 6, style="dim")
-        console.print(table)
+        reported = result["reported"]
+        rows = [{**row, "paper": reported["ssjf"].get(row["model"])} for row in result["rows"]]
+        rows += [{**row, "model": f"PreServe's Table 2: {name}"} for name, row in reported["preserve"].items()]
+        console.print(table(title, COLUMNS, rows, lambda row: "" if "pinball" in row else "dim"))
         floor = result["floor"]
         console.print(
             f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"

@@ -20,11 +20,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
-from controlplane.experiments.experiment import DATA, SCALE, SEED, Comparison, Experiment, Progress, Result, Settings
+from controlplane.experiments.experiment import (
+    DATA,
+    SCALE,
+    SEED,
+    Comparison,
+    Experiment,
+    Progress,
+    Result,
+    Settings,
+    share,
+)
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel
+from controlplane.terminal import Column, table
 from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
@@ -95,10 +105,6 @@ class Line:
     preemptions: float
     cached: float
     """Of all prompt tokens."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return rounded(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +286,19 @@ def _change(line: Line, baselines: Sequence[Line]) -> dict[str, float | None]:
     }
 
 
+COLUMNS: Final = (
+    Column("requests/s", "requests_per_s", "{:g}"),
+    Column("router", "router"),
+    Column("TTFT mean", "ttft_mean_s", "{:.3f} s"),
+    Column("p99", "ttft_p99_s", "{:.3f} s"),
+    Column("normalised mean", lambda row: 1000 * row["normalised_mean_s"], "{:.1f} ms"),
+    Column("p99", lambda row: 1000 * row["normalised_p99_s"], "{:.1f} ms"),
+    Column("SLO met", "slo_met", share),
+    Column("preempted", "preemptions", "{:.0f}"),
+    Column("cached", lambda row: 100 * row["cached"], "{:.1f} %"),
+)
+
+
 class PreserveRouting(Experiment):
     name = "preserve-routing"
     paper = "PreServe"
@@ -315,7 +334,7 @@ class PreserveRouting(Experiment):
             "seed": settings["seed"],
             "scale": settings["scale"],
             "about": {name: rounded(values) for name, values in about.items()},
-            "rows": [line.as_dict() for line in lines],
+            "rows": [rounded(asdict(line)) for line in lines],
             "found": changes(lines),
             "reported": PAPER,
         }
@@ -324,34 +343,9 @@ class PreserveRouting(Experiment):
         """Print *result* as tables."""
         rows = result["rows"]
         for key in dict.fromkeys((row["scene"], row["depth"], row["predictions"]) for row in rows):
-            table = Table(title=f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}")
-            for head in (
-                "requests/s",
-                "router",
-                "TTFT mean",
-                "p99",
-                "normalised mean",
-                "p99",
-                "SLO met",
-                "preempted",
-                "cached",
-            ):
-                table.add_column(head, justify="left" if head == "router" else "right")
-            for row in rows:
-                if (row["scene"], row["depth"], row["predictions"]) != key:
-                    continue
-                table.add_row(
-                    f"{row['requests_per_s']:g}",
-                    row["router"],
-                    f"{row['ttft_mean_s']:.3f} s",
-                    f"{row['ttft_p99_s']:.3f} s",
-                    f"{1000 * row['normalised_mean_s']:.1f} ms",
-                    f"{1000 * row['normalised_p99_s']:.1f} ms",
-                    f"{100 * row['slo_met']:.2f} %",
-                    f"{row['preemptions']:.0f}",
-                    f"{100 * row['cached']:.1f} %",
-                )
-            console.print(table)
+            title = f"{key[0]}: {key[1]} queues at instances, lengths {key[2]}"
+            here = [row for row in rows if (row["scene"], row["depth"], row["predictions"]) == key]
+            console.print(table(title, COLUMNS, here))
         for key, here in result["found"].items():
             console.print(
                 f"[bold]{key}[/], at {here['requests_per_s']:g}/s (least request: {here['least_request_slo_met']:.1%})"
@@ -362,14 +356,12 @@ class PreserveRouting(Experiment):
 
     def compare(self, result: Result) -> list[Comparison]:
         """PreServe's router, and ours, against the best baseline where instances queue and lengths are predicted."""
+        changed = {model: result["found"].get(f"{model}, deep, predicted", {}) for model in PAPER}
         return [
-            Comparison(f"{router}, {model}: {measure}", self.section, figure, _found(result, model, router, measure))
+            Comparison(
+                f"{router}, {model}: {measure}", self.section, figure, changed[model].get(router, {}).get(measure)
+            )
             for model, figures in PAPER.items()
             for measure, figure in figures.items()
             for router in ("preserve", "least_delay")
         ]
-
-
-def _found(result: Result, model: str, router: str, measure: str) -> float | None:
-    change: float | None = result["found"].get(f"{model}, deep, predicted", {}).get(router, {}).get(measure)
-    return change

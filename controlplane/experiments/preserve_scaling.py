@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from controlplane.experiments.experiment import (
     SCALE,
@@ -26,6 +25,7 @@ from controlplane.experiments.experiment import (
     Settings,
     percent,
     seconds,
+    share,
 )
 from controlplane.experiments.shared.advisors import CapabilityAdvisor
 from controlplane.experiments.shared.capability import measured_capability
@@ -33,6 +33,7 @@ from controlplane.experiments.shared.demand import DemandForecasts, Floats, fore
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import ByEndpoint, make_strategy
@@ -90,10 +91,6 @@ class Row:
     scale_ins: int
     unserved: int
     wall_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return rounded(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +246,20 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return result
 
 
+COLUMNS: Final = (
+    Column("Service", "service"),
+    Column("Queues", "depth"),
+    Column("Strategy", "strategy"),
+    Column("instance-hours", "instance_hours", "{:,.1f}"),
+    Column("peak 5 min", "peak_normalised_s", seconds),
+    Column("peak minute", "peak_minute_normalised_s", seconds),
+    Column("mean", "normalised_mean_s", seconds),
+    Column(f"within {SLO_S} s", "slo_met", share),
+    Column("TTFT p95", "ttft_p95_s", seconds),
+    Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
+)
+
+
 class PreserveScaling(Experiment):
     name = "preserve-scaling"
     paper = "PreServe"
@@ -290,33 +301,14 @@ class PreserveScaling(Experiment):
             "paper": self.name,
             **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
             "services": services,
-            "rows": [row.as_dict() for row in rows],
+            "rows": [rounded(asdict(row)) for row in rows],
             "found": changes(rows),
             "reported": PAPER,
         }
 
     def show(self, console: Console, result: Result) -> None:
-        table = Table(title=f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}")
-        for head in ("Service", "Queues", "Strategy"):
-            table.add_column(head)
-        heads = (
-            "instance-hours", "peak 5 min", "peak minute", "mean", f"within {SLO_S} s", "TTFT p95", "out/in",
-        )  # fmt: skip
-        for head in heads:
-            table.add_column(head, justify="right")
-        for row in result["rows"]:
-            latencies = (row[name] for name in ("peak_normalised_s", "peak_minute_normalised_s", "normalised_mean_s"))
-            table.add_row(
-                row["service"],
-                row["depth"],
-                row["strategy"],
-                f"{row['instance_hours']:,.1f}",
-                *(seconds(value) for value in latencies),
-                f"{100 * row['slo_met']:.2f} %",
-                seconds(row["ttft_p95_s"]),
-                f"{row['scale_outs']:,}/{row['scale_ins']:,}",
-            )
-        console.print(table)
+        title = f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}"
+        console.print(table(title, COLUMNS, result["rows"]))
         for name, by_service in result["found"].items():
             if by_service:
                 values = ", ".join(f"{service} {percent(value)}" for service, value in by_service.items())
@@ -324,9 +316,9 @@ class PreserveScaling(Experiment):
 
     def compare(self, result: Result) -> list[Comparison]:
         """PreServe over both services, by depth."""
-        found = result["found"]
+        changed = result["found"]
         return [
-            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, found[name].get(f"both, {depth}"))
+            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, changed[name].get(f"both, {depth}"))
             for name, figure in PAPER.items()
             for depth in DEPTHS
             if depth == "deep" or not name.endswith("hybrid_mean")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,13 +21,15 @@ from controlplane.experiments.experiment import (
     Settings,
     percent,
     seconds,
+    share,
 )
 from controlplane.experiments.shared.advisors import HOUR_S, IlpAdvisor
 from controlplane.experiments.shared.capability import measured_capability
 from controlplane.experiments.shared.demand import DemandForecasts, Floats, Windows, forecast_demand, windows
-from controlplane.experiments.shared.measures import Row, measure_run
+from controlplane.experiments.shared.measures import Row, measure_run, rounded
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
+from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.scaling import FLOOR, Floor, Pilothouse, make_strategy
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
@@ -278,36 +280,31 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
             f"{setting.paper_forecasts.forecaster}, next hour": round(setting.paper_forecasts.error, 4),
             f"{setting.own_forecasts.forecaster}, next window": round(setting.own_forecasts.error, 4),
         },
-        "rows": [row.as_dict() for row in rows],
+        "rows": [rounded(asdict(row)) for row in rows],
         "against_reactive": against_reactive(rows),
     }
 
 
 def _table(result: Result, each: dict[str, Any]) -> Table:
     """Strategies of one demand."""
-    busiest = result["models"][0]
-    table = Table(title=f"Interactive latencies; {'over' if result['floor'] else 'without'} the reactive floor")
-    table.add_column("Strategy")
-    heads = (
-        "hours", "change", f"{busiest} hours", "change", "waste (h)", "change", "USD", "TTFT p95", "E2E p95", "SLO met",
-        "out/in",
-    )  # fmt: skip
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in each["rows"]:
-        change = each["against_reactive"].get(row["strategy"], {})
-        table.add_row(
-            row["strategy"],
-            f"{row['instance_hours']:,.0f}",
-            percent(change.get("instance_hours")),
-            f"{row['hours_by_model'][busiest]:,.0f}",
-            percent(change.get("busiest_hours")),
-            f"{row['waste_hours']:,.1f}",
-            percent(change.get("waste_hours")),
-            f"{row['usd']:,.0f}",
-            seconds(row["ttft_p95_s"]),
-            seconds(row["e2e_p95_s"]),
-            f"{100 * row['slo_met']:.2f} %",
-            f"{row['scale_outs']:,}/{row['scale_ins']:,}",
-        )
-    return table
+    busiest, changes = result["models"][0], each["against_reactive"]
+
+    def change(measure: str) -> Column:
+        return Column("change", lambda row: changes.get(row["strategy"], {}).get(measure), percent)
+
+    columns = (
+        Column("Strategy", "strategy"),
+        Column("hours", "instance_hours", "{:,.0f}"),
+        change("instance_hours"),
+        Column(f"{busiest} hours", lambda row: row["hours_by_model"][busiest], "{:,.0f}"),
+        change("busiest_hours"),
+        Column("waste (h)", "waste_hours", "{:,.1f}"),
+        change("waste_hours"),
+        Column("USD", "usd", "{:,.0f}"),
+        Column("TTFT p95", "ttft_p95_s", seconds),
+        Column("E2E p95", "e2e_p95_s", seconds),
+        Column("SLO met", "slo_met", share),
+        Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
+    )
+    floor = "over" if result["floor"] else "without"
+    return table(f"Interactive latencies; {floor} the reactive floor", columns, each["rows"])

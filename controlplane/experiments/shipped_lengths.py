@@ -9,18 +9,18 @@ known.
 import gzip
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Progress, Result, Settings
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
 from controlplane.experiments.ssjf import BATCH, CONTEXT, cluster
+from controlplane.terminal import Column, table
 from forecasting.lengths import LengthQuery, Sample, Student, bundled
 from forecasting.lengths.models.baselines import TenantHistogram
 from forecasting.lengths.service.online import Online
@@ -183,6 +183,26 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
     return {name: float(times.mean()) for name, times in jct_s.items()}
 
 
+def _of_set(name: str) -> Column:
+    return Column(name, lambda row: row["sets"][name], "{:.1f}")
+
+
+def _blank(template: str) -> Callable[[float | None], str]:
+    """Nothing where there is no error: lengths were not predicted."""
+    return lambda value: "" if value is None else template.format(value)
+
+
+ERRORS: Final = (
+    Column("", "method"),
+    Column("MAE", lambda row: row.get("mae"), _blank("{:.1f}")),
+    Column("median ratio", lambda row: row.get("median_ratio"), _blank("{:.2f}")),
+)
+GAINS: Final = (
+    Column(f"mean JCT at load {LOAD:g} (s)", "jct_s", "{:,.1f}"),
+    Column("share of the possible gain", lambda row: 100 * row["gain_share"], "{:.0f} %"),
+)
+
+
 class ShippedLengths(Experiment):
     name = "lengths-shipped"
     paper = "none"
@@ -209,30 +229,21 @@ class ShippedLengths(Experiment):
         if "skipped" in unseen:
             console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
         else:
-            table = Table(
-                title=f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
-            )
-            for head in ("", "MAE", "median ratio", *unseen["mae_by_set"]):
-                table.add_column(head, justify="right" if head else "left")
-            for method, row in unseen["rows"].items():
-                by_set = (f"{each[method]:.1f}" for each in unseen["mae_by_set"].values())
-                table.add_row(method, f"{row['mae']:.1f}", f"{row['median_ratio']:.2f}", *by_set)
-            console.print(table)
+            title = f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
+            sets = [_of_set(name) for name in unseen["mae_by_set"]]
+            rows = [
+                {**row, "method": method, "sets": {name: each[method] for name, each in unseen["mae_by_set"].items()}}
+                for method, row in unseen["rows"].items()
+            ]
+            console.print(table(title, [*ERRORS, *sets], rows))
         if "skipped" in conversations:
             console.print(f"Conversations: skipped. {conversations['skipped']}")
             return
-        table = Table(title=f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations")
-        for head in ("", "MAE", "median ratio", f"mean JCT at load {LOAD:g} (s)", "share of the possible gain"):
-            table.add_column(head, justify="right" if head else "left")
+        title = f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations"
         jct_s = conversations["jct_mean_s"]
-        table.add_row("by arrival", "", "", f"{jct_s['fcfs']:,.1f}", "0 %")
-        for method, row in conversations["rows"].items():
-            figures = (
-                f"{row['mae']:.1f}",
-                f"{row['median_ratio']:.2f}",
-                f"{jct_s[method]:,.1f}",
-                f"{100 * row['gain_share']:.0f} %",
-            )
-            table.add_row(method, *figures)
-        table.add_row("lengths known", "", "", f"{jct_s['known']:,.1f}", "100 %")
-        console.print(table)
+        gains = [
+            {"method": "by arrival", "jct_s": jct_s["fcfs"], "gain_share": 0.0},
+            *({**row, "method": name, "jct_s": jct_s[name]} for name, row in conversations["rows"].items()),
+            {"method": "lengths known", "jct_s": jct_s["known"], "gain_share": 1.0},
+        ]
+        console.print(table(title, [*ERRORS, *GAINS], gains))

@@ -8,8 +8,6 @@ Two things differ from the published simulator on purpose: throughput is that of
 the last token, and every ordering has the same batching rules.
 """
 
-import csv
-import gzip
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,19 +16,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from controlplane.experiments.experiment import SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.ssjf_jobs import draw_jobs, gamma_gaps, read_lengths, student_lengths, trace_gaps
+from controlplane.terminal import Column, table
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
-from scheduling.simulation.workload.traces import load_trace
 
-LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"
 TRACES: Final = {
     "azure conversation": ("azure_llm_2023/AzureLLMInferenceTrace_conv.csv", "azure"),
     "azure code": ("azure_llm_2023/AzureLLMInferenceTrace_code.csv", "azure"),
@@ -50,11 +47,7 @@ STRETCHES: Final = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 USUAL_LOAD, USUAL_CV = 0.9, 2.0
 PROFILE: Final = Profile(0.012, 0.008, 3e-5, 0.0, 4.4e-3, 5e-5, 1e-7)
 """OPT-2.7B on a V100: 2351 ms for 512 tokens (Table 1); what batching adds to a step is ours to set."""
-PROMPT_MEDIAN, PROMPT_SIGMA, PROMPT_MOST = 35.0, 1.1, 600
-"""Prompts of LMSYS-Chat-1M have 69.5 tokens on average (its section 3)."""
 CONTEXT: Final = 8192
-LONGEST: Final = 511
-"""Output tokens: the published table ends there, so for the student the longer answers are left out too."""
 STUDENT: Final = "student"
 
 PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
@@ -90,55 +83,6 @@ class Row:
     throughput_arriving: float
     """Requests that ended before the last one came, by the time that they came in."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return rounded(asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Real outputs and what a predictor of classes makes of them, in tokens."""
-
-    output: NDArray[np.int64]
-    predicted: NDArray[np.int64]
-
-
-def read_lengths(folder: Path) -> Lengths:
-    """The half of the published rows that requests are drawn from. ValueError says which file is missing or wrong."""
-    file = folder / LENGTHS
-    try:
-        with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
-            rows = [(int(row["output_token_length"]), int(row["predicted_length"])) for row in csv.DictReader(text)]
-    except (OSError, EOFError) as error:
-        raise ValueError(
-            f"--data: {file} cannot be read ({getattr(error, 'strerror', None) or error}). Give the folder that has"
-            " proxy_lengths, of github.com/James-QiuHaoran/LLM-serving-with-proxy-models; docs/ordering.md says more."
-        ) from error
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"--data: {file} is not the table of real and predicted lengths: {error}") from error
-    if len(rows) < 2:
-        raise ValueError(
-            f"--data: {file} has {len(rows)} rows; half of them say what classes mean, half are drawn from"
-        )
-    output, given = np.array(rows, np.int64).reshape(-1, 2).T
-    fitted, drawn = slice(0, None, 2), slice(1, None, 2)
-    means = {int(each): output[fitted][given[fitted] == each].mean() for each in np.unique(given[fitted])}
-    predicted = np.array([round(means[int(each)]) for each in given[drawn]], np.int64)
-    return Lengths(output[drawn], predicted)
-
-
-def student_lengths(folder: Path) -> Lengths | None:
-    """Answers to prompts that our bundled student has not seen, and what it says of them; None without those sets."""
-    from forecasting.lengths import bundled
-    from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, DataMissing, read_sets
-
-    try:
-        samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
-    except DataMissing:
-        return None
-    said = bundled().predict([sample.query for sample in samples]).tokens
-    output = np.array([sample.output_tokens for sample in samples], np.int64)
-    return Lengths(output, np.maximum(np.rint(said), 1).astype(np.int64))
-
 
 Plan = tuple[str, str, float | str, int, float, float, int, tuple[Path, str] | None]
 
@@ -162,37 +106,6 @@ def _plans(folder: Path) -> Iterable[Plan]:
     yield "predictor", "continuous", "BERT", BATCH, USUAL_LOAD, USUAL_CV, 1, None
     for stretch in STRETCHES:
         yield "stretch", "continuous", stretch, BATCH, USUAL_LOAD, USUAL_CV, 1, None
-
-
-def draw_jobs(
-    lengths: Lengths, count: int, seed: int, rounds: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(prompt, output, predicted tokens) of *count* requests of the given conversation round.
-
-    A round's prompt is everything before it, prompts and answers. (How well a round is predicted, the published rows
-    do not say; the paper has 0.619 in the first and 0.60 at worst.)
-    """
-    random = np.random.default_rng([seed, 1, rounds])
-    at = random.integers(0, lengths.output.size, (rounds, count))
-    asked = np.exp(np.log(PROMPT_MEDIAN) + PROMPT_SIGMA * random.standard_normal((rounds, count)))
-    asked = np.clip(np.rint(asked), 1, PROMPT_MOST).astype(np.int64)
-    prompt = asked.sum(axis=0) + lengths.output[at[:-1]].sum(axis=0)
-    return prompt, lengths.output[at[-1]], lengths.predicted[at[-1]]
-
-
-def _gaps(count: int, seed: int, cv: float) -> NDArray[np.float64]:
-    """Gaps with a mean of 1, gamma with this coefficient of variation."""
-    random = np.random.default_rng([seed, 2])
-    gaps: NDArray[np.float64] = random.gamma(1 / cv**2, cv**2, count)
-    return gaps
-
-
-def _trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
-    """The first gaps of a trace, by their mean."""
-    arrival_s = load_trace(*trace, seed=0, limit=count + 1).arrival_s
-    gaps = np.diff(arrival_s)
-    gaps = np.resize(gaps, count) if gaps.size else np.ones(count)
-    return np.asarray(gaps / gaps.mean(), np.float64)
 
 
 def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
@@ -276,8 +189,42 @@ def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str,
     return changes
 
 
-def _less(value: float | None) -> str:
-    return "-" if value is None else f"-{100 * value:.1f} %"
+def _change(ordering: str) -> Column:
+    """Mean job completion time by *ordering* against FCFS."""
+    return Column(ordering, lambda by: 100 * (by[ordering]["jct_mean_s"] / by["fcfs"]["jct_mean_s"] - 1), "{:+.1f} %")
+
+
+def _factor(ordering: str) -> Column:
+    """Throughput by *ordering* against FCFS."""
+    return Column(ordering, lambda by: by[ordering]["throughput"] / by["fcfs"]["throughput"], "x {:.2f}")
+
+
+RUNS: Final = (
+    Column("Varied", lambda by: by["fcfs"]["varied"]),
+    Column("Batching", lambda by: by["fcfs"]["mode"]),
+    Column("value", lambda by: by["fcfs"]["value"], "{}"),
+    Column("FCFS (s)", lambda by: by["fcfs"]["jct_mean_s"], "{:,.2f}"),
+    *map(_change, ORDERINGS[1:]),
+    Column("FCFS (1/s)", lambda by: by["fcfs"]["throughput"], "{:.2f}"),
+    *map(_factor, ("ssjf", "sjf")),
+    Column("p99 ssjf / FCFS", lambda by: by["ssjf"]["jct_p99_s"] / by["fcfs"]["jct_p99_s"], "{:.2f}"),
+)
+"""Of a run by ordering."""
+AGING: Final = (
+    Column("stretch", lambda row: f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"], "{}"),
+    Column("mean JCT (s)", "jct_mean_s", "{:,.2f}"),
+    Column("p50", "jct_p50_s", "{:,.2f}"),
+    Column("p99", "jct_p99_s", "{:,.2f}"),
+    Column("longest wait", "wait_most_s", "{:,.2f}"),
+)
+TOTALS: Final = (
+    Column("Varied", "varied"),
+    Column("Batching", "mode"),
+    Column("JCT ssjf", lambda by: 100 * by["ssjf"]["jct_reduction"], "-{:.1f} %"),
+    Column("JCT sjf", lambda by: 100 * by["sjf"]["jct_reduction"], "-{:.1f} %"),
+    Column("throughput ssjf", lambda by: by["ssjf"]["throughput_factor"], "x {:.2f}"),
+    Column("arriving", lambda by: by["ssjf"]["throughput_arriving_factor_most"], "x {:.2f}"),
+)
 
 
 class Ssjf(Experiment):
@@ -312,7 +259,7 @@ class Ssjf(Experiment):
             key = (mode, batch, rounds, said is students)
             if key not in capacity:
                 capacity[key] = _capacity(jobs, mode, batch)
-            gaps = _gaps(count, seed, cv) if trace is None else _trace_gaps(trace, count)
+            gaps = gamma_gaps(count, seed, cv) if trace is None else trace_gaps(trace, count)
             arrival_s = np.cumsum(gaps) / (load * capacity[key])
             requests = make_requests(arrival_s, jobs[0], jobs[1], predicted_tokens=jobs[2])
             chosen = [("ssjf", value)] if varied == "stretch" else [(ordering, STRETCH) for ordering in ORDERINGS]
@@ -330,7 +277,7 @@ class Ssjf(Experiment):
             "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
             "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
                                for (mode, batch, rounds, student), value in capacity.items() if not student},
-            "rows": [row.as_dict() for row in rows],
+            "rows": [rounded(asdict(row)) for row in rows],
             "found": against_fcfs(rows),
             "reported": PAPER,
         }  # fmt: skip
@@ -340,56 +287,20 @@ class Ssjf(Experiment):
             f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
             f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
         )
-        table = Table(title="Mean job completion time against FCFS, and throughput of the whole run")
-        for head in ("Varied", "Batching"):
-            table.add_column(head)
-        for head in ("value", "FCFS (s)", "ssjf", "shortest", "sjf", "FCFS (1/s)", "ssjf", "sjf", "p99 ssjf / FCFS"):
-            table.add_column(head, justify="right")
         groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
         for row in result["rows"]:
             groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
-        for (varied, mode, value), by in groups.items():
-            if varied == "stretch":
-                continue
-            fcfs = by["fcfs"]
-            table.add_row(
-                varied,
-                mode,
-                f"{value}",
-                f"{fcfs['jct_mean_s']:,.2f}",
-                *(f"{100 * (by[name]['jct_mean_s'] / fcfs['jct_mean_s'] - 1):+.1f} %" for name in ORDERINGS[1:]),
-                f"{fcfs['throughput']:.2f}",
-                *(f"x {by[name]['throughput'] / fcfs['throughput']:.2f}" for name in ("ssjf", "sjf")),
-                f"{by['ssjf']['jct_p99_s'] / fcfs['jct_p99_s']:.2f}",
-            )
-        console.print(table)
-        table = Table(title="Aging: ssjf by its stretch, continuous batching")
-        for head in ("stretch", "mean JCT (s)", "p50", "p99", "longest wait"):
-            table.add_column(head, justify="right")
-        for row in result["rows"]:
-            if row["varied"] == "stretch":
-                name = f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"]
-                values = (row[each] for each in ("jct_mean_s", "jct_p50_s", "jct_p99_s", "wait_most_s"))
-                table.add_row(name, *(f"{value:,.2f}" for value in values))
-        console.print(table)
-        table = Table(title="Against FCFS, over all values")
-        for head in ("Varied", "Batching"):
-            table.add_column(head)
-        for head in ("JCT ssjf", "JCT sjf", "throughput ssjf", "arriving"):
-            table.add_column(head, justify="right")
-        for varied, modes in result["found"].items():
-            if varied == "predictor":
-                continue  # two sets of lengths, which the first table has line by line
-            for mode, by in modes.items():
-                table.add_row(
-                    varied,
-                    mode,
-                    f"-{100 * by['ssjf']['jct_reduction']:.1f} %",
-                    f"-{100 * by['sjf']['jct_reduction']:.1f} %",
-                    f"x {by['ssjf']['throughput_factor']:.2f}",
-                    f"x {by['ssjf']['throughput_arriving_factor_most']:.2f}",
-                )
-        console.print(table)
+        runs = [by for (varied, _, _), by in groups.items() if varied != "stretch"]
+        console.print(table("Mean job completion time against FCFS, and throughput of the whole run", RUNS, runs))
+        stretched = [row for row in result["rows"] if row["varied"] == "stretch"]
+        console.print(table("Aging: ssjf by its stretch, continuous batching", AGING, stretched))
+        totals = [
+            {"varied": varied, "mode": mode, **by}
+            for varied, modes in result["found"].items()
+            if varied != "predictor"  # two sets of lengths, which the first table has line by line
+            for mode, by in modes.items()
+        ]
+        console.print(table("Against FCFS, over all values", TOTALS, totals))
 
     def compare(self, result: Result) -> list[Comparison]:
         """SSJF and its oracle against FCFS, the mean over the values of what varies."""

@@ -1,4 +1,4 @@
-"""Where instances may run: deployments and nodes are locked, then their GPUs counted. Whoever starts one comes through here.
+"""Where instances may run: deployments and nodes are locked, then their GPUs counted. Every start comes through here.
 
 What a node has free is counted from the instances on it, so a count is worth something only while nobody else may add one.
 Locks are taken in one order by everybody: deployments, nodes, at last (in `services`) instances, and in the order of their
@@ -11,8 +11,8 @@ from collections import Counter
 
 from django.db.models import Q, QuerySet
 
-from controlplane.fleet.models import Deployment, Instance, Launcher, Node
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Deployment, Instance, Node
 
 
 class NoRoom(ActionError):
@@ -25,13 +25,13 @@ def lock(deployments: QuerySet[Deployment]) -> list[Deployment]:
     Keys never change, so rows that refer to a locked one may still be written by others (`FOR NO KEY UPDATE`).
     """
     rows = deployments.select_for_update(of=("self",), no_key=True).select_related("model", "region", "gpu_type")
-    found = list(rows.order_by("pk"))
+    locked = list(rows.order_by("pk"))
     of_them = Q(pk__in=())
-    for region, gpu_type in {(row.region_id, row.gpu_type_id) for row in found}:
+    for region, gpu_type in {(row.region_id, row.gpu_type_id) for row in locked}:
         of_them |= Q(region=region, gpu_type=gpu_type)
     nodes = Node.objects.select_for_update(no_key=True).filter(of_them).order_by("pk")
     list(nodes.values_list("pk", flat=True))
-    return found
+    return locked
 
 
 def pick(deployment: Deployment) -> Node | None:
@@ -42,7 +42,7 @@ def pick(deployment: Deployment) -> Node | None:
     free = [(node.free_gpus(), node.pk, node) for node in _nodes(deployment)]
     if not free:
         return None
-    fitting = [found for found in free if found[0] >= deployment.tensor_parallel]
+    fitting = [candidate for candidate in free if candidate[0] >= deployment.tensor_parallel]
     if not fitting:
         largest = max(count for count, _, _ in free)
         raise NoRoom(f"no node has {deployment.tensor_parallel} free GPUs, {largest} at most")
@@ -62,7 +62,7 @@ def new_instance(deployment: Deployment) -> Instance:
 
     Raises NoRoom without free GPUs, ActionError without a sibling to copy, ValidationError when there can be none.
     """
-    siblings = Instance.objects.filter(deployment__model=deployment.model).exclude(launcher=Launcher.EXTERNAL)
+    siblings = Instance.objects.launched().filter(deployment__model=deployment.model)
     here = siblings.filter(deployment=deployment)
     launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
     if not launchers:

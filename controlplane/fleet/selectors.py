@@ -2,29 +2,20 @@
 
 from django.db.models import Count, Q, QuerySet
 
+from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node
 from controlplane.fleet.services import open_command
-from controlplane.fleet.states import ACTION_STATES, ALIVE, Action, InstanceState
+from controlplane.rows import containing, narrowed
 
 
 def instances(
     *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
 ) -> QuerySet[Instance]:
     """Instances with all that a page or an answer shows of them, in one query; an empty value does not narrow."""
-    rows = Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
-    if model:
-        rows = rows.filter(deployment__model__name=model)
-    if region:
-        rows = rows.filter(deployment__region__name=region)
-    if gpu_type:
-        rows = rows.filter(deployment__gpu_type__name=gpu_type)
-    if state:
-        rows = rows.filter(state=state)
-    for word in text.split():
-        rows = rows.filter(
-            Q(name__icontains=word) | Q(url__icontains=word) | Q(deployment__model__title__icontains=word)
-        )
-    return rows
+    every = Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
+    places = {"model": model, "region": region, "gpu_type": gpu_type}
+    rows = narrowed(every, state=state, **{f"deployment__{name}__name": value for name, value in places.items()})
+    return containing(rows, text, "name", "url", "deployment__model__title")
 
 
 def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
@@ -34,11 +25,7 @@ def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
         instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
-    if model:
-        rows = rows.filter(model__name=model)
-    if region:
-        rows = rows.filter(region__name=region)
-    return rows
+    return narrowed(rows, model__name=model, region__name=region)
 
 
 def nodes() -> QuerySet[Node]:

@@ -9,32 +9,27 @@ it up later.
 import logging
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 import redis
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
-from kombu.exceptions import OperationalError
 
-from controlplane import celery_app
 from controlplane.accounts.models import User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet import engine_logs, hosts, places, restarts
+from controlplane.fleet import places
+from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState, check_action, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import Action, ActionError, InstanceState, check_action, check_move
+from controlplane.jobs.broker import impatient_redis, send_task
 
 logger = logging.getLogger(__name__)
 
+OF_ONE_SERVER = ("url", "process_id", "kv_capacity_tokens", "startup", "engine", "launched_with", "api_key")
+"""Fields of an instance that its next server has anew."""
 INVENTORY_CHANNEL = "pilothouse:inventory"
-REDIS_TIMEOUT_S = 0.3
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
-# For the one message that hurries a command: fail in well under a second, since the row is already safe.
-MOST_UNREAD = 10
-"""Messages in the queue of a node whose worker is away; more would only pile up, and the rows are the promise."""
-DELIVERY_OPTIONS = {"socket_connect_timeout": 0.5, "max_retries": 1, "interval_start": 0, "interval_max": 0}
 
 # Where a superseded command would leave an instance is decided by the command that supersedes it.
 _SUPERSEDES = {
@@ -77,9 +72,7 @@ def move(
     )
     if to == InstanceState.FAILED and row.failures == restarts.CRASH_LOOP:
         record("instance.crash_loop", row, actor=actor, reason=reason, severity=Severity.CRITICAL)
-    instance.failures = row.failures
-    instance.state, instance.state_reason, instance.state_changed_at = row.state, row.state_reason, row.state_changed_at
-    return row
+    return _moved(instance, row)
 
 
 def _count_failure(row: Instance, reason: str, now: datetime) -> str:
@@ -123,8 +116,9 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     before = row.state
     if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:
         # The launcher gives a new address; the old one may be another instance's by now.
-        row.url, row.process_id, row.kv_capacity_tokens, row.startup, row.engine = "", None, 0, "", {}
-        row.launched_with, row.api_key = {}, ""
+        for field in Instance._meta.concrete_fields:
+            if field.name in OF_ONE_SERVER:
+                setattr(row, field.name, field.get_default())
     row.state = InstanceState.PROVISIONING
     try:
         row.clean()  # its GPUs, address or profile may have gone while it was stopped
@@ -133,9 +127,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     if isinstance(actor, User):
         row.failures = 0  # who starts it by hand has seen to its cause
     if before != InstanceState.PROVISIONING:
-        cleared = ["url", "process_id", "kv_capacity_tokens", "startup", "engine", "launched_with", "api_key"]
-        cleared += ["failures", "changed_at"]
-        row.save(update_fields=cleared)
+        row.save(update_fields=[*OF_ONE_SERVER, "failures", "changed_at"])
         row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
     if row.launcher == Launcher.EXTERNAL:
         row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
@@ -207,7 +199,7 @@ def act(action: Action, instance: Instance, actor: User | str, reason: str) -> s
 
 def open_command(instance: Instance) -> InstanceCommand | None:
     """The oldest command for *instance* that is pending or running."""
-    return instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk").first()
+    return instance.commands.open().first()
 
 
 def deliver(command: InstanceCommand) -> bool:
@@ -217,49 +209,14 @@ def deliver(command: InstanceCommand) -> bool:
     """
     instance = command.instance
     queue = hosts.queue_of(instance) if hosts.obstacle(instance) else ""
-    command.delivered = tell_workers(RUN_COMMAND_TASK, command.pk, queue=queue)
+    command.delivered = send_task(RUN_COMMAND_TASK, command.pk, queue=queue)
     return command.delivered
-
-
-def tell_workers(task: str, *args: object, expires_s: float | None = None, queue: str = "") -> bool:
-    """Have a Celery worker run *task* now, any or the one that listens on *queue*.
-
-    False, in under a second, if the broker does not answer.
-    """
-    route: dict[str, Any] = {"queue": queue} if queue else {}
-    try:
-        if queue and _unread(queue) >= MOST_UNREAD:
-            return True
-        with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
-            celery_app.send_task(
-                task,
-                args=list(args),
-                connection=connection,
-                retry=False,
-                expires=expires_s,
-                **route,
-            )
-    except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("%s %s is delivered later: broker: %s", task.rpartition(".")[2], args or "", error)
-        return False
-    return True
-
-
-def _unread(queue: str) -> int:
-    """Messages in *queue* that no worker has taken yet."""
-    options = {"socket_connect_timeout": REDIS_TIMEOUT_S, "socket_timeout": REDIS_TIMEOUT_S}
-    with redis.Redis.from_url(settings.REDIS_URL, **options) as client:
-        return int(client.llen(queue))
 
 
 def notify() -> bool:
     """Ask the gateways to read the inventory now, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
     try:
-        with redis.Redis.from_url(
-            settings.REDIS_URL,
-            socket_connect_timeout=REDIS_TIMEOUT_S,
-            socket_timeout=REDIS_TIMEOUT_S,
-        ) as client:
+        with impatient_redis() as client:
             client.publish(INVENTORY_CHANNEL, "inventory")
     except (redis.RedisError, OSError) as error:
         logger.debug("notification not sent: %s", error)
@@ -275,14 +232,14 @@ def _lock(instance: Instance, action: Action) -> Instance:
 
 def _moved(instance: Instance, row: Instance) -> Instance:
     """Let the caller's *instance* show what is now in the database."""
-    instance.state, instance.state_reason, instance.state_changed_at = row.state, row.state_reason, row.state_changed_at
-    instance.url, instance.process_id, instance.kv_capacity_tokens = row.url, row.process_id, row.kv_capacity_tokens
+    for name in ("state", "state_reason", "state_changed_at", "failures", "url", "process_id", "kv_capacity_tokens"):
+        setattr(instance, name, getattr(row, name))
     return row
 
 
 def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: str) -> InstanceCommand:
     """The open command of *verb* for *instance*, or a new one; delivered when the transaction commits."""
-    for other in instance.commands.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk"):
+    for other in instance.commands.open():
         if other.verb == verb:
             transaction.on_commit(partial(deliver, other))
             return other

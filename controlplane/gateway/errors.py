@@ -10,7 +10,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 class ApiError(Exception):
     """An answer other than success: status, OpenAI error body, retry headers.
 
-    `retry_after_s` also says to the SDKs that trying again makes sense; without it they are told not to.
+    `retry_after_s` also says to the SDKs that trying again makes sense; without it, that it makes none.
     """
 
     def __init__(
@@ -93,3 +93,8 @@ def too_many(message: str, *, code: str, retry_after_s: float, estimated_wait_s:
 
 def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 503) -> ApiError:
     return ApiError(status, message, type="server_error", code=code, retry_after_s=retry_after_s)
+
+
+STOPPING = unavailable("This server is stopping; try again.", code="stopping", retry_after_s=1)
+# Which one serves is in /readyz: a tenant need not know the machines.
+STANDING_BY = unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)

@@ -5,7 +5,6 @@ what is noticed. What begins and what ends is one event each. While a part is do
 reported one by one: its event says why. What cannot be written waits until the database answers again.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from controlplane.jobs import selectors
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.parts import Part, PartState, Since
 from controlplane.jobs.record import Job, Jobs, JobState, Record
-
-logger = logging.getLogger(__name__)
 
 ACTOR = "monitor"
 LOOK_S = 2.0

@@ -25,7 +25,7 @@ def does_itself(task: str) -> bool:
 
 def periods() -> dict[str, float]:
     """Seconds between two runs of each job that Celery runs, by name."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for name, entry in settings.CELERY_BEAT_SCHEDULE.items():
-        found |= settings.JOBS_WITHIN_TASKS.get(name, {name: float(entry["schedule"])})
-    return found
+        seconds |= settings.JOBS_WITHIN_TASKS.get(name, {name: float(entry["schedule"])})
+    return seconds

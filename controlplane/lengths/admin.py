@@ -1,13 +1,9 @@
 """Admin of output lengths: versions are promoted, rejected and rolled back; the rest is read."""
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
 
-from controlplane.accounts.admin_actions import ReasonAction
-from controlplane.accounts.admin_site import has_role
-from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
+from controlplane.accounts.admin_actions import AdminAction, reason_action
+from controlplane.accounts.models import User
 from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.fleet.models import Model
 from controlplane.gateway.admin import name_filter
@@ -17,32 +13,33 @@ from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersio
 BY_MODEL = name_filter("model", Model.objects.all)
 
 
-class Decision(ReasonAction[LengthVersion]):
+def decision(verb: str, button: str, title: str, question: str) -> "AdminAction[LengthVersion]":
     """What operators decide about versions, through the services."""
 
-    def act(self, request: HttpRequest, row: LengthVersion, reason: str) -> str:
-        version = getattr(services, self.verb)(row, user_of(request), reason)
+    def act(row: LengthVersion, user: User, reason: str) -> str:
+        version = getattr(services, verb)(row, user, reason)
         return f"Version {version.number} is {version.state}"
 
-
-class Promote(Decision):
-    verb, title, button = "promote", "Promote versions", "Promote"
-    question = "Gateways take the version up within seconds, and the active one is retired."
-
-
-class Reject(Decision):
-    verb, title, button = "reject", "Reject versions", "Reject"
-    question = "The versions are laid aside; what is active stays."
-
-
-class Rollback(Decision):
-    verb, title, button = "rollback", "Go back to a retired version", "Go back"
-    question = "The version becomes active again, and the active one is rejected."
+    return reason_action(verb, button, title, question, act)
 
 
 @admin.register(LengthVersion)
 class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
-    actions = ["promote", "reject", "rollback"]
+    actions = [
+        decision(
+            "promote",
+            "Promote",
+            "Promote versions",
+            "Gateways take the version up within seconds, and the active one is retired.",
+        ),
+        decision("reject", "Reject", "Reject versions", "The versions are rejected; what is active stays."),
+        decision(
+            "rollback",
+            "Go back",
+            "Go back to a retired version",
+            "The version becomes active again, and the active one is rejected.",
+        ),
+    ]
     list_display = ["number", "kind", "state", "trained_at", "samples", "mae", "note", "changed_at"]
     list_filter = ["state", "kind", "trained_at"]
     search_fields = ["=number", "note"]
@@ -51,21 +48,6 @@ class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
     def mae(self, version: LengthVersion) -> str:
         value = version.measures.get("mae")
         return "" if value is None else f"{value:.1f}"
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        return has_role(request, Role.OPERATOR)
-
-    @admin.action(description="Promote (asks for a reason)", permissions=["operate"])
-    def promote(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
-        return Promote(self)(request, rows)
-
-    @admin.action(description="Reject (asks for a reason)", permissions=["operate"])
-    def reject(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
-        return Reject(self)(request, rows)
-
-    @admin.action(description="Go back to it (asks for a reason)", permissions=["operate"])
-    def rollback(self, request: HttpRequest, rows: QuerySet[LengthVersion]) -> HttpResponse | None:
-        return Rollback(self)(request, rows)
 
 
 @admin.register(LengthSample)

@@ -120,11 +120,6 @@ def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
     return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMMED}))
 
 
-def whole(scope: Scope) -> Measures:
-    """Over all requests of *scope*."""
-    return Measures.of(minutes(scope).aggregate(**{name: Sum(name) for name in SUMMED}))
-
-
 def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
     rows = _summed(minutes(scope), "model", "tenant")
     return {(row["model"], row["tenant"]): Measures.of(row) for row in rows}
@@ -143,8 +138,8 @@ def by_predictor(scope: Scope) -> dict[str, Measures]:
 
 def by_bucket(scope: Scope) -> dict[int, Measures]:
     """By the tokens from which the bucket of the real length goes, ascending."""
-    found = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
-    return dict(sorted(found.items()))
+    measures = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
+    return dict(sorted(measures.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +204,8 @@ def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[Pair], int]:
     names = [field.name for field in fields(Pair)]
     columns = ["tenant__name" if name == "tenant" else name for name in names]
     # Numbers of rows may have gaps, so that a step takes more than its share: cut there, newest first.
-    found = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
-    return found[::-1], count
+    newest_first = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
+    return newest_first[::-1], count
 
 
 def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:

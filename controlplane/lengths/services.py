@@ -18,8 +18,8 @@ from django.db.models import Max
 from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.services import tell_workers
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.jobs.broker import send_task
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from forecasting.lengths import LengthQuery, Sample, Student, bundled, score
@@ -55,8 +55,8 @@ BUNDLED = InUse(0, KIND, "")
 def in_use() -> tuple[InUse, InUse | None]:
     """The active version and its shadow, if there is one."""
     rows = LengthVersion.objects.filter(state__in=[VersionState.ACTIVE, VersionState.SHADOW]).order_by("-number")
-    found = {row.state: row for row in reversed(rows)}
-    active, shadow = found.get(VersionState.ACTIVE), found.get(VersionState.SHADOW)
+    by_state = {row.state: row for row in reversed(rows)}
+    active, shadow = by_state.get(VersionState.ACTIVE), by_state.get(VersionState.SHADOW)
     return used(active) if active else BUNDLED, used(shadow) if shadow else None
 
 
@@ -145,7 +145,7 @@ def ask_for_training(actor: User, reason: str = "") -> bool:
     if count < settings.LENGTH_TRAIN_SAMPLES:
         raise ActionError(f"There are {count} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES}.")
     record("length_version.training_asked", actor=actor, reason=reason)
-    return tell_workers(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
+    return send_task(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
 
 
 def _begin(active: InUse) -> Student:
@@ -160,14 +160,14 @@ def _begin(active: InUse) -> Student:
 
 def _readable(student: Student, rows: Sequence[LengthSample]) -> list[LengthSample]:
     """Those of *rows* whose features were made by the vocabulary of *student*."""
-    found = []
+    readable = []
     for row in rows:
         try:
             student.from_features([bytes(row.features)], [_query(row)])
         except ValueError:
             continue
-        found.append(row)
-    return found
+        readable.append(row)
+    return readable
 
 
 def _held_out(row: LengthSample) -> bool:
@@ -215,7 +215,7 @@ def promote(version: LengthVersion, actor: User | str, reason: str = "") -> Leng
 
 @transaction.atomic
 def reject(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Lay a shadow aside. Raises ActionError unless it is one."""
+    """Reject a shadow, which then predicts no more. Raises ActionError unless it is one."""
     row = _locked(version)
     if row.state != VersionState.SHADOW:
         raise ActionError(f"Version {row.number} is {row.state}; only a shadow can be rejected.")
@@ -341,4 +341,5 @@ def due(now: datetime) -> bool:
     newest = LengthVersion.objects.order_by("-number").values_list("trained_at", flat=True).first()
     if newest is not None and (now - newest).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
         return False
-    return LengthSample.objects.count() >= settings.LENGTH_TRAIN_SAMPLES
+    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    return LengthSample.objects.count() >= enough

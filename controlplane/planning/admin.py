@@ -3,12 +3,10 @@
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.forms import ModelForm
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 
-from controlplane.accounts.admin_actions import ReasonAction
-from controlplane.accounts.admin_site import has_role
-from controlplane.accounts.models import Role
-from controlplane.accounts.requests import user_of
+from controlplane.accounts.admin_actions import AdminAction, reason_action
+from controlplane.accounts.models import User
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.fleet.models import Model, Region, SloClass
 from controlplane.gateway.admin import name_filter
@@ -60,27 +58,22 @@ class ScalingPolicyAdmin(AuditedAdmin[ScalingPolicy]):
             services.supersede_open(row.model)
 
 
-class Decision(ReasonAction[ScalingPlan]):
+def decision(verb: str, question: str) -> "AdminAction[ScalingPlan]":
     """Approving or rejecting, through the services."""
 
-    def act(self, request: HttpRequest, row: ScalingPlan, reason: str) -> str:
-        plan = getattr(services, self.verb)(row, user_of(request), reason)
+    def act(row: ScalingPlan, user: User, reason: str) -> str:
+        plan = getattr(services, verb)(row, user, reason)
         return f"The plan for {row.model} is {plan.status}"
 
-
-class Approve(Decision):
-    verb, title, button = "approve", "Approve plans", "Approve"
-    question = "Instances are moved to the plans' targets."
-
-
-class Reject(Decision):
-    verb, title, button = "reject", "Reject plans", "Reject"
-    question = "The plans are rejected; instances stay as they are."
+    return reason_action(verb, verb.capitalize(), f"{verb.capitalize()} plans", question, act)
 
 
 @admin.register(ScalingPlan)
 class ScalingPlanAdmin(ReadOnlyAdmin[ScalingPlan]):
-    actions = ["approve", "reject"]
+    actions = [
+        decision("approve", "Instances are moved to the plans' targets."),
+        decision("reject", "The plans are rejected; instances stay as they are."),
+    ]
     list_display = ["made_at", "model", "strategy", "status", "change", "usd_per_hour", "note", "decided_by"]
     list_filter = ["status", "made_at", "model", "strategy"]
     list_select_related = ["model"]
@@ -94,17 +87,6 @@ class ScalingPlanAdmin(ReadOnlyAdmin[ScalingPlan]):
     @admin.display(description="US dollars per hour")
     def usd_per_hour(self, plan: ScalingPlan) -> str:
         return f"{plan.cost_usd_per_hour_before:.2f} → {plan.cost_usd_per_hour_after:.2f}"
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        return has_role(request, Role.OPERATOR)
-
-    @admin.action(description="Approve (asks for a reason)", permissions=["operate"])
-    def approve(self, request: HttpRequest, rows: QuerySet[ScalingPlan]) -> HttpResponse | None:
-        return Approve(self)(request, rows)
-
-    @admin.action(description="Reject (asks for a reason)", permissions=["operate"])
-    def reject(self, request: HttpRequest, rows: QuerySet[ScalingPlan]) -> HttpResponse | None:
-        return Reject(self)(request, rows)
 
 
 @admin.register(ScalingMove)

@@ -1,23 +1,17 @@
-"""Reads of demand, forecasts, backtests, plans, moves and comparisons, as pages show them. Writing is in `services.py`."""
+"""Reads of plans, moves, policies, comparisons and the instances that they are about. Writing is in `services.py`."""
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from django.conf import settings
-from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
-from controlplane.events.models import Event, Severity
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Model
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.forecasts.demand import COLUMNS, LAG, MINUTE_S, window_start
+from controlplane.planning.forecasts.demand import COLUMNS
 from controlplane.planning.models import (
-    Backtest,
-    Forecast,
     PlanStatus,
     Quantity,
     ScalingMove,
@@ -25,227 +19,11 @@ from controlplane.planning.models import (
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.rows import narrowed, newest_of_each
 
 IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
-FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
-FAILURE_SAID_AGAIN = timedelta(minutes=15)
 SHARE_OVER = timedelta(days=1)
-FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still reaches into it
-
-Series = list[float | None]
-
-
-# Demand
-
-
-def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
-    """Begins of the windows from *since* up to *until*, at whole multiples of the window since the epoch."""
-    first = window_start(since, window_s)
-    count = math.ceil((until - first).total_seconds() / window_s)
-    return [first + timedelta(seconds=number * window_s) for number in range(count)]
-
-
-def demand(
-    model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int, slo_class: str = ""
-) -> Series:
-    """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
-
-    None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
-    classes.
-    """
-    if not starts:
-        return []
-    end = starts[-1] + timedelta(seconds=window_s)
-    of_series = Q(model=model, region=region) & _of(slo_class)
-    rows = (
-        MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
-        .order_by()
-        .values_list("minute")
-        .annotate(tokens=Sum(COLUMNS[Quantity(quantity)], filter=of_series))
-    )
-    begin_s = starts[0].timestamp()
-    tokens, minutes = [0] * len(starts), [0] * len(starts)
-    for minute, value in rows:
-        at = int((minute.timestamp() - begin_s) // window_s)
-        tokens[at] += value or 0
-        minutes[at] += 1
-    return [total / (MINUTE_S * known) if known else None for total, known in zip(tokens, minutes, strict=True)]
-
-
-def _of(slo_class: str) -> Q:
-    return Q(slo_class=slo_class) if slo_class else Q()
-
-
-def demand_now(
-    quantity: str, now: datetime, slo_class: str = "", minutes: int = 10
-) -> dict[tuple[str, str], float] | None:
-    """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
-
-    A series without requests is left out. *slo_class* narrows, empty is all classes.
-    """
-    until = window_start(now - LAG, MINUTE_S)
-    rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
-    known_s = MINUTE_S * rows.values("minute").distinct().count()
-    of_class = rows.filter(_of(slo_class))
-    sums = of_class.values_list("model", "region").annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
-    return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
-
-
-def minutes_of(
-    model: str, region: str, slo_class: str = "", since: datetime | None = None
-) -> tuple[int, datetime | None]:
-    """How many minutes a series has rows for, and the first of them."""
-    rows = MinuteRow.objects.filter(_of(slo_class), model=model, region=region).order_by()
-    if since is not None:
-        rows = rows.filter(minute__gte=since)
-    return rows.values("minute").distinct().count(), rows.aggregate(first=Min("minute"))["first"]
-
-
-def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
-    """Tokens a second of *quantity* that one instance serves, by (model, GPU type), as the newest plans count with it.
-
-    Planners count prompt and output tokens together, as they come; of those, *quantity* has the share that it had in
-    the model's demand over the last day. A model that was never planned, or without demand, is left out.
-    """
-    shares = _shares(quantity, now - SHARE_OVER)
-    newest = ScalingPlan.objects.order_by().values("model").annotate(newest=Max("pk")).values_list("newest", flat=True)
-    rows = ScalingPlan.objects.filter(pk__in=list(newest)).values_list("model__name", "inputs")
-    return {
-        (model, gpu_type): measured["used"] * shares[model]
-        for model, inputs in rows
-        if model in shares
-        for gpu_type, measured in inputs.get("capability_tokens_per_s", {}).items()
-    }
-
-
-def _shares(quantity: str, since: datetime) -> dict[str, float]:
-    """Share of *quantity* in all tokens of each model since then."""
-    rows = (
-        MinuteRow.objects.filter(minute__gte=since)
-        .order_by()
-        .values_list("model")
-        .annotate(of_quantity=Sum(COLUMNS[Quantity(quantity)]), every=Sum("prompt_tokens") + Sum("output_tokens"))
-    )
-    return {model: of_quantity / every for model, of_quantity, every in rows if every}
-
-
-# Forecasts
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What was expected of one window, in tokens a second, by the last forecast that was made before its end."""
-
-    start: datetime
-    mean: float
-    lower_80: float
-    upper_80: float
-    lower_95: float
-    upper_95: float
-
-
-def windows_of(forecast: Forecast) -> list[Window]:
-    """The windows of one forecast, oldest first; a list that is shorter than the mean ends them."""
-    columns = zip(
-        forecast.mean, forecast.lower_80, forecast.upper_80, forecast.lower_95, forecast.upper_95, strict=False
-    )
-    # A begin between two whole windows is counted to the one it lies in, so that forecasts of one series line up.
-    first = int(forecast.start_at.timestamp()) // forecast.window_s
-    return [
-        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
-        for at, values in enumerate(columns)
-    ]
-
-
-def forecasts_of(model: str, region: str, quantity: str, slo_class: str = "") -> QuerySet[Forecast]:
-    """Forecasts of one series, newest first; without a class, of all classes together."""
-    return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class=slo_class)
-
-
-def latest_forecast(model: str, region: str, quantity: str, slo_class: str = "") -> Forecast | None:
-    return forecasts_of(model, region, quantity, slo_class).order_by("-made_at", "-pk").first()
-
-
-def newest_forecast() -> Forecast | None:
-    """Of any series."""
-    return Forecast.objects.order_by("-pk").first()
-
-
-def forecast_failure(now: datetime) -> Event | None:
-    """The newest event of the last minutes that says why a series has no forecast; None if none failed.
-
-    The same failure is an event once in a quarter of an hour.
-    """
-    since = now - FAILURE_SAID_AGAIN - timedelta(seconds=2 * settings.FORECAST_EVERY_S)
-    failed = Event.objects.filter(kind__in=FORECAST_FAILURES, severity=Severity.CRITICAL, at__gt=since)
-    return failed.order_by("-pk").first()
-
-
-def track(newest: Forecast, since: datetime) -> list[Window]:
-    """What was expected of each window since *since* and is expected of those to come, oldest first.
-
-    A past window has the last forecast before it, from which plans were made. Forecasts with windows of
-    another length than *newest* are left out.
-    """
-    rows = (
-        forecasts_of(newest.model, newest.region, newest.quantity, newest.slo_class)
-        .filter(made_at__gte=since - FORECASTS_READ_BEFORE, window_s=newest.window_s, pk__lte=newest.pk)
-        .order_by("pk")
-    )
-    by_start: dict[datetime, Window] = {}
-    for row in rows:
-        by_start.update((window.start, window) for window in windows_of(row))
-    return [by_start[start] for start in sorted(by_start) if start >= since]
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """How one series' forecasts did on windows that are over. Ratios; None without any window to judge."""
-
-    windows: int
-    mean_ape: float | None
-    coverage_80: float | None
-    coverage_95: float | None
-
-
-def accuracy(expected: Iterable[Window], actual: dict[datetime, float | None]) -> Accuracy:
-    """Judge *expected* by what came (tokens a second by begin of the window); windows without demand have no APE."""
-    errors, within_80, within_95 = [], [], []
-    for window in expected:
-        value = actual.get(window.start)
-        if value is None:
-            continue
-        within_80.append(window.lower_80 <= value <= window.upper_80)
-        within_95.append(window.lower_95 <= value <= window.upper_95)
-        if value > 0:
-            errors.append(abs(window.mean - value) / value)
-    return Accuracy(len(within_80), _mean(errors), _mean(within_80), _mean(within_95))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
-    """The newest forecast of each (model, region), all SLO classes together, that was made after *since*."""
-    newest = (
-        Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
-        .order_by()
-        .values("model", "region")
-        .annotate(newest=Max("pk"))
-        .values_list("newest", flat=True)
-    )
-    return {(row.model, row.region): row for row in Forecast.objects.filter(pk__in=list(newest))}
-
-
-# Backtests
-
-
-def backtests() -> list[Backtest]:
-    """The newest backtest of each source, newest first."""
-    newest = Backtest.objects.order_by().values("source").annotate(newest=Max("pk")).values_list("newest", flat=True)
-    return list(Backtest.objects.filter(pk__in=list(newest)).order_by("-pk"))
 
 
 # Instances
@@ -290,22 +68,14 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 
 def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[ScalingPlan]:
     """Plans that fit, newest first; an empty value does not narrow."""
-    exact = {"model__name": model, "status": status, "strategy": strategy}
-    rows = ScalingPlan.objects.select_related("model")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    rows = ScalingPlan.objects.select_related("model").order_by("-pk")
+    return narrowed(rows, model__name=model, status=status, strategy=strategy)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
     """The newest plan of each model that is neither rejected nor replaced nor expired, by the model's name."""
-    newest = (
-        ScalingPlan.objects.filter(status__in=LIVING_PLANS, model__active=True)
-        .order_by()
-        .values("model")
-        .annotate(newest=Max("pk"))
-        .values_list("newest", flat=True)
-    )
-    rows = ScalingPlan.objects.select_related("model").filter(pk__in=list(newest))
-    return {row.model.name: row for row in rows.order_by("model__name")}
+    living = ScalingPlan.objects.select_related("model").filter(status__in=LIVING_PLANS, model__active=True)
+    return {row.model.name: row for row in newest_of_each(living, "model").order_by("model__name")}
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
@@ -328,9 +98,8 @@ def plan_strategies() -> list[str]:
 
 def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[ScalingMove]:
     """Moves that fit, newest first; an empty value does not narrow."""
-    exact = {"model": model, "source": source, "region": region}
-    rows = ScalingMove.objects.select_related("plan")
-    return rows.filter(**{name: value for name, value in exact.items() if value}).order_by("-pk")
+    rows = ScalingMove.objects.select_related("plan").order_by("-pk")
+    return narrowed(rows, model=model, source=source, region=region)
 
 
 def moves_since(since: datetime, model: str = "") -> int:
@@ -349,3 +118,33 @@ def latest_comparison() -> StrategyComparison | None:
 
 def hours_ago(hours: float) -> datetime:
     return timezone.now() - timedelta(hours=hours)
+
+
+# Capability
+
+
+def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
+    """Tokens a second of *quantity* that one instance serves, by (model, GPU type), as the newest plans count with it.
+
+    Planners count prompt and output tokens together, as they come; of those, *quantity* has the share that it had in
+    the model's demand over the last day. A model that was never planned, or without demand, is left out.
+    """
+    shares = _shares(quantity, now - SHARE_OVER)
+    rows = newest_of_each(ScalingPlan.objects.all(), "model").values_list("model__name", "inputs")
+    return {
+        (model, gpu_type): measured["used"] * shares[model]
+        for model, inputs in rows
+        if model in shares
+        for gpu_type, measured in inputs.get("capability_tokens_per_s", {}).items()
+    }
+
+
+def _shares(quantity: str, since: datetime) -> dict[str, float]:
+    """Share of *quantity* in all tokens of each model since then."""
+    rows = (
+        MinuteRow.objects.filter(minute__gte=since)
+        .order_by()
+        .values_list("model")
+        .annotate(of_quantity=Sum(COLUMNS[Quantity(quantity)]), every=Sum("prompt_tokens") + Sum("output_tokens"))
+    )
+    return {model: of_quantity / every for model, of_quantity, every in rows if every}

@@ -1,9 +1,8 @@
 """Writes of planning: what operators decide about plans and policies, and the results of backtests.
 
 Approving is a row like any other promise: a Celery worker is notified at once, and when no broker answers, beat finds the
-approved plan within seconds. What the planners write is in modules of their own, and what others call of it is named here
-too: `forecasts`, `plans`, `rollout` (approved plans), `strategist` (between plans), `executor` (instances),
-`comparison` (strategies simulated).
+approved plan within seconds. What the planners write is in `forecasts`, `plans`, `comparison` (strategies simulated) and
+`execution` (approved plans, strategies between plans, instances).
 """
 
 from collections.abc import Sequence
@@ -15,31 +14,13 @@ from django.utils import timezone
 from controlplane.accounts.models import User
 from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.fleet.services import tell_workers
-from controlplane.fleet.states import ActionError
-from controlplane.planning.comparison.services import compare_strategies
+from controlplane.jobs.broker import send_task
 from controlplane.planning.execution import plan_rollout
-from controlplane.planning.execution.plan_rollout import apply_plan, apply_plans
-from controlplane.planning.execution.strategist import run_strategies
-from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Backtest, PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
-from controlplane.planning.plans.services import make_plans
-
-__all__ = [
-    "apply_plan",
-    "apply_plans",
-    "approve",
-    "compare_strategies",
-    "make_forecasts",
-    "make_plans",
-    "reject",
-    "run_strategies",
-    "set_policy",
-    "store_backtest",
-]
 
 APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
@@ -114,7 +95,7 @@ def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Seque
 
 def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:
     """Notify the workers to look at the rows now; False, in under a second, if the broker does not answer."""
-    return tell_workers(task, expires_s=60)
+    return send_task(task, expires_s=60)
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:

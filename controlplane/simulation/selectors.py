@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.selectors import filter_requests
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
 
 LEDGER_COLUMNS = (
@@ -25,17 +26,12 @@ LEDGER_COLUMNS = (
     "Predicted output (tokens)",
 )
 IDLE_ROWS_ENOUGH = 30
-"""With so many requests that met an idle instance, only these tell how long a prefill takes."""
+"""With so many requests that met an idle instance, only these show how long a prefill takes."""
 
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
     """Rows in order of arrival, from *since* up to *until*, of one *model* or of all."""
-    rows = LedgerRow.objects.order_by("arrived_at", "pk")
-    if since is not None:
-        rows = rows.filter(arrived_at__gte=since)
-    if until is not None:
-        rows = rows.filter(arrived_at__lt=until)
-    return rows.filter(model=model) if model else rows
+    return filter_requests(LedgerRow.objects.order_by("arrived_at", "pk"), since=since, until=until, model=model)
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
@@ -63,7 +59,7 @@ class _Points:
 
 
 def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
-    """What the ledger tells about each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
+    """Measurements from the ledger of each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
 
     Prefill is TTFT less the time in our queue; the decode batch is what ran on the instance when the request was
     placed, from the decision trace, and itself. Rows of one batch size and one eighth of the prompt lengths are one
@@ -93,7 +89,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
 
 def _running(row: LedgerRow) -> int | None:
-    """Requests that ran on its instance when *row* was placed; None if its trace does not tell."""
+    """Requests that ran on its instance when *row* was placed; None if its trace does not say."""
     for placement in reversed(row.trace):
         for seen in placement.get("seen", ()):
             if seen.get("instance") == row.instance:

@@ -69,7 +69,7 @@ def find_gpu_type(name: str, gpu_types: Sequence[GpuType]) -> GpuType | None:
     if "pcap" in wanted:
         return None
     sizes = {word for word in wanted if re.fullmatch(r"\d+(gb)?", word)}
-    found = [
+    matches = [
         gpu_type
         for gpu_type in gpu_types
         if _words(gpu_type.name)[0] == wanted[0]
@@ -77,7 +77,7 @@ def find_gpu_type(name: str, gpu_types: Sequence[GpuType]) -> GpuType | None:
             size.removesuffix("gb") in {word.removesuffix("gb") for word in _words(gpu_type.name)} for size in sizes
         )
     ]
-    return found[0] if len(found) == 1 else None
+    return matches[0] if len(matches) == 1 else None
 
 
 def _words(name: str) -> list[str]:

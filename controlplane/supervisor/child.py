@@ -136,13 +136,13 @@ class Child:
         while data := await self._output.read(READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._say(line)
+                self._emit(line)
             if len(rest) > READ_BYTES:
-                self._say(rest)
+                self._emit(rest)
                 rest = b""
-        self._say(rest)
+        self._emit(rest)
 
-    def _say(self, line: bytes) -> None:
+    def _emit(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()[:LINE_CHARS]
         if text:
             self.last_line = text

@@ -31,10 +31,10 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        self._say(f"+{group}")
+        self._send(f"+{group}")
 
     def remove(self, group: int) -> None:
-        self._say(f"-{group}")
+        self._send(f"-{group}")
 
     def release(self) -> None:
         """All children are gone: let the guard go too."""
@@ -43,7 +43,7 @@ class Guard:
             self._process.stdin.close()
         self._process.wait(GRACE_S * 2)
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(text.encode() + b"\n")

@@ -158,8 +158,8 @@ class Keeper:
                 self._note(part, "running", text)
                 return text
             if time.monotonic() > deadline:
-                said = f"; its last line: {child.last_line}" if child.last_line else ""
-                raise PartError(f"{part.name} was not ready within {patience_s:g} s{reason}{said}")
+                last_line = f"; its last line: {child.last_line}" if child.last_line else ""
+                raise PartError(f"{part.name} was not ready within {patience_s:g} s{reason}{last_line}")
             await child.ends_within(PROBE_S)
 
     async def _keep(self, part: Part) -> None:

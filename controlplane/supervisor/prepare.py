@@ -38,10 +38,10 @@ def static() -> str:
     from django.conf import settings
     from django.core.management import call_command
 
-    said = io.StringIO()
-    call_command("collectstatic", interactive=False, verbosity=1, stdout=said)
+    output = io.StringIO()
+    call_command("collectstatic", interactive=False, verbosity=1, stdout=output)
     drop_stale_copies(Path(settings.STATIC_ROOT))
-    return said.getvalue().strip().split("\n")[-1].partition(" copied to")[0].rstrip(".") + " collected"
+    return output.getvalue().strip().split("\n")[-1].partition(" copied to")[0].rstrip(".") + " collected"
 
 
 def drop_stale_copies(folder: Path) -> int:
@@ -68,17 +68,17 @@ def demo() -> str:
 
 def emulated() -> str:
     """Ask for every emulated instance that should run: emulated servers end with the process that emulates them."""
+    from controlplane.fleet.lifecycle.states import InstanceState
     from controlplane.fleet.models import Instance, Launcher
-    from controlplane.fleet.states import InstanceState
 
     return _start_again(list(Instance.objects.filter(launcher=Launcher.EMULATED).exclude(state=InstanceState.STOPPED)))
 
 
 def vllm() -> str:
     """Ask for the vLLM servers that ran here when the stack ended, for they ended with it; empty if there are none."""
-    from controlplane.fleet import hosts
+    from controlplane.fleet.lifecycle import hosts
+    from controlplane.fleet.lifecycle.states import ALIVE
     from controlplane.fleet.models import Instance, Launcher
-    from controlplane.fleet.states import ALIVE
     from workers.tasks.fleet import launcher_for
 
     rows = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=ALIVE)
@@ -90,9 +90,9 @@ def vllm() -> str:
 def _start_again(ended: list["Instance"]) -> str:
     from django.db import transaction
 
+    from controlplane.fleet.lifecycle.states import ALIVE, ActionError, InstanceState
     from controlplane.fleet.models import CommandState, InstanceCommand
     from controlplane.fleet.services import move, start
-    from controlplane.fleet.states import ALIVE, ActionError, InstanceState
 
     # The worker that had claimed these ended with the last run too.
     InstanceCommand.objects.filter(instance__in=ended, state=CommandState.RUNNING).update(state=CommandState.PENDING)

@@ -77,10 +77,10 @@ def own_redis() -> OwnRedis:
     """A Redis to start on a free loopback port. Raises NoRedisError when there is no binary that runs."""
     binary = find_binary()
     try:
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NoRedisError(f"No Redis: {binary} does not run ({error}).") from error
-    version = re.search(r"v=([\w.]+)", said)
+    version = re.search(r"v=([\w.]+)", output)
     return OwnRedis(binary, version[1] if version else "", free_port(), secrets.token_urlsafe(24))
 
 

@@ -18,7 +18,7 @@ import redis.asyncio
 
 import controlplane
 from controlplane.dispatch.wire import SUMMARY_KEY
-from controlplane.jobs.workers import answering_workers
+from controlplane.jobs.broker import answering_workers
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from controlplane.supervisor.redis_server import NoRedisError, OwnRedis, answers, own_redis, without_password
 from controlplane.supervisor.screen import Screen
@@ -203,8 +203,8 @@ class Stack:
     async def _prepare(self, *steps: str) -> None:
         def on_line(line: str) -> None:
             try:
-                said = json.loads(line)
-                step, text, took_s = said["step"], said["text"], said["took_s"]
+                report = json.loads(line)
+                step, text, took_s = report["step"], report["text"], report["took_s"]
             except (ValueError, TypeError, KeyError):
                 self.screen.line("prepare", line)
                 return

@@ -24,7 +24,7 @@ LOCK_FILE = "up.lock"
 
 def state_dir(base_dir: Path) -> Path:
     """The folder that settings use too, made if it is not there."""
-    path: Path = (base_dir / env.value("PILOTHOUSE_STATE_DIR")).resolve()
+    path = (base_dir / env.read().STATE_DIR).resolve()
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -54,7 +54,7 @@ def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
 def keep_secret_key(base_dir: Path) -> None:
     """Make a secret key in the state folder, unless the environment gives one or the folder has one."""
     path = state_dir(base_dir) / KEY_FILE
-    if not env.value("PILOTHOUSE_SECRET_KEY") and not path.exists():
+    if not env.read().SECRET_KEY.get_secret_value() and not path.exists():
         write_private(path, secrets.token_urlsafe(50) + "\n")
 
 
@@ -79,7 +79,7 @@ def hold(folder: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderHeldError(_said(file.read(), folder)) from None
+            raise FolderHeldError(_held_by(file.read(), folder)) from None
         file.truncate()
         json.dump(asdict(Holder(os.getpid(), url, time.time())), file)
         file.flush()
@@ -89,7 +89,7 @@ def hold(folder: Path, url: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def _said(text: str, folder: Path) -> str:
+def _held_by(text: str, folder: Path) -> str:
     try:
         holder = Holder(**json.loads(text))
     except (ValueError, TypeError):  # it has not written its line yet

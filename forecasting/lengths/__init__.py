@@ -12,7 +12,7 @@ from forecasting.lengths.models.preserve import PreServe
 from forecasting.lengths.models.ssjf import FORMULATIONS, Pairwise
 from forecasting.lengths.models.student import Student, bundled
 from forecasting.lengths.models.trees import Trees
-from forecasting.lengths.query import QUANTILES, LengthModel, LengthQuery, Predictions, Sample
+from forecasting.lengths.query import LengthModel, LengthQuery, Sample
 from forecasting.lengths.service.prior import LengthPrior, OutputQuery
 from forecasting.lengths.training.scoring import score
 
@@ -24,12 +24,10 @@ MODELS: Final[dict[str, type[LengthModel]]] = {
 
 __all__ = [
     "MODELS",
-    "QUANTILES",
     "LengthModel",
     "LengthPrior",
     "LengthQuery",
     "OutputQuery",
-    "Predictions",
     "Sample",
     "Student",
     "bundled",

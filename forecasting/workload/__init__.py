@@ -5,7 +5,7 @@ from typing import Final
 
 from forecasting.workload.backtesting import backtest
 from forecasting.workload.files import StateError, read_state
-from forecasting.workload.forecast import Forecast, Forecaster
+from forecasting.workload.forecast import Forecast
 from forecasting.workload.forecasters.arima import Arima, SeasonalArima
 from forecasting.workload.forecasters.blend import Blend
 from forecasting.workload.forecasters.calibrated import Calibrated
@@ -37,7 +37,6 @@ __all__ = [
     "FORECASTERS",
     "Fallback",
     "Forecast",
-    "Forecaster",
     "Series",
     "StateError",
     "backtest",

@@ -238,19 +238,6 @@ def token_many(ahead: LookAhead, slots: NDArray[np.int64], tokens: NDArray[np.in
 
 
 @compiled
-def project(ahead: LookAhead, instance: int, tokens: NDArray[np.int64]) -> None:
-    """Write into *tokens* the KV tokens of *instance* in this and the coming iterations, as many as there is room for."""
-    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
-    active, base_sum = ahead.active[instance], ahead.base_sum[instance]
-    for i in range(tokens.size):
-        if i > 0 and i < horizon:
-            at = (now + i) % horizon
-            active -= ahead.ending[instance, at]
-            base_sum -= ahead.ending_base[instance, at]
-        tokens[i] = base_sum + active * (now + i)
-
-
-@compiled
 def tokens_now(ahead: LookAhead, instance: int) -> int:
     """KV tokens of *instance* in this iteration."""
     return int(ahead.base_sum[instance] + ahead.active[instance] * ahead.clock[instance])

@@ -63,16 +63,6 @@ class Plan:
         """The part of the cost that starts have."""
         return self.problem.start_usd(self.targets)
 
-    @property
-    def do_nothing_cost_usd(self) -> float:
-        """What the present instances would cost for the horizon."""
-        return self.problem.cost_usd(self.problem.instances)
-
-    @property
-    def do_nothing_unmet_tokens_per_s(self) -> float:
-        """Demand of all models that the present instances could not serve in any region."""
-        return float(self.problem.shortage(self.problem.instances).total_tokens_per_s.sum())
-
     @cached_property
     def binding(self) -> list[str]:
         """Rows because of which the plan cannot be smaller, or the next instance cannot be added, in words."""

@@ -20,7 +20,6 @@ where not even that passes 80 %, there is no penalty to find out. And the penalt
 an instance that is beaten at its least is not walked either.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -38,6 +37,19 @@ from scheduling.fleet.arrays import (
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import ITERATIONS, LookAhead, peak_tokens, tokens_now
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, peek, pop
+from scheduling.routing.candidates import (
+    CACHED,
+    COLUMNS,
+    DECODE,
+    IN_SECONDS,
+    INSTANCE,
+    MEMORY,
+    OTHERS,
+    PEAK,
+    PREFILL,
+    SCORE,
+    write_load,
+)
 from scheduling.routing.prefix_affinity import (
     Affinity,
     allocate_affinity,
@@ -50,8 +62,6 @@ from scheduling.routing.prefix_affinity import (
 )
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
-
-PredictiveRouter = Callable[[FleetArrays, EndpointArrays, LookAhead, Affinity, int, int, int, int], int]
 
 MEMORY_SHARE: Final = 0.8
 """T_mem: KV use that is not yet a risk."""
@@ -66,17 +76,6 @@ TO_GENERATE: Final = 0.5
 """Seconds of a second in which what was given out is generated."""
 TO_HOLD: Final = 0.4
 """Seconds of a token beyond MEMORY_SHARE, in times that the instance takes for one token."""
-
-# Places in a row that `explain` writes.
-SCORE: Final = 0
-ROOM: Final = 1  # 1 or 0
-PREFILL: Final = 2  # tokens to prefill, or seconds to the first token
-DECODE: Final = 3  # tokens to generate, or seconds from the first token to the last
-OTHERS: Final = 4  # seconds that those that run there lose
-MEMORY: Final = 5  # what the tokens beyond MEMORY_SHARE count
-PEAK: Final = 6  # KV tokens, at the most, in the iterations to come
-CACHED: Final = 7  # tokens of the prompt that are thought to be cached
-COLUMNS: Final = 8
 
 
 @compiled_inline
@@ -167,6 +166,51 @@ def _excess(fleet: FleetArrays, ahead: LookAhead, instance: int, prompt_tokens: 
 
 
 @compiled
+def _write_candidates(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    ahead: LookAhead,
+    affinity: Affinity,
+    in_seconds: bool,
+    endpoint: int,
+    slot: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    chosen: int,
+    rows: NDArray[np.float64],
+) -> None:
+    """Write *chosen* into the first of *rows*, and into the others the members with the lowest bounds of the decision.
+
+    Those without room come last. Bounds in `weighed` are used up.
+    """
+    first, last, weighed = endpoints.first[endpoint], endpoints.first[endpoint + 1], affinity.weighed
+    count = min(int(last - first), rows.shape[0])
+    instance = chosen
+    for at in range(count):
+        if at > 0:
+            instance, lowest = -1, np.inf
+            for member in range(first, last):
+                other = int(endpoints.members[member])
+                bound = weighed[other, 0]
+                if not np.isnan(bound) and (instance < 0 or bound < lowest):
+                    instance, lowest = other, bound
+        weighed[instance, 0] = np.nan  # it is written
+        write_load(fleet, instance, prompt_tokens, output_tokens, rows, at)
+        peak = peak_tokens(ahead, instance, ITERATIONS, prompt_tokens, output_tokens)
+        rows[at, IN_SECONDS] = 1.0 if in_seconds else 0.0
+        rows[at, CACHED], rows[at, PEAK] = matched_tokens(affinity, instance, slot, prompt_tokens), peak
+        if in_seconds and not has_profile(fleet, instance):
+            continue
+        prefill, decode, others, weight = _parts(
+            fleet, ahead, affinity, in_seconds, instance, slot, prompt_tokens, output_tokens
+        )
+        memory = weight * _over(fleet, instance, peak)
+        rows[at, PREFILL], rows[at, DECODE], rows[at, OTHERS] = prefill, decode, others
+        rows[at, MEMORY], rows[at, SCORE] = memory, prefill + decode + others + memory
+    rows[count:, INSTANCE] = -1.0
+
+
+@compiled
 def _least(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
@@ -177,8 +221,9 @@ def _least(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
+    rows: NDArray[np.float64] | None,
 ) -> int:
-    """The instance with room that has the least score."""
+    """The instance with room that has the least score; what was weighed is written into *rows*, if they are given."""
     first, last, weighed = endpoints.first[endpoint], endpoints.first[endpoint + 1], affinity.weighed
     best, lowest = -1, np.inf
     for at in range(first, last):
@@ -207,6 +252,10 @@ def _least(
         score += weighed[instance, 2] * _excess(fleet, ahead, instance, prompt_tokens, output_tokens)
         if score < least or (score == least and instance < best):
             best, least = instance, score
+    if rows is not None:
+        _write_candidates(
+            fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens, best, rows
+        )
     return best
 
 
@@ -232,9 +281,10 @@ def preserve(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
+    rows: NDArray[np.float64] | None = None,
 ) -> int:
     """The instance with room that has the least load, in tokens (PreServe 4.3.3). *slot* is not looked at."""
-    return _least(fleet, endpoints, ahead, affinity, False, endpoint, -1, prompt_tokens, output_tokens)
+    return _least(fleet, endpoints, ahead, affinity, False, endpoint, -1, prompt_tokens, output_tokens, rows)
 
 
 @compiled
@@ -247,17 +297,14 @@ def least_delay(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
+    rows: NDArray[np.float64] | None = None,
 ) -> int:
     """The instance with room on which the request delays itself and others the least."""
     in_seconds = _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     touched = match(fleet, affinity, endpoint, slot) if slot >= 0 else 0
-    instance = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens)
+    instance = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens, rows)
     unmatch(affinity, touched)
     return instance
-
-
-PREDICTIVE: Final[dict[str, PredictiveRouter]] = {"preserve": preserve, "least_delay": least_delay}
-"""Routers that look ahead by the name that deployments and scenarios use."""
 
 
 @compiled
@@ -271,61 +318,14 @@ def route_ahead(
     slot: int,
     prompt_tokens: int,
     output_tokens: int,
+    rows: NDArray[np.float64] | None = None,
 ) -> int:
     """The decision of the policy with code *policy*, one that looks ahead; ValueError for another."""
     if policy == PRESERVE:
-        return preserve(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens)
+        return preserve(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens, rows)
     if policy == LEAST_DELAY:
-        return least_delay(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens)
+        return least_delay(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens, rows)
     raise ValueError("unknown routing policy")
-
-
-@compiled
-def explain(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    ahead: LookAhead,
-    affinity: Affinity,
-    policy: int,
-    endpoint: int,
-    slot: int,
-    prompt_tokens: int,
-    output_tokens: int,
-    chosen: int,
-    rows: NDArray[np.float64],
-) -> bool:
-    """What a decision saw: write a row of COLUMNS for each member of *endpoint*, in their order; whether in seconds.
-
-    Called right after `place` on *chosen*, whose load is thought away meanwhile, and before `affinity.learn`.
-    """
-    release(fleet, chosen, prompt_tokens + output_tokens, 0)
-    prefilled(fleet, chosen, prompt_tokens)
-    fleet.placed_tokens[chosen] -= prompt_tokens + output_tokens
-    if not has_room(fleet, chosen, prompt_tokens, output_tokens):  # none had
-        open_ahead(fleet, endpoints, endpoint)
-    by_delay = policy == LEAST_DELAY
-    in_seconds = by_delay and _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
-    touched = match(fleet, affinity, endpoint, slot) if by_delay and slot >= 0 else 0
-    first = endpoints.first[endpoint]
-    for at in range(first, endpoints.first[endpoint + 1]):
-        instance, row = int(endpoints.members[at]), at - first
-        rows[row, :] = 0.0
-        rows[row, CACHED] = matched_tokens(affinity, instance, slot, prompt_tokens)
-        rows[row, PEAK] = peak_tokens(ahead, instance, ITERATIONS, prompt_tokens, output_tokens)
-        if has_room(fleet, instance, prompt_tokens, output_tokens):
-            rows[row, ROOM] = 1.0
-        if in_seconds and not has_profile(fleet, instance):
-            continue
-        prefill, decode, others, weight = _parts(
-            fleet, ahead, affinity, in_seconds, instance, slot, prompt_tokens, output_tokens
-        )
-        memory = weight * _excess(fleet, ahead, instance, prompt_tokens, output_tokens)
-        rows[row, PREFILL], rows[row, DECODE], rows[row, OTHERS] = prefill, decode, others
-        rows[row, MEMORY], rows[row, SCORE] = memory, prefill + decode + others + memory
-    unmatch(affinity, touched)
-    close_ahead(fleet, endpoints, endpoint)
-    place(fleet, endpoints, chosen, prompt_tokens, output_tokens)
-    return in_seconds
 
 
 @compiled
@@ -337,18 +337,19 @@ def dispatch_ahead(
     affinity: Affinity,
     endpoint: int,
     policy: int,
+    rows: NDArray[np.float64] | None = None,
 ) -> tuple[int, int]:
-    """As `dispatch.dispatch`, by a policy that looks ahead. By `least_delay`, `affinity.learn` is called afterwards."""
+    """As `dispatch.dispatch`, by a policy that looks ahead. Call `prefix_affinity.learn` after one by `least_delay`."""
     slot = peek(waiting, endpoint)
     if slot < 0:
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     instance = route_ahead(
-        fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens)
+        fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
     )
     if instance < 0 and open_ahead(fleet, endpoints, endpoint):
         instance = route_ahead(
-            fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens)
+            fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
         )
         close_ahead(fleet, endpoints, endpoint)
     if instance < 0:
@@ -368,13 +369,9 @@ def warm_up() -> None:
     for policy in (PRESERVE, LEAST_DELAY):
         slot = enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 2, 1, -1, -1, -1, -1)
         note(affinity, slot, np.ones(1, np.int64), 0, 1, 1)
-        slot, instance = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy)
-        explain(fleet, endpoints, ahead, affinity, policy, 0, slot, 2, 1, instance, np.zeros((1, COLUMNS)))
+        slot, instance = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy, np.zeros((1, COLUMNS)))
         learn(fleet, affinity, 0, slot, instance)
         free_slot(waiting, slot)
         prefilled(fleet, instance, 2)
         release(fleet, instance, 3, 0)
-        route_ahead(fleet, endpoints, ahead, affinity, policy, 0, -1, 1, 1)
-    for router in PREDICTIVE.values():
-        router(fleet, endpoints, ahead, affinity, 0, -1, 1, 1)
     forget(fleet, 0)

@@ -71,14 +71,19 @@ def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
 
 
 @compiled
-def requests_ahead(fleet: FleetArrays, instance: int) -> int:
-    """Of what *instance* was given, the requests that it has no room for: sequences, or memory by their mean size."""
-    running, kv_tokens = int(fleet.running[instance]), int(fleet.kv_tokens[instance])
+def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int) -> int:
+    """Of *running* requests with *kv_tokens*, those that *instance* has no room for: sequences, or memory by their mean."""
     ahead = running - int(fleet.max_num_seqs[instance])
     beyond = kv_tokens - int(fleet.kv_capacity_tokens[instance])
     if beyond > 0:
         ahead = max(ahead, -(-beyond * running // kv_tokens))
     return int(max(ahead, 0))
+
+
+@compiled
+def requests_ahead(fleet: FleetArrays, instance: int) -> int:
+    """Of what *instance* was given, the requests that it has no room for."""
+    return beyond_room(fleet, instance, int(fleet.running[instance]), int(fleet.kv_tokens[instance]))
 
 
 @compiled

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.scaling.each import ByEndpoint
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, Sources, Strategy, soon_of, sources
+from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy, soon_of
 from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
@@ -57,19 +57,16 @@ __all__ = [
     "LongTermByUse",
     "LongTermByUseAndGap",
     "LongTermImmediate",
-    "Move",
     "Pilothouse",
     "PlansFor",
     "PreServe",
     "Proactive",
     "Reactive",
     "Siloed",
-    "Sources",
     "Strategy",
     "Unified",
     "floor_move",
     "make_strategy",
     "reactive_trigger",
     "soon_of",
-    "sources",
 ]

@@ -66,8 +66,6 @@ class Advice:
     """The highest rate that is expected while the advice is valid."""
     made_at_s: float
     valid_until_s: float
-    tokens_per_s_per_instance: float = 0.0
-    """What an instance can serve; 0 for unknown."""
     soon_instances: int | None = None
     """What the next `SOON_S` alone ask for, where the planner separates it from the rest of its time."""
     next_plan_s: float | None = None

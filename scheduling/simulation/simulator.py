@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
-from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, in_order, rekey
+from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster import loop
@@ -29,7 +29,6 @@ class Pause(IntEnum):
 
     DONE = loop.ALL_DONE
     UNTIL = loop.UNTIL
-    WAITING_FLAG = loop.WAITING_FLAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Simulation:
     """One run. The same cluster, requests and seed give the same result to the last bit.
 
     ValueError for requests that make no sense on the cluster. *sample_s*: the step of the series, 0 for none. *decisions*:
-    keep a log of dispatches. *wait_flag_s*: `advance` pauses when the head of a queue has waited longer.
+    keep a log of dispatches.
     """
 
     def __init__(
@@ -66,15 +65,12 @@ class Simulation:
         seed: int = 0,
         sample_s: float = 0.0,
         decisions: bool = False,
-        wait_flag_s: float = np.inf,
     ) -> None:
         if not 0 <= sample_s < np.inf:
             raise ValueError(f"sample_s must be a number from 0 up, not {sample_s}")
-        if not wait_flag_s > 0:
-            raise ValueError(f"wait_flag_s must be more than 0, not {wait_flag_s}")
         self.cluster = cluster
         self.requests = requests
-        world = build_world(cluster, requests, decisions=decisions, wait_flag_s=wait_flag_s)
+        world = build_world(cluster, requests, decisions=decisions)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
         self._decisions = decisions
@@ -115,15 +111,6 @@ class Simulation:
     def ended(self) -> int:
         """Requests that are done, failed or refused."""
         return int(self._run_state.ended)
-
-    @property
-    def flag_endpoint(self) -> int:
-        """The endpoint that the last WAITING_FLAG was about."""
-        return int(self._run_state.called_endpoint)
-
-    def waiting_requests(self, endpoint: int) -> NDArray[np.int64]:
-        """Requests that wait at *endpoint*, in the order in which they would leave."""
-        return self.world.held[in_order(self.world.waiting, endpoint)]
 
     # Letting time pass
 
@@ -174,10 +161,6 @@ class Simulation:
             pause = self.advance(stop_s)
             if pause == Pause.DONE:
                 break
-            if pause == Pause.WAITING_FLAG:
-                if on_tick:
-                    on_tick(self)
-                continue
             if stop_s == np.inf:
                 raise RuntimeError(
                     f"{len(self.requests.arrival_s) - self.ended} requests wait for ever:"

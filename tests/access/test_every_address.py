@@ -19,7 +19,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from controlplane.api import records
+from controlplane.api import system
 from controlplane.api.urls import api
 from controlplane.asgi import application, websockets
 from controlplane.console.live import consumers
@@ -42,7 +42,7 @@ def world(make_instance, make_request, deployment, acme, globex, live, monkeypat
 
     monkeypatch.setattr(services, "notify_workers", lambda *args: True)  # no broker is asked
     world = World(make_instance, make_request, deployment, acme, globex, live)
-    monkeypatch.setattr(records, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
+    monkeypatch.setattr(system, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
     return world
 
 
@@ -210,8 +210,8 @@ def test_exports(world, sign_in, request, role):
 
 
 def linked(path: str, text: str) -> set[str]:
-    found = (html.unescape(link) for link in EXPORT.findall(text))
-    return {link if link.startswith("/") else path + link for link in found}
+    links = (html.unescape(link) for link in EXPORT.findall(text))
+    return {link if link.startswith("/") else path + link for link in links}
 
 
 def faults_of_file(text: str) -> list[str]:
@@ -327,8 +327,8 @@ async def test_the_live_connection(world, sign_in, role, monkeypatch):
             assert first == {"closed": consumers.SIGNED_OUT if role == "anonymous" else consumers.NOT_ALLOWED}
             continue
         assert first["t"] == "hello"
-        told = str([await socket.receive() for _ in range(1 + (topics != "events" and "events" in topics))])
-        assert not check(world, role, topics, told)
+        received = str([await socket.receive() for _ in range(1 + (topics != "events" and "events" in topics))])
+        assert not check(world, role, topics, received)
         await socket.close()
 
 
@@ -344,7 +344,7 @@ async def test_operations_from_afar(path, status):
     assert sent[0]["status"] == status
 
 
-def test_roles_are_told_apart():
+def test_roles_see_different_things():
     """The expectations themselves: nothing of the fleet is open to tenants, and nothing is written by readers."""
     for reach in (*expected.CONSOLE.values(), *expected.REST.values()):
         if reach.send is not None and reach.least > RANKS["anonymous"]:

@@ -4,8 +4,8 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
-from controlplane.fleet.states import InstanceState
 
 pytestmark = pytest.mark.django_db
 
@@ -180,3 +180,73 @@ def test_only_admins_write(who, path, sign_in, with_key, acme, nobody, node, lan
     assert with_key(acme).post(path, **bodies[path]).status_code == 401
     assert nobody.post(path, **bodies[path]).status_code == 401
     assert (Node.objects.count(), Model.objects.count(), Region.objects.count(), Instance.objects.count()) == before
+
+
+class TestDeployments:
+    def test_change_is_checked_and_recorded(
+        self, sign_in, deployment, fleet_admin, messages, django_capture_on_commit_callbacks
+    ):
+        with django_capture_on_commit_callbacks(execute=True):
+            response = sign_in("fleet_admin").patch(
+                f"deployments/{deployment.pk}", max_instances=2, routing_policy="round_robin", reason="calmer"
+            )
+        assert response.status_code == 200
+        assert response.json()["max_instances"] == 2
+        event = Event.objects.get()
+        assert (event.kind, event.reason, event.user) == ("deployment.changed", "calmer", fleet_admin)
+        assert event.before == {"max_instances": 3, "routing_policy": "join_shortest_queue"}
+        assert event.after == {"max_instances": 2, "routing_policy": "round_robin"}
+        assert messages == ["notify"]
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"min_instances": 4}, "max_instances"),
+            ({"min_instances": 5, "max_instances": 9}, "min_instances"),  # more than the region's node holds
+            ({"max_instances": -1}, "max_instances"),
+            ({"max_instances": "many"}, "max_instances"),
+            ({"routing_policy": "best"}, "routing_policy"),
+            ({"ordering_stretch": -1}, "ordering_stretch"),
+            ({"requests_ahead_limit": -1}, "requests_ahead_limit"),
+            ({"queue_bound": 10**9}, "queue_bound"),
+            ({"url": "http://elsewhere"}, "url"),
+        ],
+    )
+    def test_mistakes_name_their_field(self, change, field, sign_in, deployment):
+        response = sign_in("fleet_admin").patch(f"deployments/{deployment.pk}", **change)
+        assert response.status_code == 422
+        assert error(response)["field"] == field
+        assert not Event.objects.exists()
+
+    def test_ordering_and_its_stretch(self, sign_in, deployment):
+        caller = sign_in("fleet_admin")
+        answer = caller.patch(f"deployments/{deployment.pk}", ordering_policy="ssjf", ordering_stretch=25).json()
+        assert (answer["ordering_policy"], answer["ordering_stretch"]) == ("ssjf", 25.0)
+
+    def test_requests_ahead_are_measured_unless_there_is_a_limit(self, sign_in, deployment):
+        caller = sign_in("fleet_admin")
+        for limit in (0, 3, None):
+            answer = caller.patch(f"deployments/{deployment.pk}", requests_ahead_limit=limit).json()
+            assert answer["requests_ahead_limit"] == limit
+            deployment.refresh_from_db()
+            assert deployment.requests_ahead_limit == limit
+        caller.patch(f"deployments/{deployment.pk}", requests_ahead_limit=2)
+        assert caller.patch(f"deployments/{deployment.pk}", queue_bound=9).json()["requests_ahead_limit"] == 2
+
+    @pytest.mark.parametrize(("name", "why"), [("sjf", "only a simulation knows"), ("shortest", "wait for ever")])
+    def test_an_ordering_for_simulations_is_refused_with_the_reason(self, name, why, sign_in, deployment):
+        response = sign_in("fleet_admin").patch(f"deployments/{deployment.pk}", ordering_policy=name)
+        assert response.status_code == 422
+        assert error(response)["field"] == "ordering_policy"
+        assert why in error(response)["message"]
+
+    @pytest.mark.parametrize("who", ["viewer", "operator", "member"])
+    def test_only_admins_edit(self, who, sign_in, deployment):
+        assert sign_in(who).patch(f"deployments/{deployment.pk}", max_instances=1).status_code == 403
+
+    def test_counts(self, sign_in, make_instance):
+        make_instance()
+        make_instance(state=InstanceState.LOADING)
+        make_instance(state=InstanceState.STOPPED)
+        item = sign_in("viewer").get("deployments").json()["items"][0]
+        assert (item["instances_ready"], item["instances_total"]) == (1, 2)

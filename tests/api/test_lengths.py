@@ -90,14 +90,14 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
 
 
 def test_training_is_asked_for(sign_in, monkeypatch):
-    operator, told = sign_in("operator"), []
-    monkeypatch.setattr(versions, "tell_workers", lambda *task, **named: told.append(task) or True)
+    operator, tasks = sign_in("operator"), []
+    monkeypatch.setattr(versions, "send_task", lambda *task, **named: tasks.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 0)
     answer = operator.post("lengths/train", reason="now")
     assert (answer.status_code, answer.json()) == (202, {"delivered": True})
-    assert told[0][0] == "workers.tasks.lengths.train_length_model"
-    assert told[0][2] == "now"
+    assert tasks[0][0] == "workers.tasks.lengths.train_length_model"
+    assert tasks[0][2] == "now"
 
 
 @pytest.mark.parametrize("path", ["versions/1/promote", "versions/1/reject", "versions/1/rollback", "train"])

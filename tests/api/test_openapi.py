@@ -4,7 +4,7 @@ import json
 
 from django.core.management import call_command
 
-from controlplane.api.openapi import DOCUMENT, document
+from controlplane.api.management.commands.openapi import DOCUMENT, document
 
 
 def test_the_committed_document_is_up_to_date():

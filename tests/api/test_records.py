@@ -1,4 +1,4 @@
-"""`/api`: events, requests, usage and the live summary."""
+"""`/api`: events, requests and usage."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from controlplane.api import records
 from controlplane.events.services import record
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 
@@ -167,7 +166,7 @@ class TestUsage:
             ("2026-03-01T12:01:00Z", "2"),
         ]
 
-    def test_a_cut_is_told(self, rows, with_key, acme):
+    def test_an_answer_says_when_rows_are_left_out(self, rows, with_key, acme):
         body = with_key(acme).get("usage", **self.RANGE, limit=1).json()
         assert (len(body["items"]), body["truncated"]) == (1, True)
 
@@ -179,22 +178,3 @@ class TestUsage:
         assert sign_in("stranger").get("usage", **self.RANGE, tenant="acme").status_code == 403
         items = with_key(globex).get("usage", **self.RANGE).json()["items"]
         assert [item["requests"] for item in items] == [1]
-
-
-class TestSummary:
-    def test_it_is_passed_on_as_published_with_an_etag(self, sign_in, monkeypatch, operations):
-        monkeypatch.setattr(records, "_summary", lambda: b'{"seq": 7}')
-        caller = sign_in("viewer")
-        response = caller.get("summary")
-        assert response.json() == {"seq": 7}
-        caller.headers = {"If-None-Match": response.headers["ETag"]}
-        again = caller.get("summary")
-        assert (again.status_code, again.content) == (304, b"")
-        monkeypatch.setattr(records, "_summary", lambda: b'{"seq": 8}')
-        assert caller.get("summary").status_code == 200
-
-    def test_without_a_gateway_it_says_so(self, sign_in, settings, operations):
-        settings.REDIS_URL = "redis://127.0.0.1:1/0"
-        response = sign_in("viewer").get("summary")
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "no_summary"

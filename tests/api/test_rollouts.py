@@ -3,9 +3,9 @@
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.fleet import revisions
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.models import Deployment
+from controlplane.fleet.rollouts import revisions
 
 pytestmark = pytest.mark.django_db
 

@@ -1,8 +1,9 @@
-"""`/api/system`: how jobs and parts stand, for operators."""
+"""`/api`: the live summary, and how jobs and parts stand, for operators."""
 
 import pytest
 from django.utils import timezone
 
+from controlplane.api import system
 from controlplane.jobs import schedule
 from controlplane.jobs.models import JobRow
 
@@ -36,3 +37,22 @@ def test_it_is_for_operators(sign_in, nobody):
     for name in ("viewer", "member"):
         assert sign_in(name).get("system").status_code == 403
     assert nobody.get("system").status_code == 401
+
+
+class TestSummary:
+    def test_it_is_passed_on_as_published_with_an_etag(self, sign_in, monkeypatch, operations):
+        monkeypatch.setattr(system, "_summary", lambda: b'{"seq": 7}')
+        caller = sign_in("viewer")
+        response = caller.get("summary")
+        assert response.json() == {"seq": 7}
+        caller.headers = {"If-None-Match": response.headers["ETag"]}
+        again = caller.get("summary")
+        assert (again.status_code, again.content) == (304, b"")
+        monkeypatch.setattr(system, "_summary", lambda: b'{"seq": 8}')
+        assert caller.get("summary").status_code == 200
+
+    def test_without_a_gateway_it_says_so(self, sign_in, settings, operations):
+        settings.REDIS_URL = "redis://127.0.0.1:1/0"
+        response = sign_in("viewer").get("summary")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_summary"

@@ -18,8 +18,8 @@ import tests.bench
 
 def names() -> list[str]:
     """Benchmarks that there are: the modules of this package but this one and tests."""
-    found = (module.name for module in pkgutil.iter_modules(tests.bench.__path__))
-    return sorted(name for name in found if not name.startswith(("_", "test_", "conftest")))
+    modules = (module.name for module in pkgutil.iter_modules(tests.bench.__path__))
+    return sorted(name for name in modules if not name.startswith(("_", "test_", "conftest")))
 
 
 def measure(name: str, arguments: list[str]) -> dict[str, Any]:

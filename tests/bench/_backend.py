@@ -1,7 +1,7 @@
 """A backend that answers at once, as cheaply as Python can: raw sockets, answers made beforehand.
 
 `python -m tests.bench._backend PORT CHUNKS`. Plain requests get a small chat completion; requests whose body holds
-`"stream":true` get CHUNKS events, one write each turn of the loop, then usage and [DONE]. `/metrics` says that it is well.
+`"stream":true` get CHUNKS events, one write each iteration of the loop, then usage and [DONE]. `/metrics`: it is well.
 """
 
 import asyncio

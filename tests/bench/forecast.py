@@ -63,12 +63,12 @@ def cost(name: str, window_s: float, repeats: int, updates: int) -> dict[str, fl
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    by_forecaster: dict[str, Any] = {
         name: {
             f"windows_{round(window_s)}_s": cost(name, window_s, options.repeats, options.updates)
             for window_s in (600.0, 60.0)
         }
         for name in options.forecasters
     }
-    first = found[options.forecasters[0]]["windows_600_s"]
-    return {"forecaster": options.forecasters[0], **first, "by_forecaster": found}
+    first = by_forecaster[options.forecasters[0]]["windows_600_s"]
+    return {"forecaster": options.forecasters[0], **first, "by_forecaster": by_forecaster}

@@ -4,7 +4,7 @@ The prompts are drawn, 64 tokens and up to a thousand, and new to the caches unl
 the student; `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration) one request after another.
 At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders every other length
 model that can be had here is asked too, one query at a time. The gateway is measured with the service on (caches off, so
-that each request is asked of the student) against off, in turn in one run.
+that each request is asked of the student) against off, alternating in one run.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def prompts(dice: random.Random) -> Iterator[str]:
 def call_of(text: str) -> Any:
     import orjson
 
-    from controlplane.gateway.validation import parse
+    from controlplane.gateway.admission.validation import parse
 
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
     return parse(orjson.dumps(body), chat=True, max_depth=32)
@@ -94,8 +94,8 @@ def call_of(text: str) -> Any:
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
     """The service by itself, on whatever the process may use."""
-    from controlplane.gateway.app import COLLECT_AFTER
-    from controlplane.gateway.length_service import BUNDLED, LengthService
+    from controlplane.gateway.lengths.service import BUNDLED, LengthService
+    from controlplane.gateway.process import COLLECT_AFTER
     from forecasting.lengths import LengthPrior, OutputQuery
     from forecasting.lengths.service.cache import warm_up
 
@@ -110,10 +110,10 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 
     async def predict(call: Any) -> float:
         began = time.perf_counter()
-        found = await service.predict(call, "t", asked, call.prompt_characters // 4)
+        prediction = await service.predict(call, "t", asked, call.prompt_characters // 4)
         took_ms = (time.perf_counter() - began) * 1000
-        by_source.setdefault(found.source, []).append(took_ms)
-        service.learn(found, asked, 1, dice.randint(1, 1000))
+        by_source.setdefault(prediction.source, []).append(took_ms)
+        service.learn(prediction, asked, 1, dice.randint(1, 1000))
         return took_ms
 
     gc.collect()  # as the gateway does when it starts
@@ -163,7 +163,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
     return result
 
 
-async def apart(requests: int) -> dict[str, float]:
+async def in_subprocess(requests: int) -> dict[str, float]:
     """The student in a process of its own: what asking it so would cost."""
     from forecasting.lengths import LengthQuery
     from forecasting.lengths.service.predictor import SubprocessPredictor
@@ -188,7 +188,7 @@ def encoders() -> dict[str, Any]:
     drawn, dice = prompts(random.Random(4)), random.Random(5)
     queries = [LengthQuery(text, len(text) // 4, "m", "t") for text, _ in zip(drawn, range(84), strict=False)]
     samples = [Sample(query, dice.randint(1, 500)) for query in queries[:64]]
-    found: dict[str, Any] = {}
+    by_model: dict[str, Any] = {}
     for name, kind in sorted(MODELS.items()):
         if name == "student":
             continue
@@ -200,15 +200,15 @@ def encoders() -> dict[str, Any]:
                 began = time.perf_counter()
                 model.predict([query])
                 times_ms.append((time.perf_counter() - began) * 1000)
-            found[name] = statistics.median(times_ms)
+            by_model[name] = statistics.median(times_ms)
         except Exception as error:
-            found[name] = f"not here: {type(error).__name__}: {error}"[:160]
-    return found
+            by_model[name] = f"not here: {type(error).__name__}: {error}"[:160]
+    return by_model
 
 
 def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
     """Median milliseconds of a whole request through the gateway, with the service on and off."""
-    found: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
+    runs: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
         ports = {name: free_port() for name in ("backend", "gateway")}
         environment = {
@@ -230,12 +230,12 @@ def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
                         time.sleep(1.5)  # the gateway reads its first heartbeat
                         uvloop.run(drive(ports["gateway"], KEY, connections=8, seconds=0.5))
                         load = drive(ports["gateway"], KEY, connections=1, seconds=seconds, most=3000)
-                        found[name].append(uvloop.run(load))
+                        runs[name].append(uvloop.run(load))
     medians = {
         name: SimpleNamespace(
             p50=statistics.median(one["p50_ms"] for one in of), p99=statistics.median(one["p99_ms"] for one in of)
         )
-        for name, of in found.items()
+        for name, of in runs.items()
     }
     return {
         "gateway_p50_ms_on": medians["on"].p50,
@@ -257,7 +257,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         os.sched_setaffinity(0, {max(before)})
         try:
             result = uvloop.run(alone(options.requests, options.seconds))
-            result["student_apart"] = uvloop.run(apart(options.requests // 8))
+            result["student_apart"] = uvloop.run(in_subprocess(options.requests // 8))
             if options.encoders:
                 import torch
 

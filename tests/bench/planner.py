@@ -28,10 +28,10 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
     walls_s, processor_s = [], []
     for _ in range(2):
         started_s, began_s = time.perf_counter(), time.process_time()
-        found = call()
+        plan = call()
         walls_s.append(time.perf_counter() - started_s)
         processor_s.append(time.process_time() - began_s)
-    return found, min(walls_s), min(processor_s)
+    return plan, min(walls_s), min(processor_s)
 
 
 def check(problem, targets) -> None:

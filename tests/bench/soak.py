@@ -1,6 +1,6 @@
 """The whole stack of `manage.py up` for minutes or hours: demo traffic, clients as they really are, an operator, and kills.
 
-Every part is killed with SIGKILL in turn and in pairs, for three quarters of the time; the last quarter is quiet. Reported:
+Every part is killed with SIGKILL alone and in pairs, for three quarters of the time; the last quarter is quiet. Reported:
 tracebacks and error lines, requests whose ledger row does not say what the client saw, gaps between forecasts and plans,
 memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail FILE.
 """
@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=0, help="of the console; default is a free one")
     parser.add_argument("--emulator-port", type=int, default=0)
-    parser.add_argument("--detail", type=Path, help="a file for everything that was found")
+    parser.add_argument("--detail", type=Path, help="a file for everything that was total")
     parser.add_argument("--log", type=Path, help="a file for all that the stack printed")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped, whoever ends us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped, whichever process ends us
     with tempfile.TemporaryDirectory(prefix="pilothouse-soak-") as folder:
         day_s = min(DEMO_DAY_S, options.minutes * 60 / LEAST_DAYS)
         stack = Stack(Path(folder), day_s=day_s, port=options.port, emulator_port=options.emulator_port)
@@ -150,7 +150,7 @@ def judge(
     rows = defaultdict(list)
     for row in stack.rows(ROWS):
         rows[row["request_id"]].append(row)
-    found = accounting.account(clients.seen, rows, kills)
+    total = accounting.account(clients.seen, rows, kills)
     printed = lines.read(stack.stamped, kills)
     console = [(at, what) for at, what in operator.failed if not _excused(at, kills)]
     stale = Counter(
@@ -174,12 +174,12 @@ def judge(
         "error_lines_in_kills": printed.within.total(),
         "requests_sent": len(clients.seen),
         "requests_done": sum(one.end == "done" for one in clients.seen),
-        "requests_unaccounted": len(found.unaccounted) + len(clients.open),
-        "requests_cut_by_kill": found.cut_by_kill,
-        "rows_lost_by_kill": found.rows_lost_by_kill,
-        "failed_outside_kills": len(found.failed_outside_kills),
-        "failed_in_kills": found.failed_in_kills,
-        "turned_away": found.turned_away,
+        "requests_unaccounted": len(total.unaccounted) + len(clients.open),
+        "requests_cut_by_kill": total.cut_by_kill,
+        "rows_lost_by_kill": total.rows_lost_by_kill,
+        "failed_outside_kills": len(total.failed_outside_kills),
+        "failed_in_kills": total.failed_in_kills,
+        "turned_away": total.turned_away,
         "requests_left_running": None if left_running is None else sum(left_running.values()),
         "ledger_rows": requests,
         "ledger_rows_doubled": doubled,
@@ -203,9 +203,9 @@ def judge(
         "error_lines": dict(printed.outside.most_common()),
         "error_lines_in_kills": dict(printed.within.most_common()),
         "traced": dict(Counter(printed.traced).most_common()),
-        "unaccounted": found.examples(found.unaccounted),
-        "failed_outside_kills": found.examples(found.failed_outside_kills),
-        "by_kind": {kind: dict(ends) for kind, ends in sorted(found.by_kind.items())},
+        "unaccounted": total.examples(total.unaccounted),
+        "failed_outside_kills": total.examples(total.failed_outside_kills),
+        "by_kind": {kind: dict(ends) for kind, ends in sorted(total.by_kind.items())},
         "kills": [f"{_clock(kill.at)} {kill.part} {_since(kill)}" for kill in kills],
         "recovery_s": recovery_s,
         "jobs_stale": stale,

@@ -30,8 +30,8 @@ def row(outcome: str = "done", status: int = 200, code: str = "", **more) -> dic
 
 def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, int]:
     """(unaccounted, failed outside kills)."""
-    found = account([one], {"r-1": list(rows)}, kills)
-    return len(found.unaccounted), len(found.failed_outside_kills)
+    total = account([one], {"r-1": list(rows)}, kills)
+    return len(total.unaccounted), len(total.failed_outside_kills)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_request_is_accounted_for_by_a_row_that_agrees(one, rows, expected):
     assert judged(one, *rows) == expected
 
 
-def test_what_a_kill_of_the_web_process_cuts_is_counted_apart():
+def test_what_a_kill_of_the_web_process_cuts_is_counted_separately():
     web = Kill("web", at=100.5, back_at=105.0)
     cut = account([seen(End.CUT)], {}, [web])
     assert (cut.cut_by_kill, cut.failed_in_kills, cut.unaccounted, cut.failed_outside_kills) == (1, 1, [], [])
@@ -85,7 +85,7 @@ def test_only_web_and_emulator_excuse_a_failure():
     assert judged(failed, *rows, kills=(Kill("celery", 100.2, 130.0),)) == (0, 1)
 
 
-def test_error_lines_within_kills_are_counted_apart_and_tracebacks_always():
+def test_error_lines_within_kills_are_counted_separately_and_tracebacks_always():
     stamped = [
         (10.0, "web        | 2026-01-01 10:00:00,001 INFO controlplane: ERROR is only a word here" + "." * 90),
         (11.0, "web        | 2026-01-01 10:00:00,001 WARNING controlplane.gateway: row 17 is late"),
@@ -98,12 +98,12 @@ def test_error_lines_within_kills_are_counted_apart_and_tracebacks_always():
         (31.0, "redis ended (SIGKILL); starting it again in 0.5 s"),
         (90.0, "beat ended (exit status 1; last line: oh); starting it again in 0.5 s"),
     ]  # fmt: skip
-    found = lines.read(stamped, [Kill("redis", 29.9, 33.0)])
-    assert found.tracebacks == 1
-    assert found.traced == ["celery: redis.exceptions.ConnectionError: Connection closed by server."]
-    assert found.within.total() == 3
-    assert found.errors == 3
-    assert sorted(found.outside.values()) == [1, 2], "the same but for its numbers is one kind"
+    judged = lines.read(stamped, [Kill("redis", 29.9, 33.0)])
+    assert judged.tracebacks == 1
+    assert judged.traced == ["celery: redis.exceptions.ConnectionError: Connection closed by server."]
+    assert judged.within.total() == 3
+    assert judged.errors == 3
+    assert sorted(judged.outside.values()) == [1, 2], "the same but for its numbers is one kind"
 
 
 def test_memory_is_judged_by_the_longest_watched_process_of_a_part():
@@ -129,7 +129,7 @@ def test_errors_of_sdks_become_ends():
         one.failed(error)
         assert one.end is end
     wrong_answer = seen()
-    wrong_answer.failed(AssertionError("a client found something wrong"))
+    wrong_answer.failed(AssertionError("a client judged something wrong"))
     assert judged(wrong_answer, row()) == (1, 1)
 
 

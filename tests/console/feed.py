@@ -1,4 +1,4 @@
-"""A stand-in for the gateway: summaries and history as `controlplane.gateway.summary` publishes them, with loads that move.
+"""A stand-in for the gateway: summaries and history as `gateway.monitoring.summary` publishes them, with loads that move.
 
 For tests, and to look at the console without a fleet:
 `python -m tests.console.feed --redis redis://127.0.0.1:6390/0 --instances 27`.
@@ -116,7 +116,7 @@ class Feed:
         }
 
     def system(self, ts: float) -> dict[str, Any]:
-        """What the gateway tells of jobs and parts: all well, but for what `trouble` names."""
+        """What the gateway reports of jobs and parts: all well, but for what `trouble` names."""
 
         def job(name: str, kind: str, period_s: float, **values: Any) -> Row:
             done = {"last_success_at": ts - period_s / 2, "last_error": "", "last_error_at": None}
@@ -141,7 +141,7 @@ class Feed:
                 part("web", "feed:1 owns the regions; 12 requests under way", 0),
                 part("redis", "answers in 0.4 ms", 0),
                 part("database", "the inventory is read in 6 ms; 0 ledger rows wait to be written"),
-                part("celery", "house@feed: control, simulation", 1),
+                part("celery", "worker@feed: control, simulation", 1),
                 part("beat", "a periodic task ended 2 s ago", 0),
                 part("instances", f"{len(self.rows)} of {len(self.rows)} ready"),
                 part("lengths", "student 2 answers", 0),
@@ -149,7 +149,7 @@ class Feed:
         }
 
     def lengths(self, ts: float) -> dict[str, Any]:
-        """What the gateway tells of its length service: counts grow by a few answers a second."""
+        """What the gateway reports of its length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
         shares = {"cache": 0.11, "semantic": 0.17, "student": 0.69, "prior": 0.03}
         wobble = random.Random(f"{self.seed}:{int(ts)}").uniform(0.9, 1.1)

@@ -116,7 +116,7 @@ def samples(now: datetime, count: int, tenant: Tenant, models: tuple[str, ...] =
 
 def versions(now: datetime) -> list[LengthVersion]:
     """A retired, an active and a shadow version, and one that was rejected."""
-    told = (
+    rows = (
         (1, VersionState.RETIRED, 71.4, "Trained on its schedule"),
         (2, VersionState.ACTIVE, 58.2, "Trained on its schedule"),
         (3, VersionState.SHADOW, 52.6, "Trained after a drift of llama-3.1-8b"),
@@ -138,7 +138,7 @@ def versions(now: datetime) -> list[LengthVersion]:
             },
             note=note,
         )
-        for number, state, mae, note in told
+        for number, state, mae, note in rows
     ]
 
 

@@ -248,7 +248,7 @@ def plans(now: datetime) -> None:
 
 
 def moves(now: datetime) -> None:
-    said = (
+    kinds = (
         (MoveSource.PLAN, "lt_ua", 1, "the plan wants 3 instances, 2 are there"),
         (MoveSource.FLOOR, "reactive", 1, "use is 84 %, above 70 %"),
         (MoveSource.STRATEGY, "lt_ua", -1, "demand is 0.4 times the forecast, below 0.5"),
@@ -257,7 +257,7 @@ def moves(now: datetime) -> None:
     rows = list(Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
     newest = ScalingPlan.objects.filter(status=PlanStatus.CARRIED_OUT).first()
     for number, row in enumerate(rows[:14]):
-        source, strategy, delta, reason = said[number % len(said)]
+        source, strategy, delta, reason = kinds[number % len(kinds)]
         ScalingMove.objects.create(
             at=now - timedelta(minutes=9 * (14 - number)),
             plan=newest if source == MoveSource.PLAN else None,

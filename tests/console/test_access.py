@@ -81,7 +81,7 @@ def test_requests_of_other_tenants_are_not_found(client, stranger, member, viewe
     assert row.request_id not in b"".join(client.get(url("requests") + "?format=csv").streaming_content).decode()
 
 
-def test_somebody_without_a_role_is_told_so(client, make_user):
+def test_somebody_without_a_role_reads_why(client, make_user):
     client.force_login(make_user("newcomer"))
     answer = client.get(url("keys"))
     assert answer.status_code == 403

@@ -47,8 +47,8 @@ def test_an_empty_chart_says_why_and_draws_nothing():
 def test_columns_are_paths_or_functions():
     row = {"cell": SimpleNamespace(present=2), "key": None, "at": 0.0}
     columns = {"Present": "cell.present", "Key": "key.prefix", "Twice": lambda row: 2 * row["cell"].present, "No": "no"}
-    found = table({**columns, "At (UTC)": moment("at")}, [row])
-    assert found.header == ("Present", "Key", "Twice", "No", "At (UTC)")
-    assert found.rows == [[2, None, 4, None, datetime(1970, 1, 1, tzinfo=UTC)]]
+    shown = table({**columns, "At (UTC)": moment("at")}, [row])
+    assert shown.header == ("Present", "Key", "Twice", "No", "At (UTC)")
+    assert shown.rows == [[2, None, 4, None, datetime(1970, 1, 1, tzinfo=UTC)]]
     assert moment("later")(row) is None
     assert value(row, "cell.present") == 2

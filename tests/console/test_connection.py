@@ -10,9 +10,10 @@ from django.test import Client
 from uvicorn.protocols.utils import ClientDisconnected
 
 from controlplane.asgi import websockets
-from controlplane.console.live import consumers, deltas
+from controlplane.console.live import consumers
 from controlplane.console.live.state import Source
 from controlplane.events.services import record
+from tests.console.apply import apply
 from tests.console.sockets import Socket
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -66,14 +67,14 @@ async def test_what_it_says_makes_the_newest_state(open_socket, live, fleet_feed
     live.show(fleet_feed)
     socket = await open_socket("/ws/live/?topics=overview,instances")
     await socket.receive()
-    state, seq = deltas.apply(None, await socket.receive()), 2
+    state, seq = apply(None, await socket.receive()), 2
     for step in range(1, 4):
         live.show(fleet_feed, ts=time.time() + step * 60)
         for kind in ("tick", "delta"):
             message = await socket.receive()
             seq += 1
             assert (message["t"], message["seq"]) == (kind, seq)
-            state = deltas.apply(state, message)
+            state = apply(state, message)
         assert state == live.hub.latest().project(["overview", "instances"])
     await socket.close()
 
@@ -101,7 +102,7 @@ async def test_the_latest_wins_and_nothing_queues(open_socket, live, fleet_feed,
     await socket.close()
 
 
-async def test_losing_the_source_is_told(open_socket, live, fleet_feed):
+async def test_losing_the_source_is_sent(open_socket, live, fleet_feed):
     live.show(fleet_feed)
     socket = await open_socket("/ws/live/?topics=overview")
     await socket.next("snapshot")

@@ -88,11 +88,11 @@ def test_requests_hold_what_the_ledger_holds(client, viewer, make_request):
     row = make_request(arrived_at=datetime(2026, 11, 20, 12, 0, 5, tzinfo=UTC))
     client.force_login(viewer)
     header, values = table(client.get(reverse("console:requests"), {"format": "csv"}))
-    found = dict(zip(header, values, strict=True))
-    assert found["Request"] == row.request_id
-    assert found["Arrived (UTC)"] == "2026-11-20T12:00:05Z"
-    assert found["TTFT (ms)"] == "180"
-    assert found["SLO met"] == "true"
+    cells = dict(zip(header, values, strict=True))
+    assert cells["Request"] == row.request_id
+    assert cells["Arrived (UTC)"] == "2026-11-20T12:00:05Z"
+    assert cells["TTFT (ms)"] == "180"
+    assert cells["SLO met"] == "true"
 
 
 def test_what_people_typed_cannot_run(client, viewer, fleet):

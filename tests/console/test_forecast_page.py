@@ -1,4 +1,4 @@
-"""The forecast page: what demand was and is expected to be, capacity beside it, backtests, and what is said before any."""
+"""The forecast page: what demand was and is expected to be, capacity beside it, backtests, and what it shows before any."""
 
 import copy
 import csv
@@ -19,7 +19,8 @@ from controlplane.events.services import record
 from controlplane.exports import cell
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning import selectors
+from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast, Quantity
 from tests.console import planning_rows
 
@@ -59,7 +60,7 @@ def minute(
 # Reading
 
 
-def test_demand_tells_a_quiet_minute_from_one_nobody_counted(db):
+def test_a_quiet_minute_has_no_demand_and_one_that_nobody_counted_is_unknown(db):
     begin = datetime(2026, 11, 20, 14, 0, tzinfo=UTC)
     minute(begin, 600)
     minute(begin + timedelta(minutes=1), 1200)
@@ -103,11 +104,11 @@ def test_accuracy_is_counted_by_hand():
         selectors.Window(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0) for at in range(5)
     ]
     actual = dict(zip((window.start for window in expected), [100.0, 125.0, 85.0, 0.0, None], strict=True))
-    found = selectors.accuracy(expected, actual)
-    assert found.windows == 4
-    assert found.coverage_80 == 1 / 4
-    assert found.coverage_95 == 2 / 4
-    assert found.mean_ape == pytest.approx((0 + 25 / 125 + 15 / 85) / 3)
+    accuracy = selectors.accuracy(expected, actual)
+    assert accuracy.windows == 4
+    assert accuracy.coverage_80 == 1 / 4
+    assert accuracy.coverage_95 == 2 / 4
+    assert accuracy.mean_ape == pytest.approx((0 + 25 / 125 + 15 / 85) / 3)
     assert selectors.accuracy(expected, {}) == selectors.Accuracy(0, None, None, None)
 
 
@@ -121,19 +122,19 @@ def test_ready_instances_are_read_back_through_their_moves(make_instance, viewer
         (second, "ready", "failed"),
     ):
         record("instance.moved", row, actor=viewer, before={"state": before}, after={"state": after})
-    steps = selectors.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
+    steps = planning.ready_over_time(*SERIES, datetime(2020, 1, 1, tzinfo=UTC))
     assert [ready["a100-80gb"] for _, ready in steps] == [0, 1, 2, 1, 2, 1]
     assert [at for at, _ in steps] == sorted(at for at, _ in steps)
-    assert selectors.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
+    assert planning.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
 
 
 def test_capability_is_the_plans_in_the_share_of_the_quantity(make_instance, language_model):
     make_instance()
     planning_rows.plan(language_model, NOW, "superseded")
     minute(NOW - timedelta(hours=1), 500)  # three times as many prompt tokens
-    assert selectors.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
-    assert selectors.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
-    assert selectors.capabilities("output", NOW + timedelta(days=3)) == {}
+    assert planning.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
+    assert planning.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
+    assert planning.capabilities("output", NOW + timedelta(days=3)) == {}
 
 
 def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, language_model):
@@ -245,9 +246,9 @@ def flexible(make_instance):
 
 def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     whole, one = page(reader), page(reader, **{"class": "flexible"})
-    assert '<option value="">All classes</option><option>flexible</option>' in whole
-    assert "<option selected>flexible</option>" in one
-    assert "<option selected>flexible</option>" not in page(reader, **{"class": "mistyped"})
+    assert '<option value="" selected>All classes</option><option value="flexible">' in whole
+    assert '<option value="flexible" selected>' in one
+    assert '<option value="flexible" selected>' not in page(reader, **{"class": "mistyped"})
     assert "Output tokens of the class flexible per second" in one
     assert "capacity is shown with" in one
     assert '<span class="label">Capacity</span>' in whole
@@ -418,12 +419,12 @@ def test_scores_over_all_series_are_means_and_the_worst(db):
     for row in backtest.rows:
         if (row["forecaster"], row["series"], row["quantity"]) == ("ets", "m-mid", "output"):
             row |= {"mean_ape": 0.9, "max_ape": 7.0, "mean_ape_by_horizon": [0.5]}
-    found = {score.forecaster: score for score in outlooks.scores(backtest, "output")}
+    by_forecaster = {score.forecaster: score for score in outlooks.scores(backtest, "output")}
     small = next(score for score in outlooks.scores(backtest, "output", "m-small") if score.forecaster == "ets")
-    assert found["ets"].mean_ape == pytest.approx((small.mean_ape + 0.9) / 2)
-    assert found["ets"].max_ape == 7.0
-    assert found["ets"].by_horizon[0] == pytest.approx((small.by_horizon[0] + 0.5) / 2)
-    assert found["ets"].by_horizon[1:] == small.by_horizon[1:]
+    assert by_forecaster["ets"].mean_ape == pytest.approx((small.mean_ape + 0.9) / 2)
+    assert by_forecaster["ets"].max_ape == 7.0
+    assert by_forecaster["ets"].by_horizon[0] == pytest.approx((small.by_horizon[0] + 0.5) / 2)
+    assert by_forecaster["ets"].by_horizon[1:] == small.by_horizon[1:]
     assert outlooks.scores(backtest, "output")[0].forecaster == "blend"
     board = outlooks.leader_board(backtest)
     assert board[0]["forecaster"] == "blend"

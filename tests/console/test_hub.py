@@ -1,4 +1,4 @@
-"""The hub's thread: what it takes from Redis, and that losing Redis is said and survived."""
+"""The hub's thread: what it takes from Redis, and that losing Redis is shown and survived."""
 
 import shutil
 import socket

@@ -38,7 +38,7 @@ def page(reader, name, *args, **query) -> str:
 
 
 def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
-    summary = live.show(fleet_feed, ts=time.time() + 60)  # a slow machine is not told apart from a late summary
+    summary = live.show(fleet_feed, ts=time.time() + 60)  # on a slow machine a summary would be late
     html = page(reader, "overview")
     for label in ("Requests", "SLO met, 5 min", "TTFT p95", "ITL p95", "Waiting", "KV cache, max", "Instances ready"):
         assert label in html
@@ -224,7 +224,7 @@ def test_requests_pages_by_cursor(reader, make_request):
     first = page(reader, "requests")
     assert rows[-1].request_id[:15] in first
     cursor = re.search(r"before=(\d+)", first)[1]
-    make_request()  # arrives while somebody turns the page
+    make_request()  # arrives while somebody goes to the next page
     second = page(reader, "requests", before=cursor)
     shown = re.findall(r"/requests/(\d+)/", first) + re.findall(r"/requests/(\d+)/", second)
     assert [int(pk) for pk in shown] == [row.pk for row in reversed(rows)]
@@ -336,7 +336,7 @@ def test_a_key_needs_a_name_and_the_right(client, key_manager, member, acme, glo
     assert client.post(url, {"name": "x", "tenant": acme.pk}).status_code == 403
 
 
-def test_about_tells_the_state_of_the_watcher(reader, live, fleet_feed):
+def test_about_shows_the_state_of_the_watcher(reader, live, fleet_feed):
     live.show(fleet_feed)
     html = page(reader, "about")
     for word in ("feed:1", "SQLite" if "SQLite" in html else "PostgreSQL", "Open pages", "does not answer"):

@@ -6,9 +6,10 @@ from django.urls import reverse
 from controlplane.console.live.attention import Known, find
 from controlplane.console.selectors.attention import rollouts_failed
 from controlplane.events.models import Event
-from controlplane.fleet import revisions, rollouts
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.models import Deployment, Rollout
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts import services as rollouts
 
 pytestmark = pytest.mark.django_db
 

@@ -129,7 +129,7 @@ def test_the_current_plan_is_the_newest_that_still_stands(two_places, now):
     assert selectors.waiting_plans() == [advice]
 
 
-def test_the_page_tells_what_would_change_and_why(reader, two_places, now):
+def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
     model = two_places[0].model
     plan = planning_rows.plan(model, now, "advice", (1, -1), note="us-west falls 12 tokens/s short of its share")
     html = page(reader)
@@ -472,7 +472,7 @@ def test_a_comparison_without_a_result_says_why(reader, now):
         ("", ""),
     ],
 )
-def test_a_reason_is_told_without_the_place_that_stands_beside_it(reason, shown):
+def test_a_reason_is_shown_without_the_place_that_stands_beside_it(reason, shown):
     assert cards.without_place(reason, "llama-3.1-8b") == shown
 
 

@@ -35,7 +35,7 @@ def test_by_password_and_out(client, person):
     assert client.get("/events/").status_code == 302
 
 
-def test_wrong_passwords_are_told_without_saying_which_half(client, person):
+def test_wrong_passwords_are_refused_without_saying_which_half(client, person):
     for username in ("viewer", "nobody"):
         answer = sign_in(client, "wrong", username)
         assert answer.status_code == 401

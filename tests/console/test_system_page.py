@@ -89,7 +89,7 @@ class TestPage:
         assert live.hub.latest().attention["items"][0]["title"] == "Redis: down"
         assert "Redis: down" in html_of(operated, "overview")
 
-    def test_viewers_are_sent_to_the_events_that_tell_of_it(self, client, viewer, live):
+    def test_viewers_are_sent_to_the_events_about_it(self, client, viewer, live):
         client.force_login(viewer)
         answer = client.get(reverse("console:system"))
         assert answer["Location"] == f"{reverse('console:events')}?q=monitor"
@@ -121,8 +121,8 @@ class TestAttention:
         for row in rows[:ready]:
             row["state"] = "ready"
         items = find(tables_of(Feed(rows).summary(time.time())), known())["items"]
-        found = {item["title"]: item["severity"] for item in items}
-        assert found[f"{ready} of 2 instances of llama-3.1-8b in us-east are ready"] == severity
+        severities = {item["title"]: item["severity"] for item in items}
+        assert severities[f"{ready} of 2 instances of llama-3.1-8b in us-east are ready"] == severity
 
     def test_an_inactive_deployment_promises_nothing(self, deployment):
         assert min_instances() == {("llama-3.1-8b", "us-east"): 1}

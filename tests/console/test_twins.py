@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from controlplane.console.formats import FORMATS, age, duration
 from controlplane.console.live import deltas
+from tests.console.apply import apply
+from tests.examples import costly
 
 JS = Path(__file__).parent.parent.parent / "static/console/js"
 NODE = shutil.which("node")
@@ -76,14 +78,14 @@ def follow(sequence: list[dict]) -> list[dict]:
 def test_states_follow_messages(sequence):
     state = None
     for message in follow(sequence):
-        state = deltas.apply(state, json.loads(json.dumps(message)))
+        state = apply(state, json.loads(json.dumps(message)))
     assert state == sequence[-1]
 
 
 @given(before=states(), after=states())
 def test_applying_changes_nothing_it_was_given(before, after):
     copy = json.dumps([before, after])
-    deltas.apply(deltas.apply(before, deltas.tick(after)), deltas.delta(before, after))
+    apply(apply(before, deltas.tick(after)), deltas.delta(before, after))
     assert json.dumps([before, after]) == copy
 
 
@@ -96,7 +98,7 @@ def test_a_delta_holds_only_what_changed():
 
 
 @needs_node
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(costly(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequences=st.lists(st.lists(states(), min_size=1, max_size=4), min_size=12, max_size=24))
 def test_the_javascript_twin_follows_the_same_messages(run_js, sequences):
     program = "data.map((messages) => messages.reduce(apply, undefined))"

@@ -18,7 +18,7 @@ PARTS = {
 }
 
 
-async def set_policy(house, policy, *, profile=False):
+async def set_policy(served, policy, *, profile=False):
     def write():
         Deployment.objects.update(routing_policy=policy)
         if profile:
@@ -36,17 +36,17 @@ async def set_policy(house, policy, *, profile=False):
                 )
 
     await database_sync_to_async(write)()
-    house.gateway.refresh_now()
-    topology = house.gateway.topology
+    served.gateway.refresh_now()
+    topology = served.gateway.topology
     await until(lambda: all(each.spec.routing_policy == policy for each in topology.endpoints))
 
 
-@pytest.mark.parametrize("house_options", [{"regions": ["east", "east", "east"]}])
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east", "east"]}])
 @pytest.mark.parametrize("policy", POLICY_CODES)
-async def test_a_placement_says_what_was_weighed(house, policy):
-    await set_policy(house, policy)
-    await (await house.chat(max_tokens=5)).read()
-    (row,) = await house.rows()
+async def test_a_placement_says_what_was_weighed(served, policy):
+    await set_policy(served, policy)
+    await (await served.chat(max_tokens=5)).read()
+    (row,) = await served.rows()
     (placed,) = [entry for entry in row.trace if "seen" in entry]
     assert placed["policy"] == policy
     assert placed["chosen_because"].endswith(".")
@@ -62,22 +62,22 @@ async def test_a_placement_says_what_was_weighed(house, policy):
     else:
         chosen = next(each for each in placed["seen"] if each["instance"] == placed["instance"])
         assert chosen["score"] == min(scores)
-    fleet = house.gateway.topology.fleet
+    fleet = served.gateway.topology.fleet
     await until(lambda: not fleet.running.any())
     assert not fleet.queued_prompt_tokens.any()
     assert not fleet.remaining_tokens.any()
 
 
-@pytest.mark.parametrize("house_options", [{"regions": ["east", "east"]}])
-async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(house):
-    await set_policy(house, "least_delay", profile=True)
-    fleet = house.gateway.topology.fleet
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
+async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(served):
+    await set_policy(served, "least_delay", profile=True)
+    fleet = served.gateway.topology.fleet
     assert (fleet.profile[:2, 4] == 0.02).all(), "coefficients come from the profile's row"
     beginning = "You are the captain of a container ship and answer in one sentence. " * 60
     for question in ("Where to?", "How far is it?", "And the weather?"):
-        await (await house.chat(messages=[{"role": "user", "content": beginning + question}], max_tokens=5)).read()
+        await (await served.chat(messages=[{"role": "user", "content": beginning + question}], max_tokens=5)).read()
         await until(lambda: not fleet.running.any())
-    rows = await house.rows()
+    rows = await served.rows()
     placed = [next(entry for entry in row.trace if "seen" in entry) for row in rows]
     assert len({each["instance"] for each in placed}) == 1
     names = {"predicted_ttft_ms", "decode_s", "others_s", "memory_s", "affinity_tokens", "peak_kv"}
@@ -94,13 +94,13 @@ async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(house):
     assert "s; next is" in placed[0]["chosen_because"]
 
 
-@pytest.mark.parametrize("house_options", [{"regions": ["east"]}])
-async def test_streams_leave_nothing_behind(house):
-    await set_policy(house, "least_delay", profile=True)
-    topology = house.gateway.topology
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])
+async def test_streams_leave_nothing_behind(served):
+    await set_policy(served, "least_delay", profile=True)
+    topology = served.gateway.topology
     for stream in (True, False):
-        await (await house.chat(stream=stream, max_tokens=5)).read()
+        await (await served.chat(stream=stream, max_tokens=5)).read()
     await until(lambda: not topology.fleet.running.any())
     for left in (topology.fleet.queued_prompt_tokens, topology.fleet.remaining_tokens, topology.fleet.kv_tokens):
         assert not np.any(left)
-    assert not house.gateway.dispatcher.anticipation.maps.active.any()
+    assert not served.gateway.dispatcher.anticipation.maps.active.any()

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controlplane.dispatch.lookahead import FIRST_REQUESTS, Anticipation
+from controlplane.dispatch.live_fleet.lookahead import FIRST_REQUESTS, Anticipation
 from scheduling.fleet.arrays import allocate_fleet
-from scheduling.lookahead import maps as lookahead
 from tests.gateway.conftest import until
+from tests.oracles.lookahead import projected_tokens
 
 
 def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int = 1) -> SimpleNamespace:
@@ -24,9 +24,7 @@ def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int 
 
 
 def coming(anticipation: Anticipation, instance: int, iterations: int = 60) -> list[int]:
-    tokens = np.zeros(iterations, np.int64)
-    lookahead.project(anticipation.maps, instance, tokens)
-    return tokens.tolist()
+    return projected_tokens(anticipation.maps, instance, iterations).tolist()
 
 
 def test_tokens_move_the_map_and_the_end_clears_it() -> None:
@@ -80,33 +78,36 @@ def test_an_instance_is_overloaded_by_what_it_has_or_what_waits_for_it() -> None
     assert anticipation.look(fleet, [2, 3], 2000) == (0, 0.0, 0.0)  # they take no work: nobody's overload
 
 
-async def test_a_live_stream_moves_the_map(house) -> None:
-    script = house.backends[0].script
+async def test_a_live_stream_moves_the_map(served) -> None:
+    script = served.backends[0].script
     script.tokens, script.token_s = 200, 0.005
-    anticipation = house.gateway.dispatcher.anticipation
-    asked = asyncio.create_task(house.chat(stream=True))
+    anticipation = served.gateway.dispatcher.anticipation
+    asked = asyncio.create_task(served.chat(stream=True))
     await until(lambda: anticipation.maps.active.sum() == 1)
     (slot,) = np.flatnonzero(anticipation.maps.active)
     began = int(anticipation.maps.clock[slot])
     await until(lambda: anticipation.maps.clock[slot] >= began + 50)
     await (await asked).read()
     await until(lambda: anticipation.maps.active.sum() == 0)
-    (replica,) = house.gateway.topology.replicas.values()
-    assert house.gateway.floor.view(replica.endpoint, [replica], house.gateway.clock()).overloaded_instances == 0
+    (replica,) = served.gateway.topology.replicas.values()
+    assert (
+        served.gateway.floor.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances
+        == 0
+    )
 
 
-@pytest.mark.parametrize("house_options", [{"max_num_seqs": 2}])
-async def test_what_waits_for_a_small_cache_is_seen_coming(house, house_options) -> None:
-    script = house.backends[0].script
+@pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2}])
+async def test_what_waits_for_a_small_cache_is_seen_coming(served, gateway_options) -> None:
+    script = served.backends[0].script
     script.hold = asyncio.Event()
-    topology = house.gateway.topology
+    topology = served.gateway.topology
     (replica,) = topology.replicas.values()
-    asked = [asyncio.create_task(house.chat(max_tokens=50)) for _ in range(6)]
-    await until(lambda: house.gateway.dispatcher.waiting_count == 4)
+    asked = [asyncio.create_task(served.chat(max_tokens=50)) for _ in range(6)]
+    await until(lambda: served.gateway.dispatcher.waiting_count == 4)
     endpoint = replica.endpoint
-    assert house.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0
+    assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0
     topology.fleet.kv_capacity_tokens[replica.slot] = 200
-    assert house.gateway.dispatcher.outlook(endpoint).overloaded_instances == 1
+    assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 1
     script.hold.set()
     for each in asked:
         await (await each).read()

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.inventory import EndpointSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.request import Request
-from controlplane.dispatch.topology import Topology
+from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
@@ -90,8 +90,8 @@ async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
     random = np.random.default_rng(5)
     output = np.clip(random.geometric(1 / 15, 60), 1, MOST)
     requests = make_requests(np.zeros(60), np.full(60, 8), output)
-    told = output.tolist()
-    begun = {name: np.array(await begins(name, 50.0, requests, told)) for name in ("fcfs", "ssjf")}
+    known = output.tolist()
+    begun = {name: np.array(await begins(name, 50.0, requests, known)) for name in ("fcfs", "ssjf")}
     assert begun["ssjf"].mean() < 0.75 * begun["fcfs"].mean()
     order = np.argsort(begun["ssjf"][1:], kind="stable")  # the first found the instance idle
     assert (np.diff(output[1:][order]) >= 0).all()
@@ -140,7 +140,7 @@ def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequen
         assert possible == int(predicted)
 
 
-async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypatch):
+async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypatch):
     here = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10, ordering_stretch=3.0, profile=USUAL)
     there = replace(here, region="there", ordering_policy="ssjf", profile=PROFILE)
     held = dispatcher(here, there)
@@ -148,7 +148,7 @@ async def test_a_request_that_moves_has_its_turn_by_the_ordering_there(monkeypat
     moving = Request(asked(40), 40, one)
     held.queue.add(moving, one)
     assert held.queue.arrays.key[moving.slot] == 0.0
-    monkeypatch.setattr("controlplane.dispatch.rehoming.choose_region", lambda *_: other.index)
+    monkeypatch.setattr("controlplane.dispatch.requests.rehoming.choose_region", lambda *_: other.index)
     held.rehoming.rehome(one)
     assert moving.endpoint is other
-    assert held.queue.arrays.key[moving.slot] == moving.turn_s == 3.0 * PROFILE.service_time_s(100, 40)
+    assert held.queue.arrays.key[moving.slot] == moving.queue_key_s == 3.0 * PROFILE.service_time_s(100, 40)

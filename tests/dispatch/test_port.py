@@ -2,7 +2,7 @@
 
 import json
 import typing
-from dataclasses import FrozenInstanceError, asdict, fields
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
 
 import pytest
 
@@ -15,15 +15,18 @@ RECORDS = [
         prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64,
     ),
     port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
+    port.Prefix(7, (-(2**63), 2**63 - 1), 64),
+    port.PrefixWanted(7),
     port.Finished(7),
-    port.Left(7, again=True, found=port.DEAD),
+    port.Left(7, again=True, failure=port.DEAD),
     port.Moved(7, "west", 40, came_from="east", pressure=1.25),
     port.Placed(
-        number=7, attempt=1, instance="m-0", url="http://127.0.0.1:1", api_key="secret", region="east",
-        ordering="ssjf", turn_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},
+        number=7, attempt=1, instance="m-0", ready_at=1.25e9, url="http://127.0.0.1:1", api_key="secret", region="east",
+        ordering="ssjf", queue_key_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
     port.Lost(7),
+    port.ServedModels((port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),)),
 ]  # fmt: skip
 
 
@@ -35,12 +38,11 @@ def from_json(kind: type, text: str):
     """A record of *kind* out of JSON, whose only sequences are lists."""
     hints = typing.get_type_hints(kind)
     values = json.loads(text)
-    return kind(
-        **{
-            name: as_tuples(value) if typing.get_origin(hints[name]) is tuple else value
-            for name, value in values.items()
-        }
-    )
+    for name, value in values.items():
+        if typing.get_origin(hints[name]) is tuple:
+            (item, *_) = typing.get_args(hints[name])
+            values[name] = tuple(item(**each) for each in value) if is_dataclass(item) else as_tuples(value)
+    return kind(**values)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

@@ -10,36 +10,36 @@ from tests.gateway.conftest import until
 
 
 @pytest.fixture
-def house_options() -> dict:
+def gateway_options() -> dict:
     return {"max_num_seqs": 2, "requests_ahead_limit": None}
 
 
-async def ask(house, count: int, **body) -> list[asyncio.Task]:
+async def ask(served, count: int, **body) -> list[asyncio.Task]:
     async def one() -> int:
-        async with await house.chat(**body) as response:
+        async with await served.chat(**body) as response:
             await response.read()
             return response.status
 
     return [asyncio.create_task(one()) for _ in range(count)]
 
 
-async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why(house):
-    (backend,) = house.backends
-    (replica,) = house.gateway.topology.replicas.values()
-    await until(lambda: house.gateway.topology.round_trip_ms(replica) is not None)
+async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why(served):
+    (backend,) = served.backends
+    (replica,) = served.gateway.topology.replicas.values()
+    await until(lambda: served.gateway.topology.round_trip_ms(replica) is not None)
     backend.script.hold = asyncio.Event()
-    asked = await ask(house, 6, stream=True)
-    await until(lambda: house.gateway.dispatcher.waiting_count == 3)
+    asked = await ask(served, 6, stream=True)
+    await until(lambda: served.gateway.dispatcher.waiting_count == 3)
     await asyncio.sleep(0.1)
-    assert house.gateway.dispatcher.waiting_count == 3
-    assert house.gateway.topology.requests_ahead(replica) == 1
-    instances = house.gateway.publisher.summary.snapshot()["instances"]
+    assert served.gateway.dispatcher.waiting_count == 3
+    assert served.gateway.topology.requests_ahead(replica) == 1
+    instances = served.gateway.publisher.summary.snapshot()["instances"]
     assert instances["requests_ahead"] == [1]
     assert instances["round_trip_ms"][0] > 0
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
-    assert house.gateway.topology.requests_ahead(replica) == 0
-    steps = [row.trace[-1] for row in await house.rows()]
+    assert served.gateway.topology.requests_ahead(replica) == 0
+    steps = [row.trace[-1] for row in await served.rows()]
     assert sorted(step["requests_ahead"] for step in steps)[:2] == [0, 0]
     assert max(step["requests_ahead"] for step in steps) >= 1
     for step in steps:
@@ -48,25 +48,25 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
         assert all(seen["room"] for seen in step["seen"])
 
 
-async def test_a_limit_of_0_keeps_the_order_strict(house):
+async def test_a_limit_of_0_keeps_the_order_strict(served):
     await database_sync_to_async(Deployment.objects.update)(requests_ahead_limit=0)
-    house.gateway.refresh_now()
-    await until(lambda: not house.gateway.topology.fleet.ahead_limit.any())
-    (backend,) = house.backends
+    served.gateway.refresh_now()
+    await until(lambda: not served.gateway.topology.fleet.ahead_limit.any())
+    (backend,) = served.backends
     backend.script.hold = asyncio.Event()
-    asked = await ask(house, 6, stream=True)
-    await until(lambda: house.gateway.dispatcher.waiting_count == 4)
+    asked = await ask(served, 6, stream=True)
+    await until(lambda: served.gateway.dispatcher.waiting_count == 4)
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
-    assert {row.trace[-1]["requests_ahead"] for row in await house.rows()} == {0}
+    assert {row.trace[-1]["requests_ahead"] for row in await served.rows()} == {0}
 
 
-async def test_a_round_trip_is_from_the_decision_to_the_headers(house):
+async def test_a_round_trip_is_from_the_decision_to_the_headers(served):
     """A stream's headers come before its first token: what computes between them is no part of it."""
-    (backend,) = house.backends
-    (replica,) = house.gateway.topology.replicas.values()
+    (backend,) = served.backends
+    (replica,) = served.gateway.topology.replicas.values()
     backend.script.first_token_s = 0.4
-    for task in await ask(house, 12, stream=True):
+    for task in await ask(served, 12, stream=True):
         assert await task == 200
-    assert 0 < house.gateway.topology.round_trip_ms(replica) < 300
+    assert 0 < served.gateway.topology.round_trip_ms(replica) < 300
     assert replica.round_trip.headers_at_s > 0

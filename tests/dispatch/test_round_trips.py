@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.dispatch.round_trips import WINDOW_S, RoundTrip
+from controlplane.dispatch.live_fleet.round_trips import WINDOW_S, RoundTrip
 from scheduling.fleet.arrays import allocate_fleet
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
@@ -38,7 +38,7 @@ def test_what_an_instance_has_a_request_for_beyond_its_engine():
     assert measured.round_trip_s == pytest.approx(0.05)
 
 
-def test_without_enough_requests_heartbeats_tell_and_headers_before_them():
+def test_without_enough_requests_heartbeats_count_and_headers_before_them():
     measured = Measured()
     measured.pass_time(3, each_s=0)
     assert measured.round_trip_s == pytest.approx(0.004)

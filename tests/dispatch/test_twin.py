@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Progress, Refused, Submit
-from controlplane.dispatch.topology import Topology
-from controlplane.fleet.states import InstanceState
-from controlplane.gateway.upstream import upstream_priority
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.gateway.upstream.payload import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.predictive import PREDICTIVE
@@ -40,9 +40,9 @@ class RecordingDispatcher(Dispatcher):
         self._explain = self.placement._explain
         self.placement._explain = self.note
 
-    def note(self, request, endpoint, replica, slot):
+    def note(self, request, endpoint, replica):
         self.decided.append((self.clock(), request, endpoint.index, replica.slot))
-        return self._explain(request, endpoint, replica, slot)
+        return self._explain(request, endpoint, replica)
 
 
 class Live:
@@ -129,7 +129,7 @@ class Live:
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
-            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.turn_s)
+            priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
             output, hashes = self.output[asked.number], self.hashes.get(asked.number, ())
             request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
             if self.round_trip_s:

@@ -57,14 +57,14 @@ def test_the_readme_begins_with_exactly_two_commands() -> None:
     assert [line.partition("#")[0].strip() for line in block.splitlines()] == ["make run", "make test"]
 
 
-CODE_AT = {"invalid": 2, "Refused": 2, "_refuse": 1}
+CODE_AT = {"invalid": 2, "Refused": 2, "_unavailable": 1}
 """Which positional argument of a call is the code."""
 
 
 def raised_codes() -> set[str]:
     """Every `code` that the gateway gives an error, as a keyword, as an argument (`CODE_AT`), or by default."""
     codes: set[object] = set()
-    for path in (path for side in ("gateway", "dispatch") for path in (ROOT / "controlplane" / side).glob("*.py")):
+    for path in (path for side in ("gateway", "dispatch") for path in (ROOT / "controlplane" / side).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 codes |= {word.value.value for word in node.keywords if word.arg == "code" and _is_text(word.value)}

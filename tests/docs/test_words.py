@@ -1,7 +1,4 @@
-"""The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents.
-
-`CONVERTED` grows and `NOT_YET` shrinks, until the first is all there is.
-"""
+"""The words of `docs/glossary.md`: none that it calls old is left in names, comments, docstrings, pages or documents."""
 
 import io
 import re
@@ -17,48 +14,20 @@ ROW = re.compile(r"^\| [^|]+ \|[^|]+\|[^|]*\| ?([^|]*)\|$", re.MULTILINE)
 OLD = re.compile(r"`([^`]+)`( \(name\))?")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
-NOT_YET = {
-    "controlplane/accounts",
-    "controlplane/api",
-    "controlplane/console",
-    "controlplane/dispatch",
-    "controlplane/events",
-    "controlplane/experiments",
-    "controlplane/fleet",
-    "controlplane/gateway",
-    "controlplane/jobs",
-    "controlplane/lengths",
-    "controlplane/planning",
-    "controlplane/simulation",
-    "workers/tasks",
-    "tests/access",
-    "tests/api",
-    "tests/bench",
-    "tests/console",
-    "tests/dispatch",
-    "tests/e2e",
-    "tests/events",
-    "tests/experiments",
-    "tests/fleet",
-    "tests/gateway",
-    "tests/jobs",
-    "tests/lengths",
-    "tests/planning",
-    "tests/replay",
-    "tests/simulation",
-    "tests/vllm",
-}
-"""Packages (and the templates) that still have old words."""
-
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
+    "controlplane/gateway/admission/validation.py": {"turn", "turns"},
+    "controlplane/gateway/lengths/prediction.py": {"turns"},
+    "tests/bench/_soak/mix.py": {"turn"},
     "tests/forecasting/lengths": {"turn", "turns"},
-    "workers/emulator/protocol.py": {"turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template
+    "controlplane/lengths": {"turns"},
+    "controlplane/experiments/shipped_lengths.py": {"turn", "turns"},
+    "tests/lengths": {"turns"},
+    "tests/experiments/test_shipped_lengths.py": {"turn", "turns"},
     "docs/lengths.md": {"turns"},
     "docs/length-models.md": {"turns"},
     "scheduling/compiled.py": {"home"},  # `Path.home`
-    "tests/inventory.py": {"nudge"},  # until controlplane/fleet is converted
     "docs/operations.md": {"house"},  # a prompt
     "docs/glossary.md": None,  # it has to name them
     "tests/docs/test_words.py": None,
@@ -133,7 +102,7 @@ def sources(package: str) -> Iterator[Path]:
     yield from sorted(folder.rglob("*.py") if "/" in package else folder.glob("*.py"))
 
 
-@pytest.mark.parametrize("package", [package for package in packages() if package not in NOT_YET])
+@pytest.mark.parametrize("package", packages())
 def test_code_has_no_old_word(package: str) -> None:
     wrong = []
     for path in sources(package):
@@ -148,21 +117,10 @@ TEMPLATES = sorted(ROOT.glob("templates/**/*.html"))
 
 def test_documents_and_templates_have_no_old_word() -> None:
     wrong = []
-    for path in [*DOCUMENTS, *([] if "templates" in NOT_YET else TEMPLATES)]:
+    for path in [*DOCUMENTS, *TEMPLATES]:
         name = str(path.relative_to(ROOT))
         wrong += [f"{name}:{line}: {word}" for line, word in in_document(path.read_text()) if not excepted(name, word)]
     assert not wrong, "\n".join(wrong)
-
-
-def test_what_is_not_converted_yet_exists() -> None:
-    assert {*packages(), "templates"} >= NOT_YET, "shorten NOT_YET"
-
-
-@pytest.mark.parametrize("package", sorted(NOT_YET))
-def test_what_is_not_converted_yet_has_old_words(package: str) -> None:
-    """Else it is converted: take it off the list."""
-    code = {word for path in sources(package) for _, word in in_python(path.read_text())}
-    assert code or (package == "templates" and any(list(in_document(path.read_text())) for path in TEMPLATES))
 
 
 def test_the_terms_name_code_that_exists() -> None:

@@ -1,4 +1,4 @@
-"""A signed-in page in real Chromium, in front of a house that a test may break. A skip fails where REQUIRE_E2E is set."""
+"""A signed-in page in real Chromium, in front of a console that a test may break. A skip fails where REQUIRE_E2E is set."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.e2e import seed
-from tests.e2e.house import ROOT, House, missing_tools
+from tests.e2e.console_server import ROOT, ConsoleServer, missing_tools
 
 # Playwright's synchronous interface keeps an event loop running, in which Django would refuse every query.
 os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
@@ -70,22 +70,22 @@ def empty_database(database, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def house(tools, empty_database, database, tmp_path_factory):
+def console(tools, empty_database, database, tmp_path_factory):
     """A fleet of 27 instances with traffic, requests, keys and events."""
     rows = seed.fleet()
-    house = House(tmp_path_factory.mktemp("house"), database, rows)
-    house.start()
-    yield house
-    house.stop()
+    console = ConsoleServer(tmp_path_factory.mktemp("console"), database, rows)
+    console.start()
+    yield console
+    console.stop()
 
 
 @pytest.fixture(scope="session")
-def empty_house(tools, empty_database, tmp_path_factory):
+def empty_console(tools, empty_database, tmp_path_factory):
     """A console on its first day."""
-    house = House(tmp_path_factory.mktemp("empty-house"), empty_database, [])
-    house.start()
-    yield house
-    house.stop()
+    console = ConsoleServer(tmp_path_factory.mktemp("empty-console"), empty_database, [])
+    console.start()
+    yield console
+    console.stop()
 
 
 @pytest.fixture(scope="session")
@@ -127,12 +127,12 @@ def complaints():
 
 @pytest.fixture
 def open_page(browser, complaints):
-    """`open_page(house, "/events/", …)`: a page in a fresh context, signed in as the operator unless told otherwise."""
+    """`open_page(console, "/events/", …)`: a page in a fresh context, signed in as the operator unless *user* is another."""
     contexts = []
 
-    def open_(house, path="/", *, user="operator", viewport=None, theme="dark", script=True, **options):
+    def open_(console, path="/", *, user="operator", viewport=None, theme="dark", script=True, **options):
         context = browser.new_context(
-            base_url=house.url,
+            base_url=console.url,
             viewport=viewport or DESKTOP,
             color_scheme=theme,
             java_script_enabled=script,

@@ -11,8 +11,8 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, SloClass, SloKind
-from controlplane.fleet.states import InstanceState
 from controlplane.gateway.models import LedgerRow, Outcome
 
 PASSWORD = "a long password for browser tests"

@@ -24,7 +24,7 @@ PAGES = {
     "event": "/events/{event}/",
     "system": "/system/",
     "about": "/about/",
-    "not-found": "/no/such/page/",
+    "not-violated": "/no/such/page/",
 }
 EMPTY = ("overview", "instances", "requests", "keys", "events", "system", "about")
 LIVE = ("overview", "instances", "instance", "events", "system")
@@ -44,17 +44,19 @@ def settle(page) -> None:
 
 
 def violations(page) -> list[str]:
-    found = Axe().run(page, options=RULES).response["violations"]
+    violated = Axe().run(page, options=RULES).response["violations"]
     return [
-        f"{rule['id']}: {node['html'][:160]} {node['failureSummary'][:300]}" for rule in found for node in rule["nodes"]
+        f"{rule['id']}: {node['html'][:160]} {node['failureSummary'][:300]}"
+        for rule in violated
+        for node in rule["nodes"]
     ]
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("name", PAGES)
-def test_with_data(house, open_page, complaints, name, theme):
-    complaints.allowed = ("status of 404",) if name == "not-found" else ()
-    page = open_page(house, address(name), theme=theme)
+def test_with_data(console, open_page, complaints, name, theme):
+    complaints.allowed = ("status of 404",) if name == "not-violated" else ()
+    page = open_page(console, address(name), theme=theme)
     settle(page)
     assert violations(page) == []
     keep(page, f"{name}-{theme}-1440")
@@ -66,19 +68,19 @@ def test_with_data(house, open_page, complaints, name, theme):
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("name", EMPTY)
-def test_without_data(empty_house, open_page, name, theme):
-    page = open_page(empty_house, PAGES[name], theme=theme)
+def test_without_data(empty_console, open_page, name, theme):
+    page = open_page(empty_console, PAGES[name], theme=theme)
     settle(page)
     assert violations(page) == []
     keep(page, f"{name}-empty-{theme}-1440")
 
 
 @pytest.fixture
-def silent(house):
-    """The house while its gateway says nothing, long enough for pages to say so."""
-    house.speaker.stop()
-    yield house
-    house.speaker.start()
+def silent(console):
+    """The console while its gateway says nothing, long enough for pages to say so."""
+    console.speaker.stop()
+    yield console
+    console.speaker.start()
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -94,11 +96,11 @@ def test_disconnected(silent, open_page, theme):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_signed_out_and_dialogs(house, open_page, theme):
-    page = open_page(house, "/sign-in/", user=None, theme=theme)
+def test_signed_out_and_dialogs(console, open_page, theme):
+    page = open_page(console, "/sign-in/", user=None, theme=theme)
     assert violations(page) == []
     keep(page, f"sign-in-{theme}-1440")
-    page = open_page(house, f"/instances/{seed.DRAINED}/", theme=theme)
+    page = open_page(console, f"/instances/{seed.DRAINED}/", theme=theme)
     page.get_by_role("button", name="Stop…").click()
     assert violations(page) == []
     keep(page, f"stop-dialog-{theme}-1440")

@@ -39,9 +39,9 @@ def points(page, chart) -> int:
 # Signing in
 
 
-def test_signing_in_and_out(house, open_page, complaints):
+def test_signing_in_and_out(console, open_page, complaints):
     complaints.allowed = ("status of 401",)
-    page = open_page(house, "/events/", user=None)
+    page = open_page(console, "/events/", user=None)
     expect(page).to_have_url(re.compile(r"/sign-in/\?next=/events/"))
     page.get_by_label("User name").fill("operator")
     page.get_by_label("Password").fill("not this")
@@ -54,20 +54,20 @@ def test_signing_in_and_out(house, open_page, complaints):
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
-def test_signing_in_by_link_once(house, open_page, complaints):
+def test_signing_in_by_link_once(console, open_page, complaints):
     complaints.allowed = ("status of 410",)
     link = f"/sign-in/{create_sign_in_link(User.objects.get(username='operator'))}/"
-    page = open_page(house, link, user=None)
+    page = open_page(console, link, user=None)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Fleet overview")
-    again = open_page(house, link, user=None)
+    again = open_page(console, link, user=None)
     again.get_by_role("button", name="Sign in").click()
     expect(again.get_by_role("heading", level=1)).to_have_text("This link has ended")
 
 
-def test_a_tenants_person_sees_keys_requests_and_lengths_only(house, open_page, complaints):
+def test_a_tenants_person_sees_keys_requests_and_lengths_only(console, open_page, complaints):
     complaints.allowed = ("status of 403",)
-    page = open_page(house, "/", user="tenant")
+    page = open_page(console, "/", user="tenant")
     expect(page.get_by_role("heading", level=1)).to_have_text("API keys")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(
         ["Requests", "Lengths", "API keys"]
@@ -79,8 +79,8 @@ def test_a_tenants_person_sees_keys_requests_and_lengths_only(house, open_page, 
 # Watching
 
 
-def test_first_paint_needs_no_script(house, open_page):
-    page = open_page(house, "/", script=False)
+def test_first_paint_needs_no_script(console, open_page):
+    page = open_page(console, "/", script=False)
     expect(page.locator("[data-tile] b")).to_have_count(8)
     for text in page.locator("[data-tile] b").all_text_contents():
         assert re.search(r"\d", text), text
@@ -94,8 +94,8 @@ def test_first_paint_needs_no_script(house, open_page):
     expect(page.locator('th[aria-sort="descending"]')).to_have_text(re.compile("Running"))
 
 
-def test_numbers_move_and_charts_grow(house, open_page):
-    page = open_page(house, "/?range=60")
+def test_numbers_move_and_charts_grow(console, open_page):
+    page = open_page(console, "/?range=60")
     expect_live(page)
     expect_drawn(page, "ttft", "demand", "kv")
     figure, row = (
@@ -112,13 +112,13 @@ def test_numbers_move_and_charts_grow(house, open_page):
     expect(page.locator("#chart-ttft [data-plot]")).to_have_attribute("aria-label", re.compile("p95 is"))
 
 
-def test_a_stopped_server_is_said_and_its_return_noticed(house, open_page, complaints):
+def test_a_stopped_server_is_said_and_its_return_noticed(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
-    page = open_page(house, "/")
+    page = open_page(console, "/")
     expect_live(page)
     tile = page.locator("[data-tile=requests_per_s] .figure")
     colour = tile.evaluate("element => getComputedStyle(element).color")
-    house.web.kill()
+    console.web.kill()
     try:
         expect(badge(page)).to_have_attribute("data-word", "disconnected", timeout=20_000)
         expect(page.locator("[data-freshness]")).to_have_text(
@@ -128,31 +128,31 @@ def test_a_stopped_server_is_said_and_its_return_noticed(house, open_page, compl
         assert tile.evaluate("element => getComputedStyle(element).color") != colour  # it stands still, and is grey
         keep(page, "server-away")
     finally:
-        house.web.start()
+        console.web.start()
     expect_live(page, timeout=40_000)
     number = page.locator("[data-tile=output_tokens_per_s] b")
     before = number.text_content()
     expect(number).not_to_have_text(before)
 
 
-def test_a_silent_gateway_is_told_from_a_lost_server(house, open_page):
-    page = open_page(house, "/")
+def test_a_silent_gateway_is_distinguished_from_a_lost_server(console, open_page):
+    page = open_page(console, "/")
     expect_live(page)
-    house.speaker.stop()
+    console.speaker.stop()
     try:
         expect(page.locator("[data-freshness]")).to_have_text(re.compile(r"Delayed, \d+ s"), timeout=20_000)
         expect(badge(page)).to_have_attribute("data-word", "delayed")
         expect(page.locator("[data-freshness]")).to_have_text(re.compile("the gateway is silent"), timeout=40_000)
         expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_be_visible()
     finally:
-        house.speaker.start()
+        console.speaker.start()
     expect_live(page)
     expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_have_count(0)
 
 
-def test_without_websockets_it_polls(house, open_page, complaints):
+def test_without_websockets_it_polls(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
-    page = open_page(house, "/about/")
+    page = open_page(console, "/about/")
     page.route_web_socket(re.compile("/ws/live/"), lambda socket: socket.close(code=1011))
     page.goto("/")
     number = page.locator("[data-tile=output_tokens_per_s] b")
@@ -161,8 +161,8 @@ def test_without_websockets_it_polls(house, open_page, complaints):
     expect(badge(page)).to_have_attribute("data-connection", "closed")
 
 
-def test_pausing_holds_what_is_shown_and_resuming_catches_up(house, open_page):
-    page = open_page(house, "/")
+def test_pausing_holds_what_is_shown_and_resuming_catches_up(console, open_page):
+    page = open_page(console, "/")
     expect_live(page)
     page.get_by_role("button", name="Pause").click()
     expect(badge(page)).to_have_attribute("data-word", "paused")
@@ -178,11 +178,11 @@ def test_pausing_holds_what_is_shown_and_resuming_catches_up(house, open_page):
     expect_live(page)
 
 
-def test_a_new_event_and_a_lost_instance_appear(house, open_page):
-    page = open_page(house, "/")
+def test_a_new_event_and_a_lost_instance_appear(console, open_page):
+    page = open_page(console, "/")
     expect_live(page)
     row = Instance.objects.get(name="llama-3-2-3b-us-east-1")
-    said = next(said for said in house.speaker.feed.rows if said["id"] == row.pk)
+    said = next(said for said in console.speaker.feed.rows if said["id"] == row.pk)
     said["reachable"] = False
     try:
         expect(page.locator("[data-attention]")).to_contain_text(f"{row.name} does not answer")
@@ -206,8 +206,8 @@ def test_a_new_event_and_a_lost_instance_appear(house, open_page):
     expect(page.locator("[data-attention]")).not_to_contain_text(row.name)
 
 
-def test_filters_are_in_the_address(house, open_page):
-    page = open_page(house, "/?model=llama-3.1-8b&range=5&demand=requests&table=kv")
+def test_filters_are_in_the_address(console, open_page):
+    page = open_page(console, "/?model=llama-3.1-8b&range=5&demand=requests&table=kv")
     expect(page.get_by_role("combobox", name="Model")).to_have_value("llama-3.1-8b")
     expect(page.locator("#chart-demand .segments [aria-current]")).to_have_text("Requests/s")
     names = page.locator("#chart-kv tbody th").all_text_contents()
@@ -226,9 +226,9 @@ def test_filters_are_in_the_address(house, open_page):
 # Acting
 
 
-def test_draining_asks_and_is_an_event(house, open_page):
+def test_draining_asks_and_is_an_event(console, open_page):
     name = "llama-3-2-3b-us-west-1"
-    page = open_page(house, f"/instances/{name}/")
+    page = open_page(console, f"/instances/{name}/")
     page.get_by_role("button", name="Drain…").click()
     dialog = page.get_by_role("dialog", name=f"Drain {name}?")
     expect(dialog).to_be_visible()
@@ -257,10 +257,10 @@ def test_draining_asks_and_is_an_event(house, open_page):
     expect(page.locator("#subject-state .status")).to_have_text("Ready")
 
 
-def test_the_overview_of_one_model_stays_so(house, open_page):
+def test_the_overview_of_one_model_stays_so(console, open_page):
     """What the live connection pushes is of all models: the lists of this page keep to theirs."""
     model = "llama-3.1-8b"
-    page = open_page(house, f"/?model={model}")
+    page = open_page(console, f"/?model={model}")
     number = page.locator("[data-tile=output_tokens_per_s] b")
     before = number.text_content()
     expect(number).not_to_have_text(before)
@@ -269,8 +269,8 @@ def test_the_overview_of_one_model_stays_so(house, open_page):
         assert model in text or model.replace(".", "-") in text or "whole fleet" in text, text
 
 
-def test_a_key_is_made_copied_and_revoked(house, open_page):
-    page = open_page(house, "/keys/", permissions=["clipboard-read", "clipboard-write"])
+def test_a_key_is_made_copied_and_revoked(console, open_page):
+    page = open_page(console, "/keys/", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Name").fill("nightly job")
     page.get_by_label("Tenant").select_option("Acme Assistants")
     page.get_by_role("button", name="Create key").click()
@@ -301,8 +301,8 @@ def test_a_key_is_made_copied_and_revoked(house, open_page):
         ("/events/?q=heartbeats", "#events-panel", "Event"),
     ],
 )
-def test_the_file_is_the_table(house, open_page, path, panel, key):
-    page = open_page(house, path)
+def test_the_file_is_the_table(console, open_page, path, panel, key):
+    page = open_page(console, path)
     shown = page.locator(f"{panel} tbody tr").count()
     with page.expect_download() as download:
         page.locator(panel).get_by_role("link", name=re.compile("^CSV")).click()
@@ -317,8 +317,8 @@ def test_the_file_is_the_table(house, open_page, path, panel, key):
 # Themes and keys
 
 
-def test_the_theme_stays(house, open_page):
-    page = open_page(house, "/", theme="dark")
+def test_the_theme_stays(console, open_page):
+    page = open_page(console, "/", theme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(background) == "rgb(14, 17, 22)"
     button = page.locator("[data-theme-button]")
@@ -335,8 +335,8 @@ def test_the_theme_stays(house, open_page):
     expect(button).to_have_text("Theme: dark")
 
 
-def test_charts_follow_the_theme(house, open_page):
-    page = open_page(house, "/", theme="dark")
+def test_charts_follow_the_theme(console, open_page):
+    page = open_page(console, "/", theme="dark")
     expect_drawn(page, "ttft", "kv")
     colour = "document.querySelector('#chart-ttft [data-plot]').data[1].line.color"
     reverse = "document.querySelector('#chart-kv [data-plot]').data[0].reversescale"
@@ -349,8 +349,8 @@ def test_charts_follow_the_theme(house, open_page):
     assert page.evaluate(reverse) is True
 
 
-def test_everything_by_keyboard(house, open_page):
-    page = open_page(house, "/about/")
+def test_everything_by_keyboard(console, open_page):
+    page = open_page(console, "/about/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
@@ -387,8 +387,8 @@ def test_everything_by_keyboard(house, open_page):
     expect(page.get_by_role("button", name="Drain…")).to_be_focused()
 
 
-def test_shortcuts_are_listed_and_can_be_switched_off(house, open_page):
-    page = open_page(house, "/")
+def test_shortcuts_are_listed_and_can_be_switched_off(console, open_page):
+    page = open_page(console, "/")
     expect_live(page)
     page.keyboard.press("?")
     help_ = page.get_by_role("dialog", name="Keyboard")
@@ -405,8 +405,8 @@ def test_shortcuts_are_listed_and_can_be_switched_off(house, open_page):
     expect(badge(page)).not_to_have_attribute("data-word", "paused")
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(house, open_page):
-    page = open_page(house, "/", viewport=PHONE)
+def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
+    page = open_page(console, "/", viewport=PHONE)
     request = page.request.get("/requests/?format=csv")
     assert request.ok
     for path in ("/", "/instances/", f"/instances/{seed.DRAINED}/", "/requests/", "/keys/", "/events/", "/about/"):
@@ -417,8 +417,8 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(house, open_page):
 # The first day
 
 
-def test_an_empty_house_says_what_to_do(empty_house, open_page):
-    page = open_page(empty_house, "/", user="admin")
+def test_an_empty_console_says_what_to_do(empty_console, open_page):
+    page = open_page(empty_console, "/", user="admin")
     expect(page.locator("#instances-panel")).to_contain_text("No instances yet")
     expect(page.get_by_role("link", name="Add one in Admin")).to_be_visible()
     page.goto("/requests/")

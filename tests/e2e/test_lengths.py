@@ -19,22 +19,22 @@ CHARTS = ("pairs", "calibration", "buckets", "trend")
 
 
 @pytest.fixture(scope="module")
-def furnished(house):
-    """The house with measures, samples and versions, and a drift that the gateway tells of; taken away again."""
+def furnished(console):
+    """The console with measures, samples and versions, and a drift that the gateway publishes; taken away again."""
     length_rows.furnish(timezone.now(), ("acme",))
     for number, kind in ((9, "student"), (10, "student")):
         LengthVersion.objects.create(number=number, kind=kind, measures={"mae": 60.0}, note="for a test to decide on")
-    house.speaker.feed.drift = [
+    console.speaker.feed.drift = [
         {"model": "llama-3.1-8b", "tenant": "acme", "longer": True, "since": timezone.now().timestamp() - 700}
     ]
-    yield house
-    house.speaker.feed.drift = []
+    yield console
+    console.speaker.feed.drift = []
     for rows in (LengthMinute, LengthSample, LengthVersion):
         rows.objects.all().delete()
 
 
 @pytest.fixture
-def explained(house):
+def explained(console):
     """A request whose trace says why, taken away again."""
     row = LedgerRow.objects.exclude(trace=[]).first()
     before = row.trace
@@ -49,24 +49,24 @@ def explained(house):
 def test_axe_finds_nothing(furnished, explained, open_page, theme):
     page = open_page(furnished, "/about/", theme=theme)
     paths = {"lengths": "/lengths/", "lengths-tables": "/lengths/?table=pairs", "why": f"/requests/{explained.pk}/"}
-    found = {}
+    violations_of = {}
     for name, path in paths.items():
         page.set_viewport_size(DESKTOP)
         page.goto(path)
         settle(page)
-        found[name] = violations(page)
+        violations_of[name] = violations(page)
         keep(page, f"{name}-{theme}-1440")
         page.set_viewport_size(PHONE)
         page.wait_for_timeout(300)
-        found[name] += violations(page)
+        violations_of[name] += violations(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
         keep(page, f"{name}-{theme}-390")
-    assert found == {name: [] for name in paths}
+    assert violations_of == {name: [] for name in paths}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_day(empty_house, open_page, theme):
-    page = open_page(empty_house, "/lengths/", theme=theme)
+def test_the_first_day(empty_console, open_page, theme):
+    page = open_page(empty_console, "/lengths/", theme=theme)
     assert violations(page) == []
     keep(page, f"lengths-empty-{theme}-1440")
     for words in ("No request with a predicted length ended", "No version has been trained yet", "kept as a sample"):

@@ -25,13 +25,13 @@ EMPTY = ("forecast", "scaling", "plans", "moves")
 
 
 @pytest.fixture(scope="module")
-def furnished(house):
-    """The house with demand, forecasts, plans, moves and comparisons, taken away again."""
+def furnished(console):
+    """The console with demand, forecasts, plans, moves and comparisons, taken away again."""
     from controlplane.gateway.models import MinuteRow
     from controlplane.planning.models import Backtest, Forecast, ScalingMove, StrategyComparison
 
     planning_rows.furnish(timezone.now(), 8)
-    yield house
+    yield console
     for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
         rows.objects.all().delete()
 
@@ -62,34 +62,34 @@ def tab_to(page, name: str, most: int = 80):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(furnished, open_page, theme):
     page = open_page(furnished, "/about/", theme=theme)
-    found = {}
+    violations_of = {}
     for name, path in PAGES.items():
         page.set_viewport_size(DESKTOP)
         page.goto(path.format(plan=advice().pk))
         settle(page)
-        found[name] = violations(page)
+        violations_of[name] = violations(page)
         keep(page, f"{name}-{theme}-1440")
         page.set_viewport_size(PHONE)
         for _ in range(50):  # charts are drawn anew
             page.wait_for_timeout(200)
             if page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]:
                 break
-        found[name] += violations(page)
+        violations_of[name] += violations(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
         keep(page, f"{name}-{theme}-390")
-    assert found == {name: [] for name in PAGES}
+    assert violations_of == {name: [] for name in PAGES}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_on_the_first_day(empty_house, open_page, theme):
-    page = open_page(empty_house, "/about/", theme=theme)
-    found = {}
+def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
+    page = open_page(empty_console, "/about/", theme=theme)
+    violations_of = {}
     for name in EMPTY:
         page.goto(PAGES[name])
         settle(page)
-        found[name] = violations(page)
+        violations_of[name] = violations(page)
         keep(page, f"{name}-empty-{theme}-1440")
-    assert found == {name: [] for name in EMPTY}
+    assert violations_of == {name: [] for name in EMPTY}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -199,8 +199,8 @@ def test_a_viewer_of_the_phone_finds_every_part(furnished, open_page):
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
 
 
-def test_the_first_day_says_what_to_do(empty_house, open_page):
-    page = open_page(empty_house, "/forecast/", user="admin")
+def test_the_first_day_says_what_to_do(empty_console, open_page):
+    page = open_page(empty_console, "/forecast/", user="admin")
     expect(page.locator("main")).to_contain_text("Nothing is deployed")
     page.goto("/scaling/")
     expect(page.locator("main")).to_contain_text("seed_demo")

@@ -4,9 +4,9 @@ import pytest
 from django.urls import reverse
 
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models import Model as LanguageModel
-from controlplane.fleet.states import Action, InstanceState
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

@@ -8,6 +8,7 @@ from django.core.management import call_command
 from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.events.models import Event
 from controlplane.fleet import demo
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -19,7 +20,6 @@ from controlplane.fleet.models import (
     Region,
     SloClass,
 )
-from controlplane.fleet.states import InstanceState
 
 pytestmark = pytest.mark.django_db
 

@@ -6,9 +6,10 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet import hosts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import hosts
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
 from controlplane.planning.execution import executor, floor
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
@@ -48,18 +49,18 @@ def launcher(monkeypatch):
 def sent(monkeypatch, settings):
     """Messages to workers: (task, arguments, queue)."""
     settings.HOST = "gpu-a"
-    found = []
+    messages = []
 
-    def tell(task, *args, expires_s=None, queue=""):
-        found.append((task.rpartition(".")[2], args, queue))
+    def send_task(task, *args, expires_s=None, queue=""):
+        messages.append((task.rpartition(".")[2], args, queue))
         return True
 
-    monkeypatch.setattr(services, "tell_workers", tell)
-    monkeypatch.setattr(tasks, "tell_workers", tell)
+    monkeypatch.setattr(services, "send_task", send_task)
+    monkeypatch.setattr(tasks, "send_task", send_task)
     monkeypatch.setattr(services, "deliver", deliver)
     monkeypatch.setattr(tasks, "deliver", deliver)
     monkeypatch.setattr(tasks, "notify", lambda: True)
-    return found
+    return messages
 
 
 def now(row):
@@ -102,7 +103,7 @@ class TestACommand:
         assert hosts.queue_of(instance) == "node.gpu-b"
         assert "queue node.gpu-b" in hosts.obstacle(instance)
 
-    def test_what_waits_is_told_to_its_own_host(self, make_instance, launcher, node, sent):
+    def test_what_waits_reaches_its_own_host(self, make_instance, launcher, node, sent):
         instance = make_instance(launcher=Launcher.PROCESS, node=node, host="gpu-b")
         command = services.stop(instance, "test", "retired")
         InstanceCommand.objects.update(created_at=timezone.now() - timedelta(minutes=1))
@@ -172,15 +173,6 @@ class TestWatching:
         assert tasks.end_failed() == 0
         assert launcher.calls == []
         assert sent == [("end_failed", (False,), "node.node-1")]
-
-
-def test_a_queue_that_nobody_reads_does_not_grow(monkeypatch):
-    from controlplane.fleet import services as module
-
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "_unread", lambda queue: module.MOST_UNREAD)
-    monkeypatch.setattr(module.celery_app, "send_task", lambda *a, **k: pytest.fail("one more was sent"))
-    assert module.tell_workers("a.task", queue="node.gone")
 
 
 def test_an_address_of_this_machine():

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.fleet import engine_logs, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import InstanceState as S
 from controlplane.fleet.models import Deployment, Instance, Launcher
-from controlplane.fleet.states import InstanceState as S
 from workers.tasks import observation
 from workers.vllm import engine_log
 from workers.vllm.client import VllmError
@@ -118,7 +119,7 @@ def test_one_that_does_not_answer_keeps_its_figures(process, server):
     assert instance.engine["version"] == "0.31.0"
 
 
-def test_one_started_elsewhere_has_what_it_tells_itself(make_instance):
+def test_one_started_elsewhere_has_what_it_answers_itself(make_instance):
     instance = make_instance(launcher=Launcher.EXTERNAL)
     observation.observe_instances()
     instance.refresh_from_db()

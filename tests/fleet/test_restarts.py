@@ -6,9 +6,10 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
-from controlplane.fleet import restarts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import restarts
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance
-from controlplane.fleet.states import InstanceState
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

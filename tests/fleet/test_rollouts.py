@@ -6,10 +6,11 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane.dispatch import inventory
+from controlplane.dispatch.live_fleet import inventory
 from controlplane.events.models import Event, Severity
-from controlplane.fleet import revisions, rollouts, services
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import (
     CommandState,
     Deployment,
@@ -20,7 +21,8 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
-from controlplane.fleet.states import ActionError, InstanceState
+from controlplane.fleet.rollouts import revisions, selectors
+from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor, floor
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
@@ -300,8 +302,8 @@ class TestFailure:
         assert world.seqs() == [256, 256]
         assert min(world.ready) == 2
         assert Event.objects.get(kind="rollout.failed").severity == Severity.CRITICAL
-        (found,) = rollouts.failed()
-        assert found.rollout.pk == ended.pk
+        (status,) = selectors.failed()
+        assert status.rollout.pk == ended.pk
         for _ in range(5):
             world.step()
         assert world.seqs() == [256, 256]
@@ -323,11 +325,11 @@ class TestFailure:
         world.begin()
         world.run()
         world.changed(max_num_seqs=256)
-        assert rollouts.failed() == []
+        assert selectors.failed() == []
         world.begin(max_num_seqs=8)
         assert world.run().state == RolloutState.SUCCEEDED
         assert world.seqs() == [8, 8]
-        assert rollouts.failed() == []
+        assert selectors.failed() == []
 
     def test_settings_that_cannot_be_started_are_refused_and_end_one_that_runs(self, world, profile):
         world.begin()
@@ -381,7 +383,7 @@ class TestCancelAndChange:
             world.step()
         assert states(world) == {"a": "ready", "b": "ready"}
         assert world.seqs() == [7, 256]
-        assert not rollouts.open_rollouts()
+        assert not selectors.open_rollouts()
 
     def test_it_waits_for_gpus_that_somebody_else_has_taken(self, world, make_instance, node):
         Node.objects.update(gpu_count=4)
@@ -397,7 +399,7 @@ class TestCancelAndChange:
         Instance.objects.filter(pk=other.pk).update(state=S.STOPPED)
         advance_rollouts()
         assert states(world)["a"] == "provisioning"
-        assert not rollouts.open_rollouts()
+        assert not selectors.open_rollouts()
 
     def test_one_more_that_still_starts_is_stopped(self, world):
         world.begin()

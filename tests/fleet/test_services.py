@@ -2,10 +2,11 @@
 
 import pytest
 
+from controlplane import celery_app
 from controlplane.events.models import Event
 from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import Action, ActionError, InstanceState
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -148,8 +149,8 @@ class TestWords:
     def test_a_broker_that_is_down_is_said_and_loses_nothing(self, make_instance, operator, monkeypatch, settings):
         monkeypatch.undo()  # the real `deliver`
         monkeypatch.setattr(services, "notify", lambda: False)
-        monkeypatch.setattr(services.celery_app.conf, "broker_url", "redis://127.0.0.1:1/0")
-        monkeypatch.setattr(services.celery_app.conf, "broker_write_url", "redis://127.0.0.1:1/0")
+        monkeypatch.setattr(celery_app.conf, "broker_url", "redis://127.0.0.1:1/0")
+        monkeypatch.setattr(celery_app.conf, "broker_write_url", "redis://127.0.0.1:1/0")
         sentence = services.act(Action.STOP, make_instance(), operator, "x")
         assert "the broker does not answer" in sentence
         assert InstanceCommand.objects.get().state == CommandState.PENDING

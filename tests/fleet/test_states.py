@@ -3,8 +3,7 @@
 import pytest
 
 from controlplane.events.models import Event, Severity
-from controlplane.fleet.services import move
-from controlplane.fleet.states import (
+from controlplane.fleet.lifecycle.states import (
     ACTION_STATES,
     MOVES,
     Action,
@@ -13,6 +12,7 @@ from controlplane.fleet.states import (
     InstanceState,
     check_action,
 )
+from controlplane.fleet.services import move
 
 S = InstanceState
 # Written out by hand, so that a change of MOVES has to be meant.

@@ -7,8 +7,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
 from workers.tasks import fleet as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.launcher import Launched, LaunchError
@@ -195,7 +195,7 @@ class TestSleepAndWake:
 
     @pytest.mark.parametrize(("verb", "state"), [("sleep", S.READY), ("wake", S.SLEEPING)])
     def test_an_answer_is_no_proof(self, verb, state, make_instance, client, monkeypatch):
-        """The server answers 200 and does not do it: `is_sleeping` tells."""
+        """The server answers 200 and does not do it: `is_sleeping` says so."""
         monkeypatch.setattr(tasks, "SLEEP_PROOF_S", 0.0)
         client.obeys = False
         instance = make_instance(state=state)
@@ -224,7 +224,7 @@ class TestOrder:
         assert now(stop) == CommandState.PENDING
         InstanceCommand.objects.filter(pk=start.pk).update(state=CommandState.PENDING)
         tasks.run_command(start.pk)
-        assert delivered == [stop.pk]  # the next in line is told at once
+        assert delivered == [stop.pk]  # the workers are notified of the next in line at once
         tasks.run_command(stop.pk)
         assert now(instance) == S.STOPPED
 

@@ -4,6 +4,7 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -16,7 +17,6 @@ from controlplane.fleet.models import (
     SloClass,
     SloKind,
 )
-from controlplane.fleet.states import InstanceState
 from workers.tasks import fleet as tasks
 
 pytestmark = pytest.mark.django_db
@@ -73,7 +73,7 @@ class TestDeployment:
             deployment.full_clean()
 
     @pytest.mark.parametrize("ordering", ["fcfs", "priority", "ssjf", "deadline", "slack"])
-    def test_instances_are_told_to_go_by_priority_unless_they_go_by_arrival(self, ordering, deployment):
+    def test_instances_go_by_priority_unless_they_go_by_arrival(self, ordering, deployment):
         deployment.ordering_policy = ordering
         assert deployment.scheduling_policy == ("fcfs" if ordering == "fcfs" else "priority")
 

@@ -15,10 +15,13 @@ import pytest
 import redis
 from django.utils import timezone
 
+from controlplane import celery_app
 from controlplane.events.models import Event
-from controlplane.fleet import launching, rollouts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import launching
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks
@@ -66,8 +69,8 @@ def redis_url(settings, monkeypatch, tmp_path):
 
             until(answers)
         settings.REDIS_URL = url
-        monkeypatch.setattr(services.celery_app.conf, "broker_url", url)
-        monkeypatch.setattr(services.celery_app.conf, "broker_write_url", url)
+        monkeypatch.setattr(celery_app.conf, "broker_url", url)
+        monkeypatch.setattr(celery_app.conf, "broker_write_url", url)
         yield url
     finally:
         process.terminate()
@@ -90,7 +93,7 @@ def emulator(monkeypatch):
         process.stdout.close()
 
 
-def test_a_command_is_told_to_the_workers(redis_url, make_instance):
+def test_the_workers_are_notified_of_a_command(redis_url, make_instance):
     command = services.stop(make_instance(), "test", "retired")
     assert command.delivered is True
     with redis.Redis.from_url(redis_url) as client:
@@ -157,7 +160,7 @@ def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
 
         return asyncio.run(once())
 
-    def turn():
+    def pass_once():
         for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
             tasks.run_command(command.pk)
         for row in Instance.objects.filter(state=S.LOADING):
@@ -171,12 +174,12 @@ def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
     ready = []
     for name in ("one", "two"):
         services.start(make_instance(state=S.PROVISIONING, name=name, node=node), "test", "begin")
-    turn()
+    pass_once()
     Deployment.objects.update(max_num_seqs=3, min_instances=2)
     rollout = rollouts.start(deployment, "test", "three at once")
     for _ in range(30):
         advance_rollouts()
-        turn()
+        pass_once()
         rollout.refresh_from_db()
         if rollout.ended_at:
             break
@@ -202,7 +205,7 @@ def test_an_emulator_that_is_gone_fails_the_instance(redis_url, monkeypatch, mak
 
 
 def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_path, make_instance):
-    """A Python without vLLM: the server ends at once, which no heartbeat could tell from slow loading."""
+    """A Python without vLLM: the server ends at once, which to heartbeats looks like slow loading."""
     settings.VLLM_PYTHON, settings.STATE_DIR = sys.executable, tmp_path
     instance = make_instance(state=S.PROVISIONING, launcher=Launcher.PROCESS)
     tasks.run_command(services.start(instance, "test", "x").pk)

@@ -1,4 +1,4 @@
-"""A scripted stand-in for one vLLM server: says what it is told to, and remembers what it was asked."""
+"""A scripted stand-in for one vLLM server: answers by its script, and remembers what it was asked."""
 
 import asyncio
 import json

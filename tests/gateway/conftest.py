@@ -14,16 +14,16 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
 from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
 
 
 @dataclass
-class House:
-    """What a test has to do with."""
+class ServedGateway:
+    """A gateway behind HTTP, with scripted backends and its rows in the database."""
 
     gateway: Gateway
     url: str
@@ -78,16 +78,16 @@ async def serving(gateway: Gateway):
 
 
 @pytest.fixture
-def house_options() -> dict:
+def gateway_options() -> dict:
     """Override in a test module or by parametrisation: regions, max_num_seqs, queue_bound."""
     return {}
 
 
 @pytest_asyncio.fixture
-async def house(transactional_db, house_options, monkeypatch):
+async def served(transactional_db, gateway_options, monkeypatch):
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "KEY_CACHE_S", 0.2)
-    options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | house_options
+    options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | gateway_options
     async with AsyncExitStack() as stack:
         backends = [Backend(f"m-{index}") for index in range(len(options["regions"]))]
         for backend in backends:
@@ -98,7 +98,7 @@ async def house(transactional_db, house_options, monkeypatch):
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
-        yield House(gateway, url, backends, http)
+        yield ServedGateway(gateway, url, backends, http)
 
 
 async def until(condition, timeout_s: float = 30.0) -> None:

@@ -157,12 +157,12 @@ CASES = [
 ]
 
 
-async def test_bad_input_is_refused_in_openai_shape(house):
+async def test_bad_input_is_refused_in_openai_shape(served):
     wrong = []
     for name, path, body, headers, status, code, param in CASES:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        sent = {key: value for key, value in (house.headers | headers).items() if value}
-        async with house.http.post(f"{house.url}/v1/{path}", data=io.BytesIO(data), headers=sent) as response:
+        sent = {key: value for key, value in (served.headers | headers).items() if value}
+        async with served.http.post(f"{served.url}/v1/{path}", data=io.BytesIO(data), headers=sent) as response:
             answer = await response.json()
             error = answer.get("error", {})
             got = (response.status, error.get("code"), error.get("param"))
@@ -175,45 +175,45 @@ async def test_bad_input_is_refused_in_openai_shape(house):
             if response.headers.get("x-should-retry") != "false" or not response.headers.get("x-request-id"):
                 wrong.append((name, "headers", dict(response.headers)))
     assert wrong == []
-    assert house.backends[0].bodies == []
-    assert house.gateway.dispatcher.waiting_count == 0
-    assert all(row.status_code != 200 for row in await house.rows())
+    assert served.backends[0].bodies == []
+    assert served.gateway.dispatcher.waiting_count == 0
+    assert all(row.status_code != 200 for row in await served.rows())
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "chat/completions"), ("POST", "models"), ("DELETE", "completions")]
 )
-async def test_wrong_method(house, method, path):
-    async with house.http.request(method, f"{house.url}/v1/{path}", headers=house.headers) as response:
+async def test_wrong_method(served, method, path):
+    async with served.http.request(method, f"{served.url}/v1/{path}", headers=served.headers) as response:
         assert response.status == 405
         assert response.headers["Allow"]
 
 
-async def test_a_body_in_chunks_is_cut_off_when_it_grows_too_large(house):
+async def test_a_body_in_chunks_is_cut_off_when_it_grows_too_large(served):
     async def chunks():
         for _ in range(200):
             yield b"x" * 50_000
 
-    async with house.http.post(f"{house.url}/v1/chat/completions", data=chunks(), headers=house.headers) as response:
+    async with served.http.post(f"{served.url}/v1/chat/completions", data=chunks(), headers=served.headers) as response:
         assert response.status == 413
 
 
-async def test_models(house):
-    async with house.http.get(f"{house.url}/v1/models", headers=house.headers) as response:
+async def test_models(served):
+    async with served.http.get(f"{served.url}/v1/models", headers=served.headers) as response:
         (card,) = (await response.json())["data"]
     assert (card["id"], card["object"]) == ("m", "model")
-    async with house.http.get(f"{house.url}/v1/models/m", headers=house.headers) as response:
+    async with served.http.get(f"{served.url}/v1/models/m", headers=served.headers) as response:
         assert (await response.json())["id"] == "m"
-    async with house.http.get(f"{house.url}/v1/models/other", headers=house.headers) as response:
+    async with served.http.get(f"{served.url}/v1/models/other", headers=served.headers) as response:
         assert response.status == 404
-    async with house.http.get(f"{house.url}/v1/models") as response:
+    async with served.http.get(f"{served.url}/v1/models") as response:
         assert response.status == 401
 
 
-async def test_the_instances_own_refusal_is_the_tenants_answer(house):
-    house.backends[0].script.status = 400
-    async with await house.chat() as response:
+async def test_the_instances_own_refusal_is_the_tenants_answer(served):
+    served.backends[0].script.status = 400
+    async with await served.chat() as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"] == "scripted"
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert (row.outcome, row.status_code, row.slo_met) == ("failed", 400, None)

@@ -4,75 +4,78 @@ import json
 
 import openai
 import pytest
+from channels.db import database_sync_to_async
+from django.utils import timezone
 
 from controlplane.events.models import Event
+from controlplane.fleet.models import Instance
 from tests.dispatch.test_floor import of
 from tests.gateway.conftest import until
 from tests.gateway.test_serving import sdk
 
-pytestmark = pytest.mark.parametrize("house_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
+pytestmark = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
 
 
-async def break_first(house, tokens: int = 3) -> None:
+async def break_first(served, tokens: int = 3) -> None:
     """Let the engine of the first instance be dead; its heartbeats go on, as those of vLLM do for seconds."""
-    script = house.backends[0].script
+    script = served.backends[0].script
     script.die, script.tokens = "engine", tokens
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_before_the_first_byte_another_instance_answers(house, stream):
-    await break_first(house, tokens=0)
+async def test_before_the_first_byte_another_instance_answers(served, stream):
+    await break_first(served, tokens=0)
     for _ in range(4):
-        async with await house.chat(stream=stream) as response:
+        async with await served.chat(stream=stream) as response:
             text = await response.text()
             assert response.status == 200
             assert "EngineCore" not in text
             assert "error" not in text
-    rows = await house.rows()
+    rows = await served.rows()
     assert {row.outcome for row in rows} == {"done"}
     tried = [row for row in rows if row.attempts == 2]
     assert len(tried) == 1  # the instance is given nothing after that
     assert "its engine died" in tried[0].trace[0]["lost"]
 
 
-async def test_the_instance_fails_at_once_though_it_answers_heartbeats(house):
-    await break_first(house, tokens=0)
+async def test_the_instance_fails_at_once_though_it_answers_heartbeats(served):
+    await break_first(served, tokens=0)
     for _ in range(2):
-        assert (await house.chat(stream=True)).status == 200
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)
-    replica = next(one for one in house.gateway.topology.replicas.values() if one.name == "m-0")
+        assert (await served.chat(stream=True)).status == 200
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
+    replica = next(one for one in served.gateway.topology.replicas.values() if one.name == "m-0")
     await until(lambda: replica.spec.state == "failed")
-    assert (await house.instance(0)).state_reason == "its engine died"
+    assert (await served.instance(0)).state_reason == "its engine died"
     seen = replica.heartbeat_at
-    await until(lambda: house.backends[0].script.metrics and replica.heartbeat_at == seen)
-    house.backends[0].script.metrics = False  # its server ends
+    await until(lambda: served.backends[0].script.metrics and replica.heartbeat_at == seen)
+    served.backends[0].script.metrics = False  # its server ends
     await until(lambda: not replica.lost)
-    house.backends[0].script.metrics, house.backends[0].script.die = True, ""  # and is started anew
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 2)
+    served.backends[0].script.metrics, served.backends[0].script.die = True, ""  # and is started anew
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
     states = [
         after["state"] for (after,) in await of(Event.objects.filter(subject="m-0", kind="instance.moved"), "after")
     ]
     assert sorted(states) == ["failed", "loading", "ready"]
 
 
-async def test_after_it_the_stream_ends_with_our_error(house):
-    for backend in house.backends:
+async def test_after_it_the_stream_ends_with_our_error(served):
+    for backend in served.backends:
         backend.script.die = "engine"
-    async with await house.chat(stream=True) as response:
+    async with await served.chat(stream=True) as response:
         assert response.status == 200
         events = [line[6:] for line in (await response.text()).split("\n\n") if line]
     assert [json.loads(event)["choices"][0]["delta"]["content"] for event in events[:-1]] == ["", "t0 "]
     error = json.loads(events[-1])["error"]
     assert (error["code"], error["type"]) == ("upstream_interrupted", "server_error")
     assert "EngineCore" not in error["message"]
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
 
 
-async def test_an_sdk_sees_an_api_error(house):
-    for backend in house.backends:
+async def test_an_sdk_sees_an_api_error(served):
+    for backend in served.backends:
         backend.script.die = "engine"
-    async with sdk(house, max_retries=0) as client:
+    async with sdk(served, max_retries=0) as client:
         stream = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True
         )
@@ -82,17 +85,43 @@ async def test_an_sdk_sees_an_api_error(house):
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stream_is_the_instances_own_but_for_the_usage(house, choices):
-    for backend in house.backends:
+async def test_a_stream_is_the_instances_own_but_for_the_usage(served, choices):
+    for backend in served.backends:
         backend.script.fingerprint, backend.script.choices = "vllm-0.32.0-tp1-abc", choices
     headers = {"X-Request-Id": "r-1"}
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "n": choices}
-    async with house.http.post(
-        f"{house.backends[0].url}/v1/chat/completions", json=body | {"stream_options": {}}, headers=headers
+    async with served.http.post(
+        f"{served.backends[0].url}/v1/chat/completions", json=body | {"stream_options": {}}, headers=headers
     ) as direct:
         wanted = await direct.read()
     assert wanted.count(b"system_fingerprint") == choices
     for _ in range(4):  # several choices: from the second stream of each instance on
-        async with await house.chat(stream=True, n=choices, headers=headers) as response:
+        async with await served.chat(stream=True, n=choices, headers=headers) as response:
             got = await response.read()
     assert got == wanted
+
+
+async def test_a_server_that_follows_at_an_address_does_not_get_the_fingerprint_of_the_one_before(served):
+    """With several choices the first to end is stamped from what the server sent last; a new server has sent nothing."""
+    backend = served.backends[0]
+    backend.script.fingerprint, backend.script.choices = "the-one-before", 2
+    await database_sync_to_async(Instance.objects.exclude(name=backend.name).update)(state="stopped")
+    served.gateway.refresh_now()
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
+
+    async def streamed() -> str:
+        async with await served.chat(stream=True, n=2) as response:
+            return await response.text()
+
+    await streamed()
+    assert (await streamed()).count("the-one-before") == 2
+    await database_sync_to_async(Instance.objects.filter(name=backend.name).update)(state_changed_at=timezone.now())
+    (before,) = served.gateway.topology.replicas.values()
+    ready_at = before.spec.state_changed_at
+    served.gateway.refresh_now()
+    await until(lambda: before.spec.state_changed_at > ready_at)
+    backend.script.fingerprint = "the-next-one"
+    answer = await streamed()
+    assert "the-one-before" not in answer
+    assert answer.count("the-next-one") == 1, "of the choice that ended last, as soon as it is known"
+    assert (await streamed()).count("the-next-one") == 2

@@ -4,9 +4,9 @@ import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError
 
-from controlplane.gateway import ledger as module
-from controlplane.gateway.journal import PATTERN
-from controlplane.gateway.ledger import Entry, Ledger
+from controlplane.gateway.ledger import writer as module
+from controlplane.gateway.ledger.journal import PATTERN
+from controlplane.gateway.ledger.writer import Entry, Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from tests.gateway.rows import make_rows
 
@@ -47,10 +47,10 @@ async def test_rows_and_minutes_agree(entries, tmp_path):
     for entry in entries:
         ledger.add(entry)
         await ledger.flush()  # one batch each: minute rows must add up over batches
-    found = await database_sync_to_async(rows)()
-    assert [row.request_id for row in found] == ["r0", "r1", "r2", "r3"]
-    assert found[0].trace == [{"instance": "m-0"}]
-    assert found[0].arrived_at.timestamp() == 1_700_000_000.0
+    written = await database_sync_to_async(rows)()
+    assert [row.request_id for row in written] == ["r0", "r1", "r2", "r3"]
+    assert written[0].trace == [{"instance": "m-0"}]
+    assert written[0].arrived_at.timestamp() == 1_700_000_000.0
     minutes = await database_sync_to_async(lambda: list(MinuteRow.objects.order_by("minute")))()
     assert [minute.requests for minute in minutes] == [1, 2, 1]
     assert sum(minute.prompt_tokens for minute in minutes) == 40
@@ -131,8 +131,8 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
     again = entries[0]._replace(arrived_at=entries[0].arrived_at + 300)  # another request of the same id
     following.add(again)
     await following.stop()
-    found = await database_sync_to_async(rows)()
-    assert [row.request_id for row in found] == ["r0", "r1", "r2", "r3", "r0"]
+    written = await database_sync_to_async(rows)()
+    assert [row.request_id for row in written] == ["r0", "r1", "r2", "r3", "r0"]
     minutes = await database_sync_to_async(lambda: sum(row.requests for row in MinuteRow.objects.all()))()
     assert minutes == 5
 

@@ -1,17 +1,30 @@
-"""The gateway's end of the port: what it tells the dispatcher, and what it makes of what it hears."""
+"""The gateway's end of the port: the records that it submits, and what it makes of those that come back."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from controlplane.dispatch.port import DEAD, Finished, Left, Lost, Moved, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import (
+    DEAD,
+    Finished,
+    Left,
+    Lost,
+    Moved,
+    Placed,
+    Prefix,
+    PrefixWanted,
+    Progress,
+    Refused,
+    Submit,
+)
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.open_requests import OpenRequests
-from controlplane.gateway.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
+from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 
 
-class Told:
-    """Requests with nobody behind them: *records* are what a dispatcher would be told."""
+class GatewaySide:
+    """Requests with nobody behind them: *records* are what a dispatcher would get."""
 
     def __init__(self):
         self.records = []
@@ -28,98 +41,107 @@ class Told:
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
         self.requests.take(Moved(number, "east", 30))
-        record = Placed(number, attempt, "m-0", "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+        record = Placed(number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"})
         self.requests.take(record)
         return record
 
 
 @pytest.fixture
-async def told() -> Told:
-    return Told()
+async def side() -> GatewaySide:
+    return GatewaySide()
 
 
-async def test_a_request_hears_where_it_waits_and_where_it_runs(told):
-    ticket = told.ticket()
-    assert told.records == [ticket.asked]
-    told.requests.take(Moved(0, "east", 30))
+async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
+    ticket = side.ticket()
+    assert side.records == [ticket.asked]
+    side.requests.take(Moved(0, "east", 30))
     assert (ticket.course.state, ticket.course.region, ticket.course.predicted_tokens) == (
         TicketState.WAITING,
         "east",
         30,
     )
-    told.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
+    side.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.course.region == "west"
-    record = Placed(0, 1, "m-0", "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"})
-    told.requests.take(record)
+    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+    side.requests.take(record)
     assert await ticket.placement is record
     assert (ticket.course.state, ticket.course.instance, ticket.course.attempts) == (TicketState.PLACED, "m-0", 1)
     assert ticket.course.trace == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
 
 
-async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(told):
-    tickets = [told.ticket() for _ in range(100)]
-    whole = told.ticket(streamed=False)
+async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
+    tickets = [side.ticket() for _ in range(100)]
+    whole = side.ticket(streamed=False)
     for ticket in [*tickets, whole]:
-        told.placed(ticket)
-        told.requests.began(ticket)
-    told.records.clear()
-    told.requests.report()
+        side.placed(ticket)
+        side.requests.began(ticket)
+    side.records.clear()
+    side.requests.report()
     for ticket in tickets[:3]:
         ticket.course.output_tokens += 7
     for _ in range(2):
-        told.requests.report()
-    first, second = told.records
+        side.requests.report()
+    first, second = side.records
     assert sorted(first.tokens) == [(number, 0) for number in range(100)], "that it began is said too"
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
-    told.requests.headers_came(tickets[0])
-    assert told.records[-1] == Progress(headers=((0, 6.0),))
+    side.requests.headers_came(tickets[0])
+    assert side.records[-1] == Progress(headers=((0, 6.0),))
 
 
-async def test_a_refusal_becomes_the_error_that_the_tenant_sees(told):
-    ticket = told.ticket()
-    told.requests.take(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
+async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(side):
+    ticket = side.ticket()
+    body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
+    ticket.call = SimpleNamespace(model="m", body=body, prompt_characters=1)
+    side.requests.take(PrefixWanted(0))
+    assert side.records[1:] == [Prefix(0, tuple(leading_hashes(ticket.call, 100)[0]), BLOCK_IDS)]
+    assert len(side.records[1].hashes) == 2
+
+
+async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
+    ticket = side.ticket()
+    side.requests.take(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
     with pytest.raises(ApiError, match="Full") as caught:
         await ticket.placement
     error = caught.value
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "queue_full")
     assert (error.retry_after_s, error.estimated_wait_s, ticket.course.region) == (2.5, 5.0, "west")
-    other = told.ticket()
-    told.requests.take(Refused(1, 503, "model_unavailable", "None.", 15))
+    other = side.ticket()
+    side.requests.take(Refused(1, 503, "model_unavailable", "None.", 15))
     with pytest.raises(ApiError) as caught:
         await other.placement
     assert (caught.value.status, caught.value.type) == (503, "server_error")
 
 
-async def test_a_request_that_lost_its_instance_is_placed_again(told):
-    ticket = told.ticket()
-    told.placed(ticket)
+async def test_a_request_that_lost_its_instance_is_placed_again(side):
+    ticket = side.ticket()
+    side.placed(ticket)
     first = ticket.placement
-    told.requests.place_again(ticket, "m-0: it died", DEAD)
-    assert told.records[-1] == Left(0, again=True, found=DEAD)
+    side.requests.place_again(ticket, "m-0: it died", DEAD)
+    assert side.records[-1] == Left(0, again=True, failure=DEAD)
     assert ticket.placement is not first
-    told.placed(ticket, attempt=2)
+    side.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
     assert [entry.get("lost") for entry in ticket.course.trace] == ["m-0: it died", None]
 
 
-async def test_it_leaves_once_and_hears_nothing_afterwards(told):
-    done, gone = told.ticket(), told.ticket()
-    told.placed(done)
-    told.records.clear()
-    told.requests.finished(done)
-    told.requests.leave(done)
-    told.requests.leave(gone, found=DEAD)
-    told.requests.leave(gone)
-    assert told.records == [Finished(0), Left(1, found=DEAD)]
-    told.requests.take(Placed(1, 1, "m-0", "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
+async def test_it_leaves_once_and_hears_nothing_afterwards(side):
+    done, gone = side.ticket(), side.ticket()
+    side.placed(done)
+    side.records.clear()
+    side.requests.finished(done)
+    side.requests.leave(done)
+    side.requests.leave(gone, failure=DEAD)
+    side.requests.leave(gone)
+    assert side.records == [Finished(0), Left(1, failure=DEAD)]
+    side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
     assert gone.course.state is TicketState.ACCEPTED
 
 
-async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(told):
-    ticket = told.ticket()
+async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side):
+    ticket = side.ticket()
     cancelled = []
     ticket.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
-    told.placed(ticket)
-    told.requests.take(Lost(0))
+    side.placed(ticket)
+    side.requests.take(Lost(0))
     assert cancelled == [True]
     assert ticket.interrupted is Interrupt.INSTANCE_LOST

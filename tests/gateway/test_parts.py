@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.pace import Pace
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger import Entry, minute_sums
-from controlplane.gateway.limits import Limits
-from controlplane.gateway.measures import Count, Latency, Windows
-from controlplane.gateway.pace import Pace
-from controlplane.gateway.ticket import MOVES, Course, IllegalTicketMove, TicketState
-from controlplane.gateway.upstream import Usage, Withheld, split_events, upstream_priority
+from controlplane.gateway.ledger.writer import Entry, minute_sums
+from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
+from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.stream import Usage, Withheld, split_events
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
@@ -114,18 +115,18 @@ def test_upstream_priority_stays_in_its_band():
     st.sampled_from(["ssjf", "deadline", "slack"]),
     st.lists(st.tuples(st.integers(-40, 40), st.integers(1_000_000, 2_000_000), st.integers(0, 10**5)), min_size=2),
 )
-def test_upstream_priority_is_the_turn_where_turns_are_more_than_classes(ordering, requests):
+def test_upstream_priority_is_the_key_where_keys_are_more_than_classes(ordering, requests):
     code = ORDERINGS[ordering]
     keys = [
         queue_key(code, came / 8, came / 8 + length / 8, priority, length / 16, 2.0)
         for priority, came, length in requests
     ]
-    told = [upstream_priority(code, row[0], None, key) for row, key in zip(requests, keys, strict=True)]
+    sent = [upstream_priority(code, row[0], None, key) for row, key in zip(requests, keys, strict=True)]
     order = sorted(range(len(keys)), key=lambda at: (keys[at], at))
-    assert order == sorted(range(len(told)), key=lambda at: (told[at], at))
-    assert all(-(2**63) <= each < 2**63 for each in told)
+    assert order == sorted(range(len(sent)), key=lambda at: (sent[at], at))
+    assert all(-(2**63) <= each < 2**63 for each in sent)
     stepped_back = [upstream_priority(code, row[0], 499, key) for row, key in zip(requests, keys, strict=True)]
-    assert stepped_back == [each + 499_000 for each in told]
+    assert stepped_back == [each + 499_000 for each in sent]
 
 
 class TestWindows:
@@ -133,32 +134,32 @@ class TestWindows:
         windows = Windows()
         group = windows.group("fleet")
         for second in range(20):
-            windows.turn(1000 + second)
+            windows.advance(1000 + second)
             windows.count((group,), Count.REQUESTS, 3)
-        windows.turn(1020)
+        windows.advance(1020)
         assert windows.rate(group, Count.REQUESTS, 10) == 3.0
         assert windows.total(group, Count.REQUESTS, 300) == 60
-        windows.turn(1400)
+        windows.advance(1400)
         assert windows.total(group, Count.REQUESTS, 300) == 0
 
     def test_percentiles_are_within_a_bucket(self):
         windows, seeded = Windows(), random.Random(7)
         group = windows.group("m")
-        windows.turn(5.0)
+        windows.advance(5.0)
         values = [math.exp(seeded.gauss(5, 1)) for _ in range(4000)]
         for value in values:
             windows.latency((group,), Latency.TTFT, value)
-        for percent, found in zip((50, 95, 99), windows.percentiles(group, Latency.TTFT, (50, 95, 99)), strict=True):
-            assert found == pytest.approx(np.percentile(values, percent), rel=0.05)
-        windows.turn(70.0)
+        for percent, quantile in zip((50, 95, 99), windows.percentiles(group, Latency.TTFT, (50, 95, 99)), strict=True):
+            assert quantile == pytest.approx(np.percentile(values, percent), rel=0.05)
+        windows.advance(70.0)
         assert windows.percentiles(group, Latency.TTFT, (50,)) == [None]
 
     def test_more_groups_than_it_was_made_for(self):
         windows = Windows(capacity=2)
         groups = [windows.group(f"g{index}") for index in range(5)]
-        windows.turn(1.0)
+        windows.advance(1.0)
         windows.count(tuple(groups), Count.ERRORS)
-        windows.turn(2.0)
+        windows.advance(2.0)
         assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
 
 
@@ -191,13 +192,13 @@ def test_minute_sums():
     assert sums[180.0, "m", "east", "i"]["slo_judged"] == 0
 
 
-async def test_pace_lets_a_few_begin_each_turn_and_all_in_order():
-    pace, begun, turns = Pace(most=3), [], []
+async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():
+    pace, begun, begun_by_iteration = Pace(most=3), [], []
 
     async def request(index: int) -> None:
-        turn = pace.enter()
-        if turn is not None:
-            await turn
+        entry = pace.enter()
+        if entry is not None:
+            await entry
         begun.append(index)
 
     tasks = [asyncio.create_task(request(index)) for index in range(20)]
@@ -205,9 +206,9 @@ async def test_pace_lets_a_few_begin_each_turn_and_all_in_order():
     while len(begun) < 19:
         before = len(begun)
         await asyncio.sleep(0)
-        turns.append(len(begun) - before)
+        begun_by_iteration.append(len(begun) - before)
     assert begun == [index for index in range(20) if index != 7]
-    assert max(turns) <= 3
+    assert max(begun_by_iteration) <= 3
     await asyncio.gather(*tasks, return_exceptions=True)
     assert pace.enter() is None
 

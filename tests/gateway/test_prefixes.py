@@ -1,13 +1,23 @@
 """Hashes of how a prompt begins: what is equal, what is not, and that no prompt costs more than the bound."""
 
+import json
+import os
+import subprocess
+import sys
+
 import orjson
 import pytest
 
-from controlplane.gateway.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
-from controlplane.gateway.validation import parse
+from controlplane.gateway.admission.validation import Call, parse
+from controlplane.gateway.serving.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
 from scheduling.routing.prefix_affinity import MOST_NOTED
 
 SYSTEM = "You are of great help. " * 100
+BODIES = [
+    {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Où est le café ? " * 50}]},
+    {"prompt": SYSTEM},
+    {"prompt": list(range(1000))},
+]
 
 
 def hashes(body, *, chat=True, model="m", prompt_tokens=1000):
@@ -63,9 +73,9 @@ def test_text_in_parts_counts_as_text():
 
 
 def test_token_ids_are_cut_by_tokens():
-    found, block_tokens = hashes({"prompt": list(range(3 * BLOCK_IDS + 5))}, chat=False)
-    assert (len(found), block_tokens) == (3, BLOCK_IDS)
-    assert hashes({"prompt": [list(range(3 * BLOCK_IDS)), [1]]}, chat=False)[0] == found
+    hashed, block_tokens = hashes({"prompt": list(range(3 * BLOCK_IDS + 5))}, chat=False)
+    assert (len(hashed), block_tokens) == (3, BLOCK_IDS)
+    assert hashes({"prompt": [list(range(3 * BLOCK_IDS)), [1]]}, chat=False)[0] == hashed
 
 
 def test_a_block_of_text_has_its_part_of_the_tokens():
@@ -82,3 +92,33 @@ def test_no_prompt_costs_more_than_the_bound():
     long = hashes({"prompt": "x" * (3 * LONGEST)}, chat=False)[0]
     assert len(long) == MOST_NOTED
     assert len(hashes(chat(*["word " * 50_000] * 3))[0]) == MOST_NOTED
+
+
+def test_two_interpreters_agree():
+    """Records with hashes cross processes, and Python's own `hash` is another one in each."""
+    program = (
+        "import json; from controlplane.gateway.serving.prefixes import leading_hashes\n"
+        "from tests.gateway.test_prefixes import BODIES, hashes\n"
+        "print(json.dumps([hashes(body, chat='messages' in body)[0] for body in BODIES]))"
+    )
+    command = [sys.executable, "-c", program]
+    answers = {
+        subprocess.run(
+            command, capture_output=True, check=True, text=True, env=os.environ | {"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(answers) == 1
+    assert json.loads(answers.pop()) == [hashes(body, chat="messages" in body)[0] for body in BODIES]
+
+
+def test_hashes_are_what_they_were():
+    """Processes of two versions may run at once: change this only with a note of it."""
+    assert hashes({"prompt": "a" * BLOCK_CHARACTERS}, chat=False)[0] == [-4505781837732753924]
+    assert hashes({"prompt": [1] * BLOCK_IDS}, chat=False)[0] == [3365735200594848655]
+
+
+def test_the_largest_ids_and_half_a_character_have_a_hash():
+    assert len(hashes({"prompt": [2**64 - 1] * BLOCK_IDS}, chat=False)[0]) == 1
+    half = Call({"prompt": "\ud800" * BLOCK_CHARACTERS}, "m", False, False, 1, None, BLOCK_CHARACTERS, None, 0, False)
+    assert len(leading_hashes(half, 9)[0]) == 1

@@ -1,4 +1,4 @@
-"""The gateway with a real Redis: published summaries, nudges, one owner at a time, life without Redis."""
+"""The gateway with a real Redis: published summaries, notifications, one owner at a time, life without Redis."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from django.conf import settings
 
 from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
 
@@ -75,12 +75,12 @@ async def bus(redis_server):
 
 class TestWithRedis:
     @pytest.fixture
-    def house_options(self, redis_server):
+    def gateway_options(self, redis_server):
         return {}  # before the gateway is made
 
-    async def test_summary_is_published_and_counts_requests(self, house, bus):
+    async def test_summary_is_published_and_counts_requests(self, served, bus):
         for _ in range(3):
-            assert (await house.chat(stream=True)).status == 200
+            assert (await served.chat(stream=True)).status == 200
         async with bus.pubsub() as live:
             await live.subscribe("pilothouse:live")
             async with asyncio.timeout(5):
@@ -96,38 +96,38 @@ class TestWithRedis:
         assert await bus.llen("pilothouse:history") >= 1
         assert stored["fleet"]["slo_met_ratio"] == 1.0 or stored["fleet"]["slo_met_ratio"] is None
 
-    async def test_a_nudge_is_heard_at_once(self, house, bus, monkeypatch):
+    async def test_a_notification_is_heard_at_once(self, served, bus, monkeypatch):
         monkeypatch.setattr(settings, "FLEET_REFRESH_S", 60)
-        await asyncio.sleep(1.2)  # the running turn of the reader ends
+        await asyncio.sleep(1.2)  # the running wait of the reader ends
         await database_sync_to_async(Instance.objects.update)(state="draining")
         await asyncio.sleep(0.2)
-        assert house.gateway.topology.fleet.accepting.sum() == 1
+        assert served.gateway.topology.fleet.accepting.sum() == 1
         await bus.publish("pilothouse:inventory", "x")
-        await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
+        await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
 
-    async def test_a_second_process_stands_by_and_takes_over(self, house, monkeypatch):
+    async def test_a_second_process_stands_by_and_takes_over(self, served, monkeypatch):
         monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
         second = Gateway(floor_rows)
         async with serving(second) as url:
             await until(lambda: not second.lease.held)
-            async with house.http.post(f"{url}/v1/chat/completions", json={}, headers=house.headers) as response:
+            async with served.http.post(f"{url}/v1/chat/completions", json={}, headers=served.headers) as response:
                 assert response.status == 503
                 assert (await response.json())["error"]["code"] == "standing_by"
-            await house.gateway.lease.stop()
+            await served.gateway.lease.stop()
             await until(lambda: second.lease.held)
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             await until(lambda: second.topology.fleet.accepting.sum() == 1)
-            async with house.http.post(f"{url}/v1/chat/completions", json=body, headers=house.headers) as response:
+            async with served.http.post(f"{url}/v1/chat/completions", json=body, headers=served.headers) as response:
                 assert response.status == 200
 
-    async def test_serving_goes_on_without_redis_and_publishing_resumes(self, house, redis_server):
-        await until(lambda: house.gateway.publisher.connected)
+    async def test_serving_goes_on_without_redis_and_publishing_resumes(self, served, redis_server):
+        await until(lambda: served.gateway.publisher.connected)
         redis_server.stop()
-        await until(lambda: not house.gateway.publisher.connected)
-        assert (await house.chat()).status == 200
-        assert house.gateway.lease.held
+        await until(lambda: not served.gateway.publisher.connected)
+        assert (await served.chat()).status == 200
+        assert served.gateway.lease.held
         redis_server.start()
-        await until(lambda: house.gateway.publisher.connected)
+        await until(lambda: served.gateway.publisher.connected)
 
 
 async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from controlplane.gateway.refusals import LEFT_OUT, LONGEST, message_of, without_quotations
+from controlplane.gateway.upstream.error_messages import LEFT_OUT, LONGEST, message_of, without_quotations
 
 CONTEXT = "This model's maximum context length is 8192 tokens. However, your request has 9000 input tokens."
 
@@ -61,31 +61,31 @@ def test_texts_are_found_wherever_they_stand():
     assert without_quotations("The model `m-large` does not exist", {"model": "m-large"}).count("m-large") == 1
 
 
-async def test_a_refusal_is_in_the_ledger(house):
-    house.backends[0].script.status = 400
-    answer = await house.chat()
+async def test_a_refusal_is_in_the_ledger(served):
+    served.backends[0].script.status = 400
+    answer = await served.chat()
     assert (await answer.json())["error"]["message"] == "scripted"
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert (row.outcome, row.error_code, row.error_message) == ("failed", "refused_by_instance", "scripted")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_instances_said_is_in_the_trace_and_not_in_the_answer(house, stream):
-    """The caller is told that it failed; which instance it was, and what it said, is for the fleet's people."""
-    house.backends[0].script.status = 500
-    answer = await house.chat(stream=stream)
-    told = (await answer.json())["error"]
-    assert (answer.status, told["code"]) == (502, "upstream_failed")
-    (row,) = await house.rows()
-    assert row.error_message == told["message"]
-    assert "m-0" not in told["message"]
+async def test_what_instances_said_is_in_the_trace_and_not_in_the_answer(served, stream):
+    """The caller learns that it failed; which instance it was, and what it said, is for the fleet's people."""
+    served.backends[0].script.status = 500
+    answer = await served.chat(stream=stream)
+    error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (502, "upstream_failed")
+    (row,) = await served.rows()
+    assert row.error_message == error["message"]
+    assert "m-0" not in error["message"]
     assert {step["lost"] for step in row.trace} == {"m-0: answered 500: scripted"}
 
 
-async def test_an_answer_that_breaks_off_says_why(house):
-    house.backends[0].script.die = "midway"
-    answer = await house.chat(stream=True)
+async def test_an_answer_that_breaks_off_says_why(served):
+    served.backends[0].script.die = "midway"
+    answer = await served.chat(stream=True)
     assert b"upstream_interrupted" in await answer.read()
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert row.error_message == "The instance that served this request failed before the answer was complete."
     assert row.trace[-1]["lost"].startswith("m-0: ")

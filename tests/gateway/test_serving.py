@@ -14,31 +14,31 @@ from controlplane.gateway.models import MinuteRow
 from tests.gateway.conftest import until
 
 
-def sdk(house, **options) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=house.secret, **options)
+def sdk(served, **options) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=served.secret, **options)
 
 
-async def test_plain_answer_usage_and_ledger_row(house):
-    async with sdk(house) as client:
+async def test_plain_answer_usage_and_ledger_row(served):
+    async with sdk(served) as client:
         answer = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "hello"}], extra_headers={"X-Request-Id": "r-1"}
         )
     assert answer.usage.completion_tokens == 3
     assert answer._request_id == "r-1"
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert (row.request_id, row.outcome, row.status_code, row.model) == ("r-1", "done", 200, "m")
     assert (row.prompt_tokens, row.output_tokens, row.instance, row.region) == (7, 3, "m-0", "east")
     assert row.tenant.name == "acme"
     assert row.slo_class == "interactive"
     assert row.e2e_ms > 0
     assert row.trace[0]["instance"] == "m-0"
-    assert house.backends[0].headers[0]["X-Request-Id"] == "r-1"
+    assert served.backends[0].headers[0]["X-Request-Id"] == "r-1"
     (minute,) = await database_sync_to_async(lambda: list(MinuteRow.objects.all()))()
     assert (minute.requests, minute.prompt_tokens, minute.output_tokens) == (1, 7, 3)
 
 
-async def test_stream_passes_every_event_and_withholds_the_usage_nobody_asked_for(house):
-    async with await house.chat(stream=True) as response:
+async def test_stream_passes_every_event_and_withholds_the_usage_nobody_asked_for(served):
+    async with await served.chat(stream=True) as response:
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/event-stream")
         text = await response.text()
@@ -46,14 +46,14 @@ async def test_stream_passes_every_event_and_withholds_the_usage_nobody_asked_fo
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]
     assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == ["", "t0 ", "t1 ", "t2 "]
-    assert house.backends[0].bodies[0]["stream_options"] == {"include_usage": True}
-    (row,) = await house.rows()
+    assert served.backends[0].bodies[0]["stream_options"] == {"include_usage": True}
+    (row,) = await served.rows()
     assert (row.streamed, row.output_tokens, row.prompt_tokens) == (True, 3, 7)
     assert 0 < row.ttft_ms <= row.e2e_ms
 
 
-async def test_stream_keeps_the_usage_that_was_asked_for(house):
-    async with sdk(house) as client:
+async def test_stream_keeps_the_usage_that_was_asked_for(served):
+    async with sdk(served) as client:
         stream = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True, stream_options={"include_usage": True}
         )
@@ -62,103 +62,103 @@ async def test_stream_keeps_the_usage_that_was_asked_for(house):
     assert len(chunks) == 5
 
 
-async def test_unknown_fields_reach_the_instance_untouched(house):
+async def test_unknown_fields_reach_the_instance_untouched(served):
     body = b'{ "model":"m", "prompt":"hi", "guided_regex":"[a-z]+", "big":12345678901234567890, "nested":{"a":[1.50]} }'
-    async with house.http.post(f"{house.url}/v1/completions", data=body, headers=house.headers) as response:
+    async with served.http.post(f"{served.url}/v1/completions", data=body, headers=served.headers) as response:
         assert response.status == 200
-    assert house.backends[0].raw[0] == b'{"priority":0,' + body[1:]
+    assert served.backends[0].raw[0] == b'{"priority":0,' + body[1:]
 
 
-async def test_priority_follows_the_class_and_only_steps_back(house):
-    await house.chat(headers={"X-SLO-Class": "flexible"}, priority=-100)
-    await house.chat(service_tier="flex", priority=7)
-    await house.chat(service_tier="auto", priority=9_999)
-    assert [body["priority"] for body in house.backends[0].bodies] == [5000, 5007, 499]
+async def test_priority_follows_the_class_and_only_steps_back(served):
+    await served.chat(headers={"X-SLO-Class": "flexible"}, priority=-100)
+    await served.chat(service_tier="flex", priority=7)
+    await served.chat(service_tier="auto", priority=9_999)
+    assert [body["priority"] for body in served.backends[0].bodies] == [5000, 5007, 499]
 
 
-async def test_who_leaves_with_the_whole_answer_has_not_gone_away(house):
+async def test_who_leaves_with_the_whole_answer_has_not_gone_away(served):
     """SDKs close at the last event, which comes a moment before the instance ends the stream."""
-    house.backends[0].script.lingers_s = 30.0
-    response = await house.chat(stream=True)
+    served.backends[0].script.lingers_s = 30.0
+    response = await served.chat(stream=True)
     while b"[DONE]" not in await response.content.readany():
         pass
     response.close()
-    await until(lambda: house.gateway.active == 0)
-    (row,) = await house.rows()
+    await until(lambda: served.gateway.active == 0)
+    (row,) = await served.rows()
     assert (row.outcome, row.error_code, row.output_tokens, row.prompt_tokens) == ("done", "", 3, 7)
 
 
-async def test_disconnect_aborts_upstream_and_is_written_down(house):
-    house.backends[0].script.tokens, house.backends[0].script.token_s = 1000, 0.05
-    response = await house.chat(stream=True)
+async def test_disconnect_aborts_upstream_and_is_written_down(served):
+    served.backends[0].script.tokens, served.backends[0].script.token_s = 1000, 0.05
+    response = await served.chat(stream=True)
     await response.content.readany()
     response.close()
-    await until(lambda: house.backends[0].aborted == 1)
-    await until(lambda: house.gateway.active == 0)
-    (row,) = await house.rows()
+    await until(lambda: served.backends[0].aborted == 1)
+    await until(lambda: served.gateway.active == 0)
+    (row,) = await served.rows()
     assert (row.outcome, row.error_code) == ("cancelled", "client_disconnected")
-    fleet = house.gateway.topology.fleet
+    fleet = served.gateway.topology.fleet
     assert (fleet.running.sum(), fleet.kv_tokens.sum(), fleet.remaining_tokens.sum()) == (0, 0, 0)
 
 
-async def test_disconnect_while_queued_leaves_the_queue(house):
-    backend = house.backends[0]
+async def test_disconnect_while_queued_leaves_the_queue(served):
+    backend = served.backends[0]
     backend.script.hold = asyncio.Event()
-    running = [asyncio.create_task(house.chat()) for _ in range(8)]
+    running = [asyncio.create_task(served.chat()) for _ in range(8)]
     await until(lambda: backend.running == 8)
-    queued = asyncio.create_task(house.chat())
-    await until(lambda: house.gateway.dispatcher.waiting_count == 1)
+    queued = asyncio.create_task(served.chat())
+    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
     queued.cancel()
-    await until(lambda: house.gateway.dispatcher.waiting_count == 0)
-    await until(lambda: house.gateway.active == 8)
+    await until(lambda: served.gateway.dispatcher.waiting_count == 0)
+    await until(lambda: served.gateway.active == 8)
     backend.script.hold.set()
     for task in running:
         assert (await task).status == 200
     assert len(backend.bodies) == 8
-    rows = await house.rows()
+    rows = await served.rows()
     assert sorted(row.outcome for row in rows) == ["cancelled", *["done"] * 8]
-    assert house.gateway.limits.concurrent(rows[0].tenant_id) == 0
+    assert served.gateway.limits.concurrent(rows[0].tenant_id) == 0
 
 
-@pytest.mark.parametrize("house_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
 class TestTwoInstances:
-    async def test_a_request_without_a_byte_goes_to_the_other_instance(self, house):
-        for dying in house.backends:
-            house.backends[0].script.die = house.backends[1].script.die = ""
+    async def test_a_request_without_a_byte_goes_to_the_other_instance(self, served):
+        for dying in served.backends:
+            served.backends[0].script.die = served.backends[1].script.die = ""
             dying.script.die = "at_once"
-            await until(lambda: house.gateway.topology.fleet.accepting.sum() == 2)
+            await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
             for _ in range(4):
-                async with await house.chat(stream=True) as response:
+                async with await served.chat(stream=True) as response:
                     assert response.status == 200
                     assert "[DONE]" in await response.text()
-        assert {row.outcome for row in await house.rows()} == {"done"}
-        assert any(row.attempts == 2 and "lost" in row.trace[0] for row in await house.rows())
+        assert {row.outcome for row in await served.rows()} == {"done"}
+        assert any(row.attempts == 2 and "lost" in row.trace[0] for row in await served.rows())
 
-    async def test_a_stream_that_breaks_midway_ends_with_an_error_event(self, house):
-        for backend in house.backends:
+    async def test_a_stream_that_breaks_midway_ends_with_an_error_event(self, served):
+        for backend in served.backends:
             backend.script.die = "midway"
-        async with sdk(house, max_retries=0) as client:
+        async with sdk(served, max_retries=0) as client:
             stream = await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "hi"}], stream=True
             )
             with pytest.raises(openai.APIError, match="before the answer was complete"):
                 async for _ in stream:
                     pass
-        (row,) = await house.rows()
+        (row,) = await served.rows()
         assert (row.outcome, row.error_code, row.slo_met) == ("failed", "upstream_interrupted", False)
 
-    async def test_busy_answers_are_tried_elsewhere_and_then_said(self, house):
-        house.backends[0].script.status = house.backends[1].script.status = 503
-        async with await house.chat() as response:
+    async def test_busy_answers_are_tried_elsewhere_and_then_said(self, served):
+        served.backends[0].script.status = served.backends[1].script.status = 503
+        async with await served.chat() as response:
             assert response.status in (502, 503)
             assert response.headers["Retry-After"]
-        (row,) = await house.rows()
+        (row,) = await served.rows()
         assert row.outcome == "failed"
 
-    async def test_a_silent_instance_is_failed_and_its_requests_move(self, house):
-        doomed, other = house.backends
+    async def test_a_silent_instance_is_failed_and_its_requests_move(self, served):
+        doomed, other = served.backends
         doomed.script.hold = asyncio.Event()
-        tasks = [asyncio.create_task(house.chat(stream=True)) for _ in range(6)]
+        tasks = [asyncio.create_task(served.chat(stream=True)) for _ in range(6)]
         await until(lambda: doomed.running >= 3)
         doomed.script.metrics = False
         answers = [await task for task in tasks]
@@ -166,43 +166,43 @@ class TestTwoInstances:
         for answer in answers:
             assert "[DONE]" in await answer.text()
         assert other.script.status == 200
-        row = await house.instance(0)
+        row = await served.instance(0)
         assert row.state == "failed"
         event = await database_sync_to_async(lambda: Event.objects.filter(kind="instance.moved").latest("id"))()
         assert event.actor == "gateway"
         assert "heartbeats" in event.reason
         doomed.script.metrics = True
-        await until(lambda: house.gateway.topology.fleet.accepting.sum() == 2)
-        assert (await house.instance(0)).state == "ready"
+        await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+        assert (await served.instance(0)).state == "ready"
 
 
-@pytest.mark.parametrize("house_options", [{"max_num_seqs": 1, "queue_bound": 2}])
+@pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 1, "queue_bound": 2}])
 class TestQueue:
-    async def test_full_queue_says_so_with_retry_after(self, house):
-        backend = house.backends[0]
+    async def test_full_queue_says_so_with_retry_after(self, served):
+        backend = served.backends[0]
         backend.script.hold = asyncio.Event()
-        tasks = [asyncio.create_task(house.chat()) for _ in range(3)]
-        await until(lambda: house.gateway.dispatcher.waiting_count == 2)
-        async with await house.chat() as response:
+        tasks = [asyncio.create_task(served.chat()) for _ in range(3)]
+        await until(lambda: served.gateway.dispatcher.waiting_count == 2)
+        async with await served.chat() as response:
             assert response.status == 429
             assert int(response.headers["Retry-After"]) >= 1
             assert (await response.json())["error"]["code"] == "queue_full"
         backend.script.hold.set()
         assert [(await task).status for task in tasks] == [200] * 3
-        outcomes = [row.outcome for row in await house.rows()]
+        outcomes = [row.outcome for row in await served.rows()]
         assert sorted(outcomes) == ["done", "done", "done", "rejected"]
 
-    async def test_priority_classes_overtake_but_keep_order_within(self, house):
-        backend = house.backends[0]
+    async def test_priority_classes_overtake_but_keep_order_within(self, served):
+        backend = served.backends[0]
         backend.script.hold = asyncio.Event()
-        house.gateway.topology.endpoints[0].spec = _bounded(house.gateway.topology.endpoints[0].spec, 50)
-        tasks = [asyncio.create_task(house.chat(user="first"))]
+        served.gateway.topology.endpoints[0].spec = _bounded(served.gateway.topology.endpoints[0].spec, 50)
+        tasks = [asyncio.create_task(served.chat(user="first"))]
         await until(lambda: backend.running == 1)
         for index, slo_class in enumerate(["flexible", "flexible", "interactive", "interactive"]):
             tasks.append(
-                asyncio.create_task(house.chat(headers={"X-SLO-Class": slo_class}, user=f"{slo_class}{index}"))
+                asyncio.create_task(served.chat(headers={"X-SLO-Class": slo_class}, user=f"{slo_class}{index}"))
             )
-            await until(lambda wanted=index + 1: house.gateway.dispatcher.waiting_count == wanted)
+            await until(lambda wanted=index + 1: served.gateway.dispatcher.waiting_count == wanted)
         backend.script.hold.set()
         for task in tasks:
             assert (await task).status == 200
@@ -216,89 +216,89 @@ def _bounded(spec, bound: int):
     return replace(spec, queue_bound=bound)
 
 
-async def test_a_tenant_over_its_limit_is_told_and_written_down(house):
+async def test_a_tenant_over_its_limit_is_refused_and_written_down(served):
     await database_sync_to_async(Tenant.objects.update)(tokens_per_minute=300)
-    house.gateway.keys._grants.clear()
-    backend = house.backends[0]
+    served.gateway.keys._grants.clear()
+    backend = served.backends[0]
     backend.script.hold = asyncio.Event()
-    first = asyncio.create_task(house.chat(max_tokens=200, ignore_eos=True))
+    first = asyncio.create_task(served.chat(max_tokens=200, ignore_eos=True))
     await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are spoken for
-    async with await house.chat(max_tokens=200, ignore_eos=True) as response:
+    async with await served.chat(max_tokens=200, ignore_eos=True) as response:
         assert response.status == 429
         assert response.headers["x-should-retry"] == "true"
         assert 0 < int(response.headers["retry-after-ms"]) < 60_000
         assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
     backend.script.hold.set()
     assert (await first).status == 200
-    refused, done = await house.rows()
+    refused, done = await served.rows()
     assert (done.outcome, refused.outcome, refused.status_code) == ("done", "rejected", 429)
     assert (refused.error_code, refused.slo_met, refused.instance) == ("rate_limit_exceeded", False, "")
-    assert house.gateway.limits.concurrent(done.tenant_id) == 0
+    assert served.gateway.limits.concurrent(done.tenant_id) == 0
 
 
-async def test_our_own_fault_is_said_written_down_and_leaves_nothing_behind(house, monkeypatch):
+async def test_our_own_fault_is_said_written_down_and_leaves_nothing_behind(served, monkeypatch):
     async def broken(*args, **kwargs):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(house.gateway.upstream, "carry", broken)
-    async with await house.chat() as response:
+    monkeypatch.setattr(served.gateway.upstream, "carry", broken)
+    async with await served.chat() as response:
         assert response.status == 500
         assert (await response.json())["error"]["code"] == "internal_error"
-    (row,) = await house.rows()
+    (row,) = await served.rows()
     assert (row.outcome, row.status_code, row.error_code) == ("failed", 500, "internal_error")
-    assert house.gateway.topology.fleet.running.sum() == 0
-    assert house.gateway.limits.concurrent(row.tenant_id) == 0
+    assert served.gateway.topology.fleet.running.sum() == 0
+    assert served.gateway.limits.concurrent(row.tenant_id) == 0
 
 
-async def test_requests_are_held_while_the_model_loads(house):
+async def test_requests_are_held_while_the_model_loads(served):
     await database_sync_to_async(Instance.objects.update)(state="stopped")
-    house.gateway.refresh_now()
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
-    async with await house.chat() as response:
+    served.gateway.refresh_now()
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
+    async with await served.chat() as response:
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "model_unavailable"
-    house.backends[0].script.metrics = False
+    served.backends[0].script.metrics = False
     await database_sync_to_async(Instance.objects.update)(state="loading")
-    house.gateway.refresh_now()
-    await until(lambda: house.gateway.topology.replicas)
-    held = asyncio.create_task(house.chat())
-    await until(lambda: house.gateway.dispatcher.waiting_count == 1)
-    house.backends[0].script.metrics = True  # it has come up
+    served.gateway.refresh_now()
+    await until(lambda: served.gateway.topology.replicas)
+    held = asyncio.create_task(served.chat())
+    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    served.backends[0].script.metrics = True  # it has come up
     assert (await held).status == 200
-    assert (await house.instance()).state == "ready"
+    assert (await served.instance()).state == "ready"
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(house):
-    backend = house.backends[0]
+async def test_draining_finishes_what_runs_and_takes_nothing_new(served):
+    backend = served.backends[0]
     backend.script.hold = asyncio.Event()
-    running = asyncio.create_task(house.chat())
+    running = asyncio.create_task(served.chat())
     await until(lambda: backend.running == 1)
     await database_sync_to_async(Instance.objects.update)(state="draining")
-    house.gateway.refresh_now()
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 0)
-    async with await house.chat() as response:
+    served.gateway.refresh_now()
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
+    async with await served.chat() as response:
         assert response.status == 503
     backend.script.hold.set()
     assert (await running).status == 200
 
 
-async def test_a_revoked_key_stops_within_seconds(house):
-    assert (await house.chat()).status == 200
+async def test_a_revoked_key_stops_within_seconds(served):
+    assert (await served.chat()).status == 200
     from django.utils import timezone
 
     await database_sync_to_async(ApiKey.objects.update)(revoked_at=timezone.now())
     await asyncio.sleep(0.5)  # KEY_CACHE_S is 0.2 s here
-    assert (await house.chat()).status == 401
+    assert (await served.chat()).status == 401
 
 
-@pytest.mark.parametrize("house_options", [{"regions": ["east", "west"], "max_num_seqs": 4}])
-async def test_region_of_the_caller_is_preferred_until_it_is_full(house):
-    east, west = house.backends
-    await house.chat(headers={"X-Region": "west"})
-    await house.chat(headers={"X-Region": "east"})
+@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "west"], "max_num_seqs": 4}])
+async def test_region_of_the_caller_is_preferred_until_it_is_full(served):
+    east, west = served.backends
+    await served.chat(headers={"X-Region": "west"})
+    await served.chat(headers={"X-Region": "east"})
     assert (len(east.bodies), len(west.bodies)) == (1, 1)
     west.script.hold = asyncio.Event()
-    tasks = [asyncio.create_task(house.chat(headers={"X-Region": "west"})) for _ in range(4)]
+    tasks = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(4)]
     for task in tasks[3:]:
         assert (await task).status == 200  # the fourth finds west over 70 % and goes east
     west.script.hold.set()
@@ -306,38 +306,38 @@ async def test_region_of_the_caller_is_preferred_until_it_is_full(house):
     assert len(east.bodies) == 2
 
 
-async def test_a_clean_stop_loses_no_row(house):
-    answers = await asyncio.gather(*(house.chat() for _ in range(50)))
+async def test_a_clean_stop_loses_no_row(served):
+    answers = await asyncio.gather(*(served.chat() for _ in range(50)))
     assert all(answer.status == 200 for answer in answers)
-    await house.gateway.ledger.stop()
-    assert len(await house.rows()) == 50
+    await served.gateway.ledger.stop()
+    assert len(await served.rows()) == 50
 
 
-async def test_health_endpoints_answer(house):
-    await until(lambda: not house.gateway.publisher.connected)
-    async with house.http.get(f"{house.url}/healthz") as response:
+async def test_health_endpoints_answer(served):
+    await until(lambda: not served.gateway.publisher.connected)
+    async with served.http.get(f"{served.url}/healthz") as response:
         assert response.status == 200
-    async with house.http.get(f"{house.url}/readyz") as response:
+    async with served.http.get(f"{served.url}/readyz") as response:
         assert response.status == 200
         assert (await response.json())["checks"]["redis"] != "ok"  # none runs here, and serving goes on
-    await house.chat()
-    async with house.http.get(f"{house.url}/metrics") as response:
+    await served.chat()
+    async with served.http.get(f"{served.url}/metrics") as response:
         text = await response.text()
     assert 'pilothouse_requests_total{model="m",outcome="done",region="east",slo_class="interactive"} 1.0' in text
-    async with house.http.get(f"{house.url}/metrics", headers={"X-Forwarded-For": "10.1.2.3"}) as response:
+    async with served.http.get(f"{served.url}/metrics", headers={"X-Forwarded-For": "10.1.2.3"}) as response:
         assert response.status == 401
 
 
-async def test_the_instances_own_token_is_sent_and_its_refusal_is_not_the_tenants(house):
+async def test_the_instances_own_token_is_sent_and_its_refusal_is_not_the_tenants(served):
     """A server that asks for a token gets that of its deployment; the tenant's key never reaches it."""
-    async with sdk(house, max_retries=0) as client:
+    async with sdk(served, max_retries=0) as client:
         await client.completions.create(model="m", prompt="hello")
-        assert "Authorization" not in house.backends[0].headers[-1]
+        assert "Authorization" not in served.backends[0].headers[-1]
         await database_sync_to_async(Deployment.objects.update)(api_key="of-the-server")
-        await until(lambda: all(replica.spec.api_key for replica in house.gateway.topology.replicas.values()))
+        await until(lambda: all(replica.spec.api_key for replica in served.gateway.topology.replicas.values()))
         await client.completions.create(model="m", prompt="hello")
-        assert house.backends[0].headers[-1]["Authorization"] == "Bearer of-the-server"
-        house.backends[0].script.status = 401
+        assert served.backends[0].headers[-1]["Authorization"] == "Bearer of-the-server"
+        served.backends[0].script.status = 401
         with pytest.raises(openai.InternalServerError) as failure:
             await client.completions.create(model="m", prompt="hello")
     assert failure.value.status_code == 502

@@ -8,18 +8,18 @@ import pytest
 from tests.gateway.conftest import until
 
 
-def tables(house) -> tuple[dict, dict, dict]:
+def tables(served) -> tuple[dict, dict, dict]:
     """The fleet's tile, and the first instance and endpoint, of a summary made now."""
-    summary = house.gateway.publisher.summary.snapshot()
+    summary = served.gateway.publisher.summary.snapshot()
     first = [{name: values[0] for name, values in summary[table].items()} for table in ("instances", "endpoints")]
     return summary["fleet"], *first
 
 
-async def test_tokens_count_while_an_answer_is_made(house):
-    """Nothing is streamed and nothing has ended: the instance's own counters tell that it works."""
-    backend = house.backends[0]
+async def test_tokens_count_while_an_answer_is_made(served):
+    """Nothing is streamed and nothing has ended: the instance's own counters show that it works."""
+    backend = served.backends[0]
     backend.script.hold = asyncio.Event()
-    asked = asyncio.create_task(house.chat())
+    asked = asyncio.create_task(served.chat())
     await until(lambda: backend.running == 1)
 
     async def produce():
@@ -29,47 +29,47 @@ async def test_tokens_count_while_an_answer_is_made(house):
             await asyncio.sleep(0.1)
 
     working = asyncio.create_task(produce())
-    await until(lambda: tables(house)[1]["output_tokens_per_s"] > 0)
+    await until(lambda: tables(served)[1]["output_tokens_per_s"] > 0)
     began_s, before = time.monotonic(), backend.generated
     await asyncio.sleep(2.0)
-    fleet, instance, endpoint = tables(house)
+    fleet, instance, endpoint = tables(served)
     paced = (backend.generated - before) / (time.monotonic() - began_s)  # a slow machine produces more slowly
     assert instance["output_tokens_per_s"] == pytest.approx(paced, rel=0.5)
     assert endpoint["output_tokens_per_s"] == fleet["output_tokens_per_s"] == instance["output_tokens_per_s"]
     assert endpoint["prompt_tokens_per_s"] == pytest.approx(2.5 * endpoint["output_tokens_per_s"], rel=0.3)
     working.cancel()
     backend.generated = 0  # as after a restart: nothing below nought, nothing made up
-    await until(lambda: tables(house)[1]["output_tokens_per_s"] == 0.0)
+    await until(lambda: tables(served)[1]["output_tokens_per_s"] == 0.0)
     backend.script.hold.set()
     await asked
 
 
-@pytest.mark.parametrize("house_options", [{"max_num_seqs": 2}])
-async def test_use_is_the_fuller_of_sequences_and_kv_cache(house):
-    backend = house.backends[0]
-    await until(lambda: tables(house)[1]["kv_ratio"] == 0.25)
-    assert tables(house)[1]["use_ratio"] == 0.25
+@pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2}])
+async def test_use_is_the_fuller_of_sequences_and_kv_cache(served):
+    backend = served.backends[0]
+    await until(lambda: tables(served)[1]["kv_ratio"] == 0.25)
+    assert tables(served)[1]["use_ratio"] == 0.25
     backend.script.hold = asyncio.Event()
-    asked = [asyncio.create_task(house.chat()) for _ in range(2)]
+    asked = [asyncio.create_task(served.chat()) for _ in range(2)]
     await until(lambda: backend.running == 2)
-    _, instance, _ = tables(house)
+    _, instance, _ = tables(served)
     assert (instance["running"], instance["max_num_seqs"], instance["use_ratio"]) == (2, 2, 1.0)
     backend.script.hold.set()
     await asyncio.gather(*asked)
 
 
-async def test_the_slo_says_of_how_many_requests_it_speaks(house):
+async def test_the_slo_says_of_how_many_requests_it_speaks(served):
     """The class promises a time to first token: an answer that is not streamed shows none, so it is not judged."""
     for stream in (True, False, False):
-        answer = await house.chat(stream=stream)
+        answer = await served.chat(stream=stream)
         await answer.read()
-    flexible = await house.chat(headers={"X-SLO-Class": "flexible"})  # promises an end, which every answer has
+    flexible = await served.chat(headers={"X-SLO-Class": "flexible"})  # promises an end, which every answer has
     await flexible.read()
-    rows = await house.rows()
+    rows = await served.rows()
     assert [row.slo_met for row in rows] == [True, None, None, True]
 
-    def told() -> tuple:
-        fleet, _, _ = tables(house)
+    def loads() -> tuple:
+        fleet, _, _ = tables(served)
         return fleet["slo_ended"], fleet["slo_judged"], fleet["slo_met_ratio"]
 
-    await until(lambda: told() == (4, 2, 1.0))
+    await until(lambda: loads() == (4, 2, 1.0))

@@ -4,8 +4,8 @@ import asyncio
 
 from django.db import OperationalError
 
-from controlplane.gateway import ledger as ledger_module
-from controlplane.gateway import parts as parts_module
+from controlplane.gateway.ledger import writer as ledger_module
+from controlplane.gateway.monitoring import parts as parts_module
 from controlplane.jobs import monitor
 from controlplane.jobs.parts import Part, PartState
 from tests.gateway.conftest import until
@@ -28,43 +28,43 @@ OWN = {
 }
 
 
-async def ready(house) -> dict:
-    async with house.http.get(f"{house.url}/readyz") as response:
+async def ready(served) -> dict:
+    async with served.http.get(f"{served.url}/readyz") as response:
         return {"status_code": response.status, **await response.json()}
 
 
-async def test_every_job_of_the_process_is_known_and_runs(house):
+async def test_every_job_of_the_process_is_known_and_runs(served):
     quick = OWN - {"note-key-use", "length-notes", "probe-workers", "publish-summary", "renew-lease"}  # no Redis here
-    await until(lambda: all(house.gateway.jobs[name].last_success_at for name in quick))
-    body = await ready(house)
+    await until(lambda: all(served.gateway.jobs[name].last_success_at for name in quick))
+    body = await ready(served)
     assert body["status_code"] == 200
     assert set(body["jobs"]) >= OWN | {"forecasts", "plans", "apply-plans"}
     assert all(body["jobs"][name]["state"] == "ok" for name in quick)
-    assert monitor.current is house.gateway.monitor
+    assert monitor.current is served.gateway.monitor
 
 
-async def test_every_task_of_the_process_is_the_run_of_a_job(house):
+async def test_every_task_of_the_process_is_the_run_of_a_job(served):
     """Each loop that the gateway starts comes round, and is seen to."""
-    names = {record.name for record in house.gateway.jobs.records()}
+    names = {record.name for record in served.gateway.jobs.records()}
     assert names == OWN
 
 
-async def test_without_redis_the_part_is_down_and_serving_goes_on(house):
-    await until(lambda: not house.gateway.publisher.connected)
-    body = await ready(house)
+async def test_without_redis_the_part_is_down_and_serving_goes_on(served):
+    await until(lambda: not served.gateway.publisher.connected)
+    body = await ready(served)
     assert body["status_code"] == 200
-    report = house.gateway.monitor.report()
+    report = served.gateway.monitor.report()
     parts = {part["name"]: part for part in report["parts"]}
     assert parts["redis"]["state"] == "down"
     assert parts["database"]["state"] == "ok"
     assert parts["celery"]["detail"] == "not known while Redis does not answer"
     assert parts["instances"]["detail"] == "1 of 1 ready"
-    assert house.gateway.publisher.summary.snapshot()["system"]["parts"]
+    assert served.gateway.publisher.summary.snapshot()["system"]["parts"]
 
 
-async def test_workers_that_stop_answering_are_down_and_stay_so_while_they_are_asked(house, monkeypatch):
+async def test_workers_that_stop_answering_are_down_and_stay_so_while_they_are_asked(served, monkeypatch):
     """With Redis there: the part is down from the second miss on, without a moment of being well in between."""
-    answers = [{"house@a": ["control"]}]
+    answers = [{"host@a": ["control"]}]
     seen = []
 
     def ask(url, timeout_s):
@@ -74,12 +74,12 @@ async def test_workers_that_stop_answering_are_down_and_stay_so_while_they_are_a
     def celery():
         return next(part for part in parts() if part.name == "celery")
 
-    parts = house.gateway.parts
+    parts = served.gateway.parts
     monkeypatch.setattr(parts_module, "answering_workers", ask)
     monkeypatch.setattr(type(parts), "_redis", lambda self: Part("redis", PartState.OK))
     assert celery().detail == "being asked"
     await parts.probe()
-    assert (celery().state, celery().detail) == (PartState.OK, "house@a: control")
+    assert (celery().state, celery().detail) == (PartState.OK, "host@a: control")
     answers[0] = {}
     for _ in range(4):
         await parts.probe()
@@ -88,38 +88,38 @@ async def test_workers_that_stop_answering_are_down_and_stay_so_while_they_are_a
     assert next(part for part in parts() if part.name == "beat").state == PartState.WARNING
 
 
-async def test_a_ledger_that_cannot_be_written_is_said_once_and_shows_everywhere(house, monkeypatch, caplog):
+async def test_a_ledger_that_cannot_be_written_is_said_once_and_shows_everywhere(served, monkeypatch, caplog):
     def fail(batch, *, again):
         raise OperationalError("database is locked")
 
-    job = house.gateway.ledger.job
+    job = served.gateway.ledger.job
     with monkeypatch.context() as patch:
         patch.setattr(ledger_module, "write", fail)
-        assert (await house.chat()).status == 200
+        assert (await served.chat()).status == 200
         await until(lambda: job.failures_in_a_row > 2)
         assert [line.getMessage() for line in caplog.records if "is locked" in line.getMessage()] == [
             "flush-ledger: OperationalError: database is locked"
         ]
-        async with house.http.get(f"{house.url}/metrics") as response:
+        async with served.http.get(f"{served.url}/metrics") as response:
             text = await response.text()
         failures = next(
             line for line in text.splitlines() if line.startswith('pilothouse_job_failures_total{job="flush-ledger"}')
         )
         assert float(failures.split()[1]) > 2
         assert 'pilothouse_part_up{part="database"} 1.0' in text
-        assert (await ready(house))["jobs"]["flush-ledger"]["failures_in_a_row"] > 2
+        assert (await ready(served))["jobs"]["flush-ledger"]["failures_in_a_row"] > 2
     await until(lambda: job.ok)
-    assert len(await house.rows()) == 1
+    assert len(await served.rows()) == 1
 
 
-async def test_a_turn_that_raises_does_not_end_the_loop(house, monkeypatch):
-    job = house.gateway.heartbeats.job
+async def test_an_iteration_that_raises_does_not_end_the_loop(served, monkeypatch):
+    job = served.gateway.heartbeats.job
 
     async def broken(replica):
         raise IndexError("no such slot")
 
     with monkeypatch.context() as patch:
-        patch.setattr(house.gateway.heartbeats, "_read", broken)
+        patch.setattr(served.gateway.heartbeats, "_read", broken)
         await until(lambda: job.failures_in_a_row > 2)
     await until(lambda: job.ok)
     await asyncio.sleep(0)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Watched:
-    """A monitor over jobs and parts that a test moves, and a clock that it turns."""
+    """A monitor over jobs and parts that a test moves, and a clock that it sets."""
 
     def __init__(self, monkeypatch) -> None:
         self.jobs = Jobs()

@@ -7,7 +7,9 @@ from django.conf import settings
 from controlplane.jobs import schedule, selectors
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.task import JobFailed, note_lost
-from controlplane.planning import services
+from controlplane.planning.execution import plan_rollout
+from controlplane.planning.forecasts import services as forecasts
+from controlplane.planning.plans import services as plans
 from workers.tasks import housekeeping
 from workers.tasks import planning as tasks
 
@@ -38,7 +40,7 @@ def test_a_direct_call_is_only_a_call():
 
 def test_failures_are_counted_logged_once_and_recovered_from(monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr(services, "apply_plans", broken)
+        patch.setattr(plan_rollout, "apply_plans", broken)
         for _ in range(3):
             assert isinstance(tasks.apply_plans.apply().result, JobFailed)
     row = JobRow.objects.get(pk="apply-plans")
@@ -53,8 +55,8 @@ def test_failures_are_counted_logged_once_and_recovered_from(monkeypatch, caplog
 
 
 def test_work_within_a_task_has_its_own_record(monkeypatch):
-    monkeypatch.setattr(services, "make_forecasts", lambda now: [])
-    monkeypatch.setattr(services, "make_plans", broken)
+    monkeypatch.setattr(forecasts, "make_forecasts", lambda now: [])
+    monkeypatch.setattr(plans, "make_plans", broken)
     tasks.forecast_and_plan.apply()
     rows = {row.name: row for row in JobRow.objects.all()}
     assert set(rows) == {"forecasts", "plans"}

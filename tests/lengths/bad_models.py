@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from forecasting.lengths import QUANTILES, LengthQuery, Predictions
+from forecasting.lengths import LengthQuery
+from forecasting.lengths.query import QUANTILES, Predictions
 
 AROUND = (0.4, 0.7, 1.0, 1.5, 2.5)
 
@@ -26,10 +27,10 @@ class Scripted:
         return tokens, [max(1.0, tokens * each) if tokens >= 0 else tokens for each in AROUND]
 
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        told = [self.predict_one(query) for query in queries]
+        answers = [self.predict_one(query) for query in queries]
         return Predictions(
-            np.array([tokens for tokens, _ in told], float),
-            np.array([around for _, around in told], float).reshape(len(told), len(QUANTILES)),
+            np.array([tokens for tokens, _ in answers], float),
+            np.array([around for _, around in answers], float).reshape(len(answers), len(QUANTILES)),
         )
 
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery
@@ -52,7 +52,6 @@ def nearest(cache, text, model="m"):
     return cache.nearest(cache.key(query(text, model)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=400))
 def test_the_compiled_signature_is_the_plain_one(text):
     one, other = signature(text), signature_plain(text)
@@ -173,7 +172,6 @@ def test_entries_expire(cache, clock):
     assert len(cache) == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=60), st.integers(1, 5000), st.booleans()), max_size=60))
 def test_whatever_is_learnt_the_cache_stays_whole(learnt):
     clock = Clock()
@@ -199,7 +197,7 @@ def test_an_attack_on_the_bands_costs_no_more_than_a_look_up(cache, monkeypatch)
         put(cache, STORY + " x" * number, 5)
     compared = []
     count = np.count_nonzero
-    monkeypatch.setattr(np, "count_nonzero", lambda found: compared.append(1) or count(found))
+    monkeypatch.setattr(np, "count_nonzero", lambda equal: compared.append(1) or count(equal))
     nearest(cache, STORY + " y")
     assert 1 <= len(compared) <= 8
 

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.db.models import Sum
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
@@ -54,23 +55,28 @@ def counted(now):
         row.save()
 
 
+def whole(scope: selectors.Scope) -> Measures:
+    """Over all requests of *scope*, in one sum."""
+    return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in selectors.SUMMED}))
+
+
 def test_measures_of_an_hour(counted, now):
-    found = selectors.whole(scope_of(now, 1))
+    measures = whole(scope_of(now, 1))
     errors = [10, 60, 0, 280]
-    assert found.requests == 4
-    assert found.mae == sum(errors) / 4
-    assert found.bias == (10 - 60 + 0 + 280) / 4
-    assert found.mean_output == (90 + 160 + 40 + 20) / 4
-    assert found.relative_error == sum(errors) / 310
-    assert (found.acc_25, found.acc_50, found.acc_100) == (0.5, 0.5, 0.75)
-    assert (found.coverage_median, found.coverage_upper) == (0.75, 1.0)
+    assert measures.requests == 4
+    assert measures.mae == sum(errors) / 4
+    assert measures.bias == (10 - 60 + 0 + 280) / 4
+    assert measures.mean_output == (90 + 160 + 40 + 20) / 4
+    assert measures.relative_error == sum(errors) / 310
+    assert (measures.acc_25, measures.acc_50, measures.acc_100) == (0.5, 0.5, 0.75)
+    assert (measures.coverage_median, measures.coverage_upper) == (0.75, 1.0)
 
 
 def test_without_requests_nothing_is_known(now):
-    found = selectors.whole(scope_of(now, 1))
-    assert found == Measures()
+    measures = whole(scope_of(now, 1))
+    assert measures == Measures()
     for name in ("mae", "bias", "relative_error", "acc_25", "coverage_upper"):
-        assert getattr(found, name) is None
+        assert getattr(measures, name) is None
     series = selectors.series(scope_of(now, 1), now)
     assert (series.starts, series.lines) == ((), {})
     assert selectors.pairs(scope_of(now, 1)) == ([], 0)
@@ -89,19 +95,19 @@ def test_without_requests_nothing_is_known(now):
     ],
 )
 def test_a_scope_narrows(counted, now, scope, requests):
-    assert selectors.whole(scope_of(now, **scope)).requests == requests
+    assert whole(scope_of(now, **scope)).requests == requests
 
 
 def test_groups_add_up_to_the_whole_and_shadows_stand_beside(counted, now):
     scope = scope_of(now, 24)
-    whole = selectors.whole(scope)
+    expected = whole(scope)
     for groups in (selectors.by_model_and_tenant(scope), selectors.by_bucket(scope)):
-        assert selectors.total(groups.values()) == whole
+        assert selectors.total(groups.values()) == expected
     assert selectors.by_model_and_tenant(scope)["a", "globex"].requests == 1
     assert list(selectors.by_bucket(scope)) == [16, 32, 64, 128, 256]
     by_predictor = selectors.by_predictor(scope)
     assert by_predictor.pop("shadow student 2").requests == 2
-    assert selectors.total(by_predictor.values()) == whole
+    assert selectors.total(by_predictor.values()) == expected
 
 
 @pytest.mark.parametrize("hours", [1, 3, 24])
@@ -139,11 +145,11 @@ def sampled(now):
 
 def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
     scope = scope_of(now, 24, tenants=["acme"])
-    found, of = selectors.pairs(scope, most=20)
+    pairs, of = selectors.pairs(scope, most=20)
     assert of == 90
-    assert 15 <= len(found) <= 20
-    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in found)
-    assert max(pair.predicted_tokens for pair in found) > 60 > 30 > min(pair.predicted_tokens for pair in found)
+    assert 15 <= len(pairs) <= 20
+    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in pairs)
+    assert max(pair.predicted_tokens for pair in pairs) > 60 > 30 > min(pair.predicted_tokens for pair in pairs)
     everything, of = selectors.pairs(scope_of(now, 24))
     assert len(everything) == of == 100
     assert selectors.pairs(scope_of(now, 0.5, tenants=["acme"]))[1] == 31

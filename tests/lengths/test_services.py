@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
@@ -118,8 +118,8 @@ def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
 def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     samples(acme, 100)
-    found = iter([{"mae": 10.0}, {"mae": 11.0}])
-    monkeypatch.setattr(versions, "_score", lambda student, rows: next(found))
+    scores = iter([{"mae": 10.0}, {"mae": 11.0}])
+    monkeypatch.setattr(versions, "_score", lambda student, rows: next(scores))
     shadow = made(1)
     assert versions.train(timezone.now()).state == STATES.REJECTED
     assert states() == {shadow.number: "shadow", 2: "rejected"}
@@ -241,7 +241,7 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
     ]
     now = timezone.now().timestamp()
     notes_module.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
-    found = [
+    read = [
         dict(
             zip(
                 MEASURES, unpacked(bytes(row.features), notes_module.reader().vocabulary).measures.tolist(), strict=True
@@ -249,13 +249,13 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         )
         for row in LengthSample.objects.order_by("pk")
     ]
-    assert [row["has_text"] for row in found] == [1.0, 0.0]
-    chat = found[0]
+    assert [row["has_text"] for row in read] == [1.0, 0.0]
+    chat = read[0]
     assert chat["log_turns"] == pytest.approx(math.log1p(4), abs=0.01)
     assert chat["log_tools"] == pytest.approx(math.log1p(3), abs=0.01)
     assert chat["log_system"] == chat["log_last_answer"] == pytest.approx(math.log1p(9), abs=0.01)
     assert chat["log_characters"] == pytest.approx(math.log1p(len("And now?")), abs=0.01)
-    assert found[1]["log_prompt_tokens"] == pytest.approx(math.log1p(900), abs=0.01)
+    assert read[1]["log_prompt_tokens"] == pytest.approx(math.log1p(900), abs=0.01)
 
 
 # Judging

@@ -7,6 +7,10 @@ index has room for everything.
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.lookahead.maps import LookAhead
 from tests.oracles.dispatch import PlainFleet
 
 ITERATIONS = 100
@@ -183,4 +187,18 @@ PREDICTIVE: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
     "preserve": preserve,
     "least_delay": least_delay,
 }
-"""Twins of `scheduling.routing.predictive.PREDICTIVE`."""
+"""Twins of the routers of `scheduling.routing.predictive`, by the name that deployments and scenarios use."""
+
+
+def projected_tokens(ahead: LookAhead, instance: int, iterations: int) -> NDArray[np.int64]:
+    """KV tokens of *instance* in this and the coming *iterations*, as the compiled map *ahead* expects them."""
+    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
+    active, base_sum = ahead.active[instance], ahead.base_sum[instance]
+    tokens = np.zeros(iterations, np.int64)
+    for i in range(iterations):
+        if 0 < i < horizon:
+            at = (now + i) % horizon
+            active -= ahead.ending[instance, at]
+            base_sum -= ahead.ending_base[instance, at]
+        tokens[i] = base_sum + active * (now + i)
+    return tokens

@@ -143,7 +143,7 @@ def test_an_empty_ledger_is_said_to_be_empty():
         run(*QUICK)
 
 
-def test_a_result_that_cannot_be_stored_is_still_told(tmp_path, monkeypatch):
+def test_a_result_that_cannot_be_stored_is_still_printed(tmp_path, monkeypatch):
     def fail(*arguments):
         raise DatabaseError("no such table")
 
@@ -174,7 +174,7 @@ def edit(row, column, value):
         (lambda rows: rows.clear(), "holds no bin"),
     ],
 )
-def test_a_wrong_file_is_told_by_line_and_column(tmp_path, change, words):
+def test_a_wrong_file_is_named_by_line_and_column(tmp_path, change, words):
     with pytest.raises(CommandError, match=words):
         run(bins(tmp_path / "demand.csv", change=change), *QUICK)
 

@@ -109,24 +109,24 @@ def moves(address: Address, model: str) -> list[dict]:
 
 def parents() -> dict[int, int]:
     """The parent of every process."""
-    found = {}
+    parent_of = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    return found
+            parent_of[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return parent_of
 
 
 def processes_called(stack: RunningStack, word: str) -> list[int]:
     """Processes of *stack* with *word* in their command line; Redis writes over its environment, so descent decides."""
-    parent, found = parents(), []
+    parent, keys = parents(), []
     for process in parent:
         at = process
         while at > 1 and at != stack.process.pid:
             at = parent.get(at, 0)
         with suppress(OSError):
             if at == stack.process.pid and word in (Path("/proc") / str(process) / "cmdline").read_text():
-                found.append(process)
-    return found
+                keys.append(process)
+    return keys
 
 
 @contextmanager

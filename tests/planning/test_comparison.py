@@ -1,5 +1,6 @@
 """Strategies on the ledger's last hours: the fleet and the requests are the rows', plans know nothing of what came later."""
 
+from dataclasses import replace as changed
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -8,10 +9,14 @@ import pytest
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.planning.comparison import services as comparison
+from controlplane.planning.comparison import cluster, replay, services
+from controlplane.planning.comparison.advisor import Advisor
+from controlplane.planning.comparison.replay import Replay
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Forecast
 from controlplane.planning.plans import inventory
+from controlplane.planning.plans.expected import Expected
 from scheduling.scaling import EndpointView
 from scheduling.simulation.cluster.world import State
 
@@ -69,16 +74,20 @@ def ledger(acme, deployment):
     return rows
 
 
+def advisor_of(last_hours):
+    return Advisor(last_hours.fleet, last_hours.from_at, last_hours.to_at)
+
+
 def test_too_little_says_what_is_missing(ledger, make_instance, monkeypatch):
     """Many requests of a young ledger lack time, not requests."""
     make_instance()
     LedgerRow.objects.filter(arrived_at__lt=NOW - timedelta(seconds=180)).delete()
-    note = comparison.compare_strategies(1.0, NOW).note
+    note = services.compare_strategies(1.0, NOW).note
     assert note == f"Too little to compare: {LedgerRow.objects.count()} requests of the 200 that are needed."
-    monkeypatch.setattr(comparison, "LEAST_REQUESTS", 100)
+    monkeypatch.setattr(services, "LEAST_REQUESTS", 100)
     first = LedgerRow.objects.order_by("arrived_at").first().arrived_at
     covered_s = int((NOW - first).total_seconds())
-    note = comparison.compare_strategies(1.0, NOW).note
+    note = services.compare_strategies(1.0, NOW).note
     assert note == f"Too little to compare: requests of {covered_s} s; 5 minutes are needed."
 
 
@@ -86,9 +95,9 @@ def test_the_newest_requests_of_a_busy_fleet_are_compared_whatever_time_they_cov
     ledger, make_instance, monkeypatch, settings
 ):
     make_instance()
-    monkeypatch.setattr(comparison.Replay, "line", lambda self, name: {"strategy": name})
+    monkeypatch.setattr(Replay, "line", lambda self, name: {"strategy": name})
     settings.COMPARE_REQUESTS = 250
-    row = comparison.compare_strategies(1.0, NOW)
+    row = services.compare_strategies(1.0, NOW)
     assert row.requests == 250
     assert len(row.rows) == len(strategies.names()) - 1
     assert row.note.startswith("the newest 250 requests, of 4.")
@@ -97,7 +106,7 @@ def test_the_newest_requests_of_a_busy_fleet_are_compared_whatever_time_they_cov
 @pytest.mark.slow
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()
-    row = comparison.compare_strategies(1.0, NOW)
+    row = services.compare_strategies(1.0, NOW)
     assert row.requests == len(ledger)
     assert row.note == ""
     assert [line["strategy"] for line in row.rows] == [name for name in strategies.names() if name != "siloed"]
@@ -114,42 +123,42 @@ def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_
 def test_bounded_in_requests_the_newest_first(ledger, make_instance, settings):
     settings.COMPARE_REQUESTS = 300
     fleet = inventory.read({PLACE[0]})
-    replay = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW)
-    assert len(replay.arrived_s) == 300
-    assert replay.from_at == ledger[-300].arrived_at
-    assert replay.arrived_s == sorted(replay.arrived_s)
-    assert replay.notes == ["the newest 300 requests, of 5.1 min"]
+    last_hours = Replay.read(LedgerRow.objects.all(), fleet, NOW)
+    assert len(last_hours.arrived_s) == 300
+    assert last_hours.from_at == ledger[-300].arrived_at
+    assert last_hours.arrived_s == sorted(last_hours.arrived_s)
+    assert last_hours.notes == ["the newest 300 requests, of 5.1 min"]
 
 
 def test_the_fleet_has_the_round_trips_and_limits_that_it_had_live(ledger, make_instance):
     fleet = inventory.read({PLACE[0]})
     (deployment,) = fleet.deployments.values()
-    cluster = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
-    assert (cluster.round_trip_s(PLACE[:2]), cluster.ahead_limit(PLACE[:2])) == (0.0, -1)
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    assert (simulated.round_trip_s(PLACE[:2]), simulated.ahead_limit(PLACE[:2])) == (0.0, -1)
     LedgerRow.objects.update(trace=[{"moved": "a to b"}, {"round_trip_ms": 40.0}])
     LedgerRow.objects.filter(pk__in=[row.pk for row in ledger[-3:]]).update(trace=[{"round_trip_ms": None}])
     deployment.requests_ahead_limit = 2
-    cluster = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
-    assert (cluster.round_trip_s(PLACE[:2]), cluster.ahead_limit(PLACE[:2])) == (0.04, 2)
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    assert (simulated.round_trip_s(PLACE[:2]), simulated.ahead_limit(PLACE[:2])) == (0.04, 2)
 
 
 def test_and_in_time(ledger, make_instance, settings):
     settings.COMPARE_LIMIT_S = -1.0
-    row = comparison.compare_strategies(1.0, NOW)
+    row = services.compare_strategies(1.0, NOW)
     assert row.rows == []
     assert row.note.startswith("the time was over after 0 of ")
 
 
 def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance, monkeypatch):
-    monkeypatch.setattr(comparison, "start_s", lambda: 90_000.0)
-    replay = comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    most_s = len(replay.cluster.instances) * (replay.arrived_s[-1] + comparison.SETTLE_S)
+    monkeypatch.setattr(cluster, "start_s", lambda: 90_000.0)
+    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    most_s = len(last_hours.cluster.instances) * (last_hours.arrived_s[-1] + replay.SETTLE_S)
     for name in ("reactive", "lt_u"):
-        assert 0 < replay.line(name)["instance_hours"] <= most_s / 3600
+        assert 0 < last_hours.line(name)["instance_hours"] <= most_s / 3600
 
 
 def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_instance, monkeypatch, caplog):
-    real = comparison.Replay.line
+    real = Replay.line
 
     def line(self, name):
         if name == "lt_u":
@@ -157,8 +166,8 @@ def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_ins
         return {"strategy": name}
 
     assert real is not line
-    monkeypatch.setattr(comparison.Replay, "line", line)
-    row = comparison.compare_strategies(1.0, NOW)
+    monkeypatch.setattr(Replay, "line", line)
+    row = services.compare_strategies(1.0, NOW)
     assert "lt_u" not in {line["strategy"] for line in row.rows}
     assert len(row.rows) == len(strategies.names()) - 2
     assert row.note == "lt_u: ArithmeticError: no"
@@ -166,18 +175,18 @@ def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_ins
 
 def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
     make_instance(), make_instance(state="stopped")
-    replay = comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    states = [spec.state for spec in replay.cluster.instances]
+    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    states = [spec.state for spec in last_hours.cluster.instances]
     assert states == [State.READY, State.EMPTY, State.EMPTY]
-    assert replay.usd_per_hour.tolist() == [pytest.approx(2.7)] * 3
-    (engine,) = {spec.engine for spec in replay.cluster.instances}
+    assert last_hours.usd_per_hour.tolist() == [pytest.approx(2.7)] * 3
+    (engine,) = {spec.engine for spec in last_hours.cluster.instances}
     assert (engine.max_num_seqs, engine.max_model_len) == (8, 8192)
 
 
 def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_instance):
     LedgerRow.objects.filter(pk__gt=ledger[100].pk or 0).update(model="gone")
     Deployment.objects.update(active=False)
-    assert comparison.Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW) is None
+    assert Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW) is None
 
 
 class TestAdvice:
@@ -185,7 +194,7 @@ class TestAdvice:
     def advisor(self, ledger, make_instance):
         make_instance()
         fleet = inventory.read({PLACE[0]})
-        return comparison.Advisor(comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW))
+        return advisor_of(Replay.read(LedgerRow.objects.all(), fleet, NOW))
 
     def view(self, **values):
         names = dict.fromkeys(("coming", "draining", "spot", "spot_other", "waiting"), 0)
@@ -203,30 +212,34 @@ class TestAdvice:
             )  # fmt: skip
         make_instance()
         fleet = inventory.read({PLACE[0]})
-        replay = comparison.Replay.read(LedgerRow.objects.all(), fleet, NOW)
-        (before,), (after,) = (comparison.Advisor(replay).advise(at, [self.view()]) for at in (299.0, 301.0))
+        last_hours = Replay.read(LedgerRow.objects.all(), fleet, NOW)
+        (before,), (after,) = (advisor_of(last_hours).advise(at, [self.view()]) for at in (299.0, 301.0))
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
     def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, settings, monkeypatch):
         settings.PLAN_EVERY_S = 900.0
         ramp = 1000.0, 1000.0, 1000.0, 90_000.0
-        monkeypatch.setattr(advisor, "_expected", lambda endpoint, at, towards: (np.zeros(4), np.array(ramp)))
+        tokens = {PLACE: np.array(ramp)}
+        expected = Expected(NOW, 600, tokens, {PLACE: np.zeros(4)}, tokens)
+        monkeypatch.setattr(
+            advisor, "_expected", lambda at, endpoints: changed(expected, start=demand.window_start(at, 600))
+        )
         settings.FORECAST_WINDOW_S = 600
         first, second, third = (advisor.advise(at, [self.view()])[0] for at in (300.0, 1100.0, 1200.0))
         assert (first.target_instances, first.made_at_s, first.soon_instances) == (3, 300.0, 1)
         assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
         assert third.made_at_s == 1200.0
 
-    def test_our_strategy_is_told_what_its_plans_ask_for_live(self, advisor, settings, monkeypatch):
+    def test_our_strategy_has_the_advice_that_its_plans_give_live(self, advisor, settings, monkeypatch):
         settings.PLAN_DEMAND, settings.FORECAST_WINDOW_S = "strategy", 600
         rows = {
-            quantity: Forecast(window_s=600, start_at=advisor._replay.from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
+            quantity: Forecast(window_s=600, start_at=advisor._from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
             for quantity in ("prompt", "output")
         }
         solved = {}
         for name in ("pilothouse", "lt_ua"):
-            made = comparison.Advisor(advisor._replay, name)
+            made = Advisor(advisor._fleet, advisor._from_at, NOW, name)
             monkeypatch.setattr(
                 made,
                 "_forecasts",
@@ -234,15 +247,15 @@ class TestAdvice:
             )
             made._within_s = float("inf")
             solved[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
-        assert (max(solved["pilothouse"][2]), max(solved["pilothouse"][3])) == (4800.0, 4000.0)
-        assert (max(solved["lt_ua"][2]), max(solved["lt_ua"][3])) == (2000.0, 2000.0)
+        assert (max(solved["pilothouse"][1]), max(solved["pilothouse"][2])) == (4800.0, 4000.0)
+        assert (max(solved["lt_ua"][1]), max(solved["lt_ua"][2])) == (2000.0, 2000.0)
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
         calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s
-        surge = comparison.Advisor(advisor._replay).advise(700.0, [self.view()])[0].forecast_tokens_per_s
+        surge = Advisor(advisor._fleet, advisor._from_at, NOW).advise(700.0, [self.view()])[0].forecast_tokens_per_s
         assert surge > 2 * calm
-        MinuteRow.objects.filter(minute__gt=advisor._replay.from_at + timedelta(seconds=360)).delete()
-        again = comparison.Advisor(advisor._replay)
+        MinuteRow.objects.filter(minute__gt=advisor._from_at + timedelta(seconds=360)).delete()
+        again = Advisor(advisor._fleet, advisor._from_at, NOW)
         assert again.advise(380.0, [self.view()])[0].forecast_tokens_per_s == calm
 
 
@@ -259,15 +272,15 @@ class TestStarts:
             self.moved(str(number), "loading", 1)
             self.moved(str(number), "ready", took)
         self.moved("9", "ready", 5)
-        assert comparison.start_s() == 40.0
+        assert cluster.start_s() == 40.0
 
-    def test_but_for_a_house_that_was_off_meanwhile(self):
+    def test_but_for_a_stack_that_was_off_meanwhile(self):
         self.moved("1", "provisioning", 0)
         self.moved("1", "ready", 30)
         for subject in "23":
             self.moved(subject, "provisioning", 0)
             self.moved(subject, "ready", 6 * 3600)
-        assert comparison.start_s() == 30.0
+        assert cluster.start_s() == 30.0
 
     def test_or_what_is_usual(self):
-        assert comparison.start_s() == comparison.USUAL_START_S
+        assert cluster.start_s() == cluster.USUAL_START_S

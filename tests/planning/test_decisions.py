@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning import services
 from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 
@@ -102,7 +102,7 @@ class TestPlans:
         assert plan.status == status
         assert not Event.objects.exists()
 
-    def test_a_second_operator_is_told_that_the_first_was_faster(self, make_plan, operator):
+    def test_a_second_operator_reads_that_the_first_was_faster(self, make_plan, operator):
         plan = make_plan()
         same = ScalingPlan.objects.get(pk=plan.pk)
         services.reject(plan, operator)

@@ -7,8 +7,8 @@ from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher, Node
-from controlplane.fleet.states import InstanceState
 from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource, ScalingMove
 
@@ -42,7 +42,7 @@ class TestAdding:
         assert (event.subject, event.actor, event.reason) == (row.name, "strategy reactive", "a test asks for it")
         assert event.inputs == {"use": 0.9, "how": "new"}
 
-    def test_the_nearest_way_comes_first(self, make_instance, deployment, django_capture_on_commit_callbacks):
+    def test_the_nearest_method_comes_first(self, make_instance, deployment, django_capture_on_commit_callbacks):
         deployment.max_instances = 9
         deployment.save()
         serving, drained = make_instance(), make_instance()
@@ -52,9 +52,9 @@ class TestAdding:
         long_ago(failed, minutes=5)
         executor.remove(*PLACE, why(), load={serving.name: 5})
         assert states()[drained.name] == S.DRAINING
-        ways = [executor.add(*PLACE, why()) for _ in range(5)]
-        assert [way.instance for way in ways[:3]] == [drained.name, asleep.name, stopped.name]
-        assert [way.inputs["how"] for way in ways] == [
+        moves = [executor.add(*PLACE, why()) for _ in range(5)]
+        assert [move.instance for move in moves[:3]] == [drained.name, asleep.name, stopped.name]
+        assert [move.inputs["how"] for move in moves] == [
             "taken back while it drained",
             "woken",
             "started again (stopped)",
@@ -64,7 +64,7 @@ class TestAdding:
         assert states()[drained.name] == S.READY
         assert states()[failed.name] == S.FAILED
 
-    def test_a_failed_one_is_the_last_way_and_not_at_once(self, make_instance, node, deployment):
+    def test_a_failed_one_is_the_last_method_and_not_at_once(self, make_instance, node, deployment):
         deployment.max_instances = 4
         deployment.save()
         Node.objects.update(gpu_count=4)

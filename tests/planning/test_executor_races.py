@@ -1,6 +1,6 @@
-"""Two that move the fleet at once: whoever comes second counts what the first has done.
+"""Two that move the fleet at once: the second counts what the first has done.
 
-SQLite lets only one write anyway; `tests/test_postgres.py` runs this where nothing but locked rows keeps them apart.
+SQLite lets only one write anyway; `tests/test_postgres.py` runs this where nothing but locked rows orders them.
 """
 
 import threading
@@ -17,6 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
+from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -27,8 +29,6 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
 )
-from controlplane.fleet.restarts import CRASH_LOOP
-from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.execution import executor, plan_rollout
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
@@ -76,10 +76,10 @@ def meeting(count: Callable[..., int]) -> Callable[..., int]:
     barrier = threading.Barrier(2)
 
     def counted(*args: object, **options: object) -> int:
-        found = count(*args, **options)
+        instances = count(*args, **options)
         with suppress(threading.BrokenBarrierError):
             barrier.wait(MEET_S)
-        return found
+        return instances
 
     return counted
 

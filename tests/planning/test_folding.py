@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from controlplane.planning import selectors
-from controlplane.planning.forecasts import compaction
+from controlplane.planning.forecasts import compaction, selectors
 from controlplane.planning.models import Forecast
 from workers.tasks import housekeeping
 from workers.tasks import planning as tasks
@@ -76,7 +75,7 @@ def test_each_series_for_itself():
     assert Forecast.objects.exclude(slo_class="").count() == Forecast.objects.filter(slo_class="").count() == 4
 
 
-def test_what_does_not_follow_stays_apart():
+def test_what_does_not_follow_stays_a_row_of_its_own():
     """A gap longer than what was foretold, another forecaster, windows of another length."""
     make(range(310, 315)), make([309], window_s=600), make(range(302, 309))
     make(range(250, 260), forecaster="ets", note="few windows"), make(range(240, 250))

@@ -33,5 +33,5 @@ def test_each_applied_plan_gets_the_state_that_it_was_in(language_model):
         plan("shadow", 3, 5): ("shadow", True),
     }
     states.split(apps, None)
-    found = {row.pk: (row.status, row.carried_out_at is not None) for row in ScalingPlan.objects.all()}
-    assert found == expected
+    states_now = {row.pk: (row.status, row.carried_out_at is not None) for row in ScalingPlan.objects.all()}
+    assert states_now == expected

@@ -6,8 +6,8 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Node
-from controlplane.fleet.states import InstanceState
 from controlplane.planning import services
 from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
@@ -40,7 +40,7 @@ def approved(language_model, operator):
 
 
 def apply(after=timedelta()):
-    return services.apply_plans(timezone.now() + after)
+    return plan_rollout.apply_plans(timezone.now() + after)
 
 
 def test_instances_are_added_up_to_the_target(approved, make_instance):

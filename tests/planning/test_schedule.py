@@ -10,8 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from controlplane.planning import services
+from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, ScalingPlan
+from controlplane.planning.plans import services as plans
 from workers.tasks import planning as tasks
 
 pytestmark = pytest.mark.django_db
@@ -85,8 +86,8 @@ def stack(settings, tmp_path, monkeypatch, language_model):
     def plan(now):
         ScalingPlan.objects.create(model=language_model, strategy="x", made_at=now, valid_until=now)
 
-    monkeypatch.setattr(services, "make_forecasts", lambda now: stack.work("forecasts", now, forecast))
-    monkeypatch.setattr(services, "make_plans", lambda now: stack.work("plans", now, plan))
+    monkeypatch.setattr(forecasts, "make_forecasts", lambda now: stack.work("forecasts", now, forecast))
+    monkeypatch.setattr(plans, "make_plans", lambda now: stack.work("plans", now, plan))
     return stack
 
 

@@ -6,8 +6,8 @@ import pytest
 from django.utils import timezone
 
 from controlplane.dispatch.wire import as_inputs
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
-from controlplane.fleet.states import InstanceState
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
@@ -24,7 +24,7 @@ def load(monkeypatch):
 
     class Published:
         def __init__(self):
-            self.alive, self.found = None, None
+            self.alive, self.summary = None, None
 
         def __call__(self, running=None, **values):
             defaults = {
@@ -44,10 +44,10 @@ def load(monkeypatch):
                 "since_change_s": 1e6,
             }
             view = EndpointView(**defaults | values)
-            self.found = live_views.Load({PLACE: as_inputs(view)}, running or {})
+            self.summary = live_views.Load({PLACE: as_inputs(view)}, running or {})
 
     published = Published()
-    monkeypatch.setattr(live_views, "read", lambda: published.found)
+    monkeypatch.setattr(live_views, "read", lambda: published.summary)
     monkeypatch.setattr(
         live_views, "say_alive", lambda models, for_s: setattr(published, "alive", (list(models), for_s))
     )
@@ -82,7 +82,7 @@ def plan(language_model, target, present=1, demand=5000.0, minutes=60, **values)
 
 
 def run(after_s=0.0):
-    return services.run_strategies(timezone.now() + timedelta(seconds=after_s))
+    return strategist.run_strategies(timezone.now() + timedelta(seconds=after_s))
 
 
 class TestMoves:
@@ -226,7 +226,6 @@ class TestAdvice:
         assert selectors.plan_in_force(policy.model.name, timezone.now()) == row
         advice = strategist.advice(row, "us-east", timezone.now())
         assert (advice.target_instances, advice.forecast_tokens_per_s) == (2, 6000.0)
-        assert advice.tokens_per_s_per_instance == 4000.0
         assert advice.made_at_s == row.made_at.timestamp()
         assert strategist.advice(row, "mars", timezone.now()) is None
 
@@ -294,7 +293,7 @@ class TestViews:
         for state in (S.READY, S.READY, S.LOADING, S.PROVISIONING, S.DRAINING, S.SLEEPING, S.FAILED, S.STOPPED):
             make_instance(state=state)
         load(ready=2, use=0.8)
-        (view,) = live_views.views(PLACE[0], load.found, timezone.now())
+        (view,) = live_views.views(PLACE[0], load.summary, timezone.now())
         assert (view.ready, view.coming, view.draining, view.spot) == (2, 2, 1, 1)
         assert (view.min_instances, view.max_instances) == (1, 3)
         assert view.since_change_s == float("inf")
@@ -302,18 +301,18 @@ class TestViews:
     def test_one_that_the_gateway_does_not_know_yet_is_on_its_way(self, make_instance, load):
         make_instance(), make_instance()
         load(ready=1)
-        (view,) = live_views.views(PLACE[0], load.found, timezone.now())
+        (view,) = live_views.views(PLACE[0], load.summary, timezone.now())
         assert (view.ready, view.coming) == (1, 1)
 
     def test_null_is_what_it_stood_for(self, make_instance, load):
         make_instance(state=S.LOADING)
         load(ready=0, use=float("inf"))
-        (view,) = live_views.views(PLACE[0], load.found, timezone.now())
+        (view,) = live_views.views(PLACE[0], load.summary, timezone.now())
         assert view.use == float("inf")
         assert view.peak_kv_sum != view.peak_kv_sum  # NaN: no map
 
     def test_an_endpoint_of_which_the_gateway_says_nothing_is_left_out(self, make_instance, load):
         make_instance()
         load(region="elsewhere")
-        load.found = live_views.Load({}, {})
-        assert live_views.views(PLACE[0], load.found, timezone.now()) == []
+        load.summary = live_views.Load({}, {})
+        assert live_views.views(PLACE[0], load.summary, timezone.now()) == []

@@ -11,7 +11,9 @@ from controlplane.jobs.models import JobRow
 from controlplane.planning import services
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor
+from controlplane.planning.forecasts import services as forecast_services
 from controlplane.planning.models import Forecast, MoveSource, PlanStatus, ScalingMove, ScalingPlan, StrategyComparison
+from controlplane.planning.plans import services as plan_services
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.metrics import VllmMetrics
@@ -42,8 +44,8 @@ def made(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(services, "make_forecasts", make("forecasts"))
-    monkeypatch.setattr(services, "make_plans", make("plans"))
+    monkeypatch.setattr(forecast_services, "make_forecasts", make("forecasts"))
+    monkeypatch.setattr(plan_services, "make_plans", make("plans"))
     return calls
 
 

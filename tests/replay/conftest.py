@@ -1,4 +1,4 @@
-"""A gateway of a few lines that answers as it is told and remembers what it was asked."""
+"""A gateway of a few lines that answers by its script and remembers what it was asked."""
 
 import asyncio
 import contextlib

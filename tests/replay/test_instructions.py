@@ -3,7 +3,7 @@
 import statistics
 
 from controlplane.gateway.replay.instructions import CHARACTERS_PER_TOKEN, Instructions
-from workers.emulator import asks
+from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
 
 
@@ -23,8 +23,11 @@ def test_prompts_fit_and_are_not_empty() -> None:
 
 def test_answers_are_about_as_long_as_wanted_and_of_many_lengths() -> None:
     made = Instructions(4)
-    found = [asks.read(prompt, count_tokens(prompt)) for prompt in (made.prompt(900, 700, False) for _ in range(400))]
-    lengths = [ask.tokens for ask in found if ask]
+    requested = [
+        requested_length.read(prompt, count_tokens(prompt))
+        for prompt in (made.prompt(900, 700, False) for _ in range(400))
+    ]
+    lengths = [length.tokens for length in requested if length]
     assert len(lengths) == 400  # every prompt says what it wants
     assert statistics.median(lengths) == 700.0
     assert len(set(lengths)) > 3

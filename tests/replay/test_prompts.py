@@ -13,9 +13,9 @@ def ids(prompts: Prompts, tokens: int, blocks: tuple[int, ...] = ()) -> list[int
 
 @pytest.mark.parametrize("tokens", [1, 2, 511, 4096, POOL_TOKENS, POOL_TOKENS + 1, 2 * POOL_TOKENS + 7])
 def test_the_length_is_exact(tokens: int) -> None:
-    found = ids(Prompts(1), tokens)
-    assert len(found) == tokens
-    assert FIRST_ID <= min(found) <= max(found) < FIRST_ID + IDS
+    sent = ids(Prompts(1), tokens)
+    assert len(sent) == tokens
+    assert FIRST_ID <= min(sent) <= max(sent) < FIRST_ID + IDS
 
 
 @pytest.mark.parametrize("tokens", [1, 511, 512, 513, 1024, 1500])

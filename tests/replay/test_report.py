@@ -10,7 +10,7 @@ from rich.console import Console
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.replay import ledger_check
 from controlplane.gateway.replay.client import Answer
@@ -55,8 +55,8 @@ def test_the_table(tally: Tally) -> None:
 
 
 def test_the_json_twin(tally: Tally) -> None:
-    books_ = Comparison(Sums(5, 4, 400, 44), Sums(5, 4, 400, 43))
-    said = json.loads(json.dumps(Report("replay-1", "llama", 12.0, tally, TERMS, books_).as_json()))
+    comparison = Comparison(Sums(5, 4, 400, 44), Sums(5, 4, 400, 43))
+    said = json.loads(json.dumps(Report("replay-1", "llama", 12.0, tally, TERMS, comparison).as_json()))
     assert (said["sent"], said["done"], said["failed"], said["failures"]) == (5, 4, 1, {"429 queue_full": 1})
     assert (said["prompt_tokens"], said["output_tokens"]) == (400, 44)
     assert said["ttft_ms"] == {"p50": 95.0, "p95": pytest.approx(142.5), "p99": pytest.approx(148.5)}

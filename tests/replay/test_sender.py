@@ -68,7 +68,7 @@ async def test_open_requests_are_bounded_and_lateness_is_counted(gateway: FakeGa
 
 
 async def test_times_are_divided_by_the_speed(gateway: FakeGateway) -> None:
-    """Two requests 100 s apart, 1,000 times faster: the second waits at least a tenth of a second."""
+    """Two requests with 100 s between them, 1,000 times faster: the second waits at least a tenth of a second."""
     sender = make(gateway, speed=1000)
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -90,8 +90,8 @@ async def test_times_are_divided_by_the_speed(gateway: FakeGateway) -> None:
 )
 def test_what_does_not_fit(request_: TraceRequest, context: int, clip: bool, expected: tuple[int, int] | str) -> None:
     fitted = fit(request_, context, clip=clip)
-    found = fitted if isinstance(fitted, str) else (fitted.prompt_tokens, fitted.output_tokens)
-    assert found == expected
+    lengths = fitted if isinstance(fitted, str) else (fitted.prompt_tokens, fitted.output_tokens)
+    assert lengths == expected
 
 
 async def test_what_is_left_out_and_what_is_shortened_is_counted(gateway: FakeGateway) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_left_out_and_what_is_shortened_is_counted(gateway: FakeGa
     assert (sender.tally.sent, sender.tally.skipped.total(), sender.tally.clipped) == (2, 1, 1)
 
 
-async def test_failures_are_told_apart(gateway: FakeGateway) -> None:
+async def test_failures_are_distinguished(gateway: FakeGateway) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         number = int(request.headers["X-Request-Id"].rpartition("-")[2])
         if number == 1:

@@ -26,13 +26,13 @@ def busy(gateway: FakeGateway, **changes: object) -> Waves:
 
 
 def test_a_stream_for_each_endpoint_and_class_with_a_key() -> None:
-    found = streams(ENDPOINTS, {"interactive": "a", "opportunistic": "b"})
-    assert len(found) == 6
-    assert {(stream.slo_class, stream.key) for stream in found} == {("interactive", "a"), ("opportunistic", "b")}
-    assert {stream.region: stream.phase for stream in found} == {"us-east": 0.0, "us-west": 0.5}
+    made = streams(ENDPOINTS, {"interactive": "a", "opportunistic": "b"})
+    assert len(made) == 6
+    assert {(stream.slo_class, stream.key) for stream in made} == {("interactive", "a"), ("opportunistic", "b")}
+    assert {stream.region: stream.phase for stream in made} == {"us-east": 0.0, "us-west": 0.5}
 
 
-def test_the_rate_goes_up_and_down_and_the_regions_take_turns() -> None:
+def test_the_rate_goes_up_and_down_and_the_regions_alternate() -> None:
     east, west = (s for s in streams(ENDPOINTS[:2], {"interactive": "a"}))
     moments = [DAY_S * step / 100 for step in range(100)]
     peak = KINDS["interactive"].peak_per_s

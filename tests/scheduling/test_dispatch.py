@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduling.dispatch import dispatch
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
+from scheduling.routing.candidates import COLUMNS, INSTANCE, KV, REMAINING, ROOM, RUNNING
 from scheduling.routing.routers import POLICIES, POLICY_CODES
 from tests.oracles import dispatch as reference
 from tests.scheduling.fleets import ENDPOINTS, as_arrays, plain_fleets
@@ -39,6 +40,8 @@ def test_the_queue_is_dispatched_in_order_until_the_head_has_no_room(policy, pla
         )
         while True:
             expected = (-1, -1)
+            loads = [(each.running, each.kv_tokens, each.remaining_tokens) for each in plain.instances]
+            rows = np.full((2, COLUMNS), np.nan)
             if queue:
                 _, _, prompt_tokens, output_tokens = requests[slots.index(queue[0])]
                 twin = reference.POLICIES[policy]
@@ -46,9 +49,15 @@ def test_the_queue_is_dispatched_in_order_until_the_head_has_no_room(policy, pla
                 if chosen >= 0:
                     plain.place(chosen, prompt_tokens, output_tokens)
                     expected = (queue.pop(0), chosen)
-            assert dispatch(fleet, endpoints, waiting, endpoint, POLICY_CODES[policy]) == expected
+            assert dispatch(fleet, endpoints, waiting, endpoint, POLICY_CODES[policy], rows) == expected
             if expected == (-1, -1):
+                assert np.isnan(rows).all()
                 break
+            rows = rows[rows[:, INSTANCE] >= 0]
+            assert rows[rows[:, INSTANCE] == expected[1], ROOM].tolist() == [1.0]
+            assert [tuple(row) for row in rows[:, [RUNNING, KV, REMAINING]].tolist()] == [
+                loads[int(instance)] for instance in rows[:, INSTANCE]
+            ]
             assert waiting.instance[expected[0]] == expected[1]
         assert in_order(waiting, endpoint).tolist() == queue
     assert fleet.running.tolist() == [instance.running for instance in plain.instances]
@@ -74,16 +83,17 @@ import numpy as np
 from scheduling import dispatch
 from scheduling.fleet import arrays as fleet
 from scheduling.queueing import waiting_set as ordering
-from scheduling.routing import regions, requests_ahead, routers as routing
+from scheduling.routing import candidates, regions, requests_ahead, routers as routing
 
 def compiled():
-    kernels = {id(k): k for m in (requests_ahead, dispatch, fleet, ordering, regions, routing) for k in vars(m).values()
-               if hasattr(k, "signatures")}
+    modules = (requests_ahead, dispatch, candidates, fleet, ordering, regions, routing)
+    kernels = {id(k): k for m in modules for k in vars(m).values() if hasattr(k, "signatures")}
     return {k.__name__: len(k.signatures) for k in kernels.values()}
 
 dispatch.warm_up()
 before = compiled()
 arrays, endpoints, waiting = fleet.allocate_fleet(8), fleet.allocate_endpoints(2, 8), ordering.allocate_waiting(2, 4)
+rows = np.zeros((8, candidates.COLUMNS))
 for slot in range(8):
     fleet.assign_endpoint(arrays, endpoints, slot, slot % 2)
 arrays.accepting[:], arrays.max_num_seqs[:], arrays.kv_capacity_tokens[:] = 1, 4, 10_000
@@ -94,7 +104,7 @@ for name, router in routing.POLICIES.items():
     router(arrays, endpoints, 1, 100, 10)
     slot = ordering.enqueue(waiting, 1, 12.5, 12.5, float("inf"), -3, 100, 10, 7, -1, -1, -1)
     ordering.rekey(waiting, slot, 3.5)
-    slot, instance = dispatch.dispatch(arrays, endpoints, waiting, 1, routing.POLICY_CODES[name])
+    slot, instance = dispatch.dispatch(arrays, endpoints, waiting, 1, routing.POLICY_CODES[name], rows)
     assert instance >= 0
     ordering.push(waiting, 0, slot, 1.5)
     assert ordering.pop(waiting, 0) == slot

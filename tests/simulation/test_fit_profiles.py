@@ -78,12 +78,12 @@ def test_names_of_publications(demo) -> None:
     models, gpu_types = list(Model.objects.all()), list(GpuType.objects.all())
 
     def model(name: str) -> str | None:
-        found = find_model(name, models)
-        return found.name if found else None
+        row = find_model(name, models)
+        return row.name if row else None
 
     def gpu(name: str) -> str | None:
-        found = find_gpu_type(name, gpu_types)
-        return found.name if found else None
+        row = find_gpu_type(name, gpu_types)
+        return row.name if row else None
 
     assert model("meta-llama/Llama-3.1-8B-Instruct") == "llama-3.1-8b"
     assert model("llama2-70b") == "llama-2-70b"

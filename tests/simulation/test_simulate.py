@@ -33,7 +33,7 @@ def values(answer: dict, measure: str, statistic: str, by: str = "all") -> list[
     ]
 
 
-def test_a_scenario_is_run_and_told(scenario: Path) -> None:
+def test_a_scenario_is_run_and_shown(scenario: Path) -> None:
     text = run(scenario)
     for word in ("TTFT p50", "SLO met", "east", "west", "iw", "cost (USD)"):
         assert word in text

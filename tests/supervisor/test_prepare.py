@@ -8,8 +8,8 @@ import pytest
 from controlplane.accounts.models import User
 from controlplane.accounts.services import use_sign_in_link
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
-from controlplane.fleet.states import InstanceState
 from controlplane.supervisor import prepare
 from tests.inventory import *  # noqa: F403
 from workers.tasks import fleet as fleet_tasks

@@ -170,14 +170,14 @@ class VllmFleet:
     def give_way(self, name: str) -> None:
         """Let the engine of server *name* give way to whatever else wants its core, as its own HTTP process."""
         leader = json.loads(self.launcher.log_file(name).with_suffix(".json").read_text())["process_id"]
-        found = False
+        is_there = False
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if os.getsid(int(folder.name)) == leader and "VLLM::EngineCore" in (folder / "cmdline").read_text():
                     for thread in (folder / "task").iterdir():
                         os.setpriority(os.PRIO_PROCESS, int(thread.name), ENGINE_NICE)
-                    found = True
-        assert found, f"server {name} has no process called VLLM::EngineCore"
+                    is_there = True
+        assert is_there, f"server {name} has no process called VLLM::EngineCore"
 
     def stop(self) -> None:
         for name in self.started:

@@ -180,7 +180,7 @@ async def test_a_stop_string_ends_plain_and_streamed_answers(sdk: openai.AsyncOp
 @pytest.mark.parametrize(
     ("fields", "prompt_tokens", "completion_tokens", "choices"),
     [
-        ({"prompt": [7] * 10}, 10, 16, 1),  # max_tokens is 16 unless told
+        ({"prompt": [7] * 10}, 10, 16, 1),  # max_tokens is 16 unless the request says
         ({"prompt": [[1, 2], [3, 4, 5]], "max_tokens": 6}, 5, 12, 2),
         ({"prompt": [7] * 10, "max_tokens": 6, "n": 3}, 10, 18, 3),
         ({"prompt": [7] * (MAX_MODEL_LEN - 4), "max_tokens": 100}, MAX_MODEL_LEN - 4, 4, 1),  # cut to the context

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.oracles.histograms import quantile, since
 from tests.vllm.calls import COMPLETION, begun, generate, idle, post, reached, rest
 from tests.vllm.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS, MAX_NUM_SEQS, MODEL, Server
 from workers.vllm.client import VllmClient, VllmError
@@ -43,11 +44,11 @@ async def test_metrics_count_what_was_done(server: Server, http: aiohttp.ClientS
     assert after.prompt_tokens_total - before.prompt_tokens_total == 100
     assert after.generation_tokens_total - before.generation_tokens_total == 40
     assert after.success_total["length"] - before.success_total["length"] == 5
-    assert after.ttft_s.minus(before.ttft_s).count == 5
-    assert after.itl_s.minus(before.itl_s).count == 35
+    assert since(after.ttft_s, before.ttft_s).count == 5
+    assert since(after.itl_s, before.itl_s).count == 35
     assert set(after.success_total) == {"stop", "length", "abort", "error", "repetition"}
     assert after.kv_cache_size_tokens == after.num_gpu_blocks * after.block_size > MAX_MODEL_LEN
-    ttft = after.ttft_s.minus(before.ttft_s).quantile(0.5)
+    ttft = quantile(since(after.ttft_s, before.ttft_s), 0.5)
     assert ttft is not None
     assert ttft > 0
 

@@ -18,16 +18,16 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch import floor
+from controlplane.dispatch.floor.publication import Publication
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import House, serving, until
+from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
-from tests.vllm.test_scaling import becomes, row_of, told, working
+from tests.vllm.test_scaling import becomes, row_of, values_of, working
 from workers.vllm.launcher import ProcessLauncher
 
 pytestmark = pytest.mark.vllm
@@ -63,9 +63,9 @@ def make_fleet(source: Path) -> None:
 
 
 @pytest.fixture
-async def house(
+async def served(
     transactional_db: None, launcher: ProcessLauncher, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ServedGateway]:
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while others load, one may be slow to answer
     await database_sync_to_async(make_fleet)(tiny_model)
@@ -74,38 +74,38 @@ async def house(
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await stack.enter_async_context(working())
-        yield House(gateway, url, [], http)
+        yield ServedGateway(gateway, url, [], http)
 
 
 def parts_of(leader: int) -> dict[int, str]:
     """The processes of the session that *leader* began, with their titles; one that is dead counts no more."""
-    found = {}
+    parts = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             if os.getsid(int(folder.name)) == leader and state not in "ZX":
-                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
-    return found
+                parts[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
+    return parts
 
 
 def part(leader: int, title: str) -> int:
-    (found,) = [process_id for process_id, words in parts_of(leader).items() if title in words]
-    return found
+    (process_id,) = [each for each, words in parts_of(leader).items() if title in words]
+    return process_id
 
 
 def shared_memory_of(leader: int) -> set[Path]:
     """What the processes of the session that *leader* began have mapped of `/dev/shm`."""
-    found = set()
+    segments = set()
     for process_id in parts_of(leader):
         with suppress(OSError):
             lines = (Path("/proc") / str(process_id) / "maps").read_text().splitlines()
             words = [line.split()[5:] for line in lines]
-            found |= {Path(word[0]) for word in words if len(word) == 1 and word[0].startswith("/dev/shm/")}
-    return found
+            segments |= {Path(word[0]) for word in words if len(word) == 1 and word[0].startswith("/dev/shm/")}
+    return segments
 
 
 async def test_killed_parts_come_back_and_leave_nothing(
-    house: House, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+    served: ServedGateway, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timings: dict[str, float] = {}
     began_s = time.monotonic()
@@ -114,12 +114,12 @@ async def test_killed_parts_come_back_and_leave_nothing(
         nonlocal began_s
         timings[name], began_s = round(time.monotonic() - began_s, 1), time.monotonic()
 
-    accepting = house.gateway.topology.fleet.accepting
+    accepting = served.gateway.topology.fleet.accepting
     shared: set[Path] = set()
 
     # Nobody starts them: the minimum does.
     first = {name: await becomes(launcher, name, "ready", START_LIMIT_S) for name in NAMES}
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 3)
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
     lap("ready_s")
 
     # Without a policy: each server loses another part, and all that is left of it goes before it is started anew.
@@ -143,19 +143,19 @@ async def test_killed_parts_come_back_and_leave_nothing(
     for name in NAMES:
         await started_anew(name)
     second = {name: await becomes(launcher, name, "ready", START_LIMIT_S) for name in NAMES}
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 3)
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
     lap("minimum_restored_s")
-    answers = await asyncio.gather(*(house.chat(model=MODEL, max_tokens=4) for _ in range(6)))
+    answers = await asyncio.gather(*(served.chat(model=MODEL, max_tokens=4) for _ in range(6)))
     assert {answer.status for answer in answers} == {200}
-    reasons = dict(await told(Event.objects.filter(after={"state": "failed"}), "subject", "reason"))
+    reasons = dict(await values_of(Event.objects.filter(after={"state": "failed"}), "subject", "reason"))
     assert set(reasons) == set(NAMES)
 
     # With a strategy that is alive: the same, as far as the start.
-    async def exchange(self: floor.Floor, message: bytes) -> None:
+    async def exchange(self: Publication, message: bytes) -> None:
         self.strategists = frozenset({MODEL})
 
-    monkeypatch.setattr(floor.Floor, "_exchange", exchange)
-    await until(lambda: bool(house.gateway.floor.strategists))
+    monkeypatch.setattr(Publication, "_exchange", exchange)
+    await until(lambda: bool(served.gateway.floor.publication.strategists))
     for row in second.values():
         shared |= shared_memory_of(row.process_id or 0)
     row = second["b"]

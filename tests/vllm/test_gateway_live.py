@@ -18,9 +18,9 @@ from django.conf import settings
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import House, serving, until
+from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, VllmFleet, finish
 from workers.vllm.metrics import parse
@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "Which way does the wind blow?"}]
 
 
 @pytest.fixture
-async def house(transactional_db, vllm_pair, monkeypatch):
+async def served(transactional_db, vllm_pair, monkeypatch):
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     backends = [SimpleNamespace(name=name, url=url) for name, url in zip(NAMES, vllm_pair, strict=True)]
     options = {"max_num_seqs": SEQUENCES, "queue_bound": 100, "model_name": MODEL}
@@ -43,12 +43,12 @@ async def house(transactional_db, vllm_pair, monkeypatch):
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == 2, 20)
-        yield House(gateway, url, backends, http)
+        yield ServedGateway(gateway, url, backends, http)
 
 
 @pytest.fixture
-async def client(house):
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=SECRET, max_retries=0) as client:
+async def client(served):
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=SECRET, max_retries=0) as client:
         yield client
 
 
@@ -72,15 +72,15 @@ def exactly(tokens: int) -> dict:
     return {"max_tokens": tokens, "extra_body": {"ignore_eos": True}}
 
 
-async def upstream_running(house: House) -> int:
+async def upstream_running(served: ServedGateway) -> int:
     total = 0
-    for backend in house.backends:
-        async with house.http.get(f"{backend.url}/metrics") as response:
+    for backend in served.backends:
+        async with served.http.get(f"{backend.url}/metrics") as response:
             total += parse(await response.read()).running
     return total
 
 
-async def test_plain_and_streamed_answers_with_usage(house, client):
+async def test_plain_and_streamed_answers_with_usage(served, client):
     plain = await client.chat.completions.create(model=MODEL, messages=MESSAGES, **exactly(12))
     assert plain.usage.completion_tokens == 12
     assert plain.choices[0].finish_reason == "length"
@@ -92,7 +92,7 @@ async def test_plain_and_streamed_answers_with_usage(house, client):
     assert chunks[-1].usage.prompt_tokens == plain.usage.prompt_tokens
     text = await client.completions.create(model=MODEL, prompt=[5, 6, 7, 8], **exactly(9))
     assert (text.usage.prompt_tokens, text.usage.completion_tokens) == (4, 9)
-    rows = await house.rows()
+    rows = await served.rows()
     assert [(row.outcome, row.output_tokens) for row in rows] == [("done", 12), ("done", 20), ("done", 9)]
     assert [row.prompt_tokens for row in rows] == [plain.usage.prompt_tokens] * 2 + [4]
 
@@ -102,81 +102,81 @@ async def test_the_servers_own_refusal_comes_through(client):
         await client.completions.create(model=MODEL, prompt=[5] * (MAX_MODEL_LEN + 10), max_tokens=5)
 
 
-async def test_metrics_are_read(house, client):
+async def test_metrics_are_read(served, client):
     await client.chat.completions.create(model=MODEL, messages=MESSAGES, **exactly(5))
-    replicas = list(house.gateway.topology.replicas.values())
+    replicas = list(served.gateway.topology.replicas.values())
     await until(lambda: sum(replica.metrics.generation_tokens_total for replica in replicas) >= 5)
     for replica in replicas:
         assert replica.metrics.model_name == MODEL
         assert replica.metrics.kv_cache_size_tokens > MAX_MODEL_LEN
-        assert house.gateway.topology.fleet.kv_capacity_tokens[replica.slot] == replica.metrics.kv_cache_size_tokens
+        assert served.gateway.topology.fleet.kv_capacity_tokens[replica.slot] == replica.metrics.kv_cache_size_tokens
     row = await database_sync_to_async(Instance.objects.get)(name=NAMES[0])
     assert row.state == "ready"
     assert row.kv_capacity_tokens == replicas[0].metrics.kv_cache_size_tokens
 
 
-async def test_priority_decides_who_is_served_first_under_load(house, client, vllm_fleet):
+async def test_priority_decides_who_is_served_first_under_load(served, client, vllm_fleet):
     async def ask(slo_class: str, tokens: int) -> None:
         headers = {"X-SLO-Class": slo_class}
         await client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=headers, **exactly(tokens))
 
     with frozen(vllm_fleet):
         busy = [asyncio.create_task(ask("interactive", 60)) for _ in range(2 * SEQUENCES)]
-        await until(lambda: house.gateway.topology.fleet.running.sum() == 2 * SEQUENCES)
+        await until(lambda: served.gateway.topology.fleet.running.sum() == 2 * SEQUENCES)
         late = [asyncio.create_task(ask("flexible", 30)) for _ in range(4)]
-        await until(lambda: house.gateway.dispatcher.waiting_count == 4)
+        await until(lambda: served.gateway.dispatcher.waiting_count == 4)
         urgent = [asyncio.create_task(ask("interactive", 30)) for _ in range(4)]
-        await until(lambda: house.gateway.dispatcher.waiting_count == 8)
+        await until(lambda: served.gateway.dispatcher.waiting_count == 8)
     await asyncio.gather(*busy, *late, *urgent)
-    rows = (await house.rows())[-12:]
+    rows = (await served.rows())[-12:]
     given = sorted(
         (row.arrived_at.timestamp() + row.queue_ms / 1000, row.slo_class) for row in rows if row.output_tokens == 30
     )
     assert [slo_class for _, slo_class in given] == ["interactive"] * 4 + ["flexible"] * 4
 
 
-async def test_a_disconnect_frees_the_request_upstream(house, client):
+async def test_a_disconnect_frees_the_request_upstream(served, client):
     stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, n=24, **exactly(900))
     await anext(stream)
-    assert await upstream_running(house) >= 1
+    assert await upstream_running(served) >= 1
     await stream.close()
     async with asyncio.timeout(3):
-        while await upstream_running(house):  # noqa: ASYNC110
+        while await upstream_running(served):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    await until(lambda: house.gateway.topology.fleet.running.sum() == 0)
-    row = (await house.rows())[-1]
+    await until(lambda: served.gateway.topology.fleet.running.sum() == 0)
+    row = (await served.rows())[-1]
     assert row.outcome == "cancelled"
     assert row.output_tokens < 24 * 900
 
 
-async def test_draining_finishes_what_runs(house, client):
+async def test_draining_finishes_what_runs(served, client):
     stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=16, **exactly(800))
     await anext(stream)
-    (busy,) = [replica for replica in house.gateway.topology.replicas.values() if replica.requests]
+    (busy,) = [replica for replica in served.gateway.topology.replicas.values() if replica.requests]
 
     def drain():
         services.drain(Instance.objects.get(name=busy.name), "a test", "maintenance")
 
     await database_sync_to_async(drain)()
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
     for _ in range(3):
         await client.completions.create(model=MODEL, prompt=[4], **exactly(3))
     reasons = [choice.finish_reason async for chunk in stream for choice in chunk.choices if choice.finish_reason]
     assert reasons == ["length"] * 16
-    rows = (await house.rows())[-4:]
+    rows = (await served.rows())[-4:]
     assert {row.instance for row in rows if row.output_tokens == 3} == {name for name in NAMES if name != busy.name}
     assert [row.output_tokens for row in rows if row.instance == busy.name] == [16 * 800]
 
 
-async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(house, client, vllm_fleet: VllmFleet):
+async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(served, client, vllm_fleet: VllmFleet):
     """Both servers are frozen while requests are given to them and queue up; then one is killed, and the other goes on."""
     with frozen(vllm_fleet):
         asked = [
             asyncio.create_task(client.completions.create(model=MODEL, prompt=[index + 1], **exactly(20)))
             for index in range(2 * SEQUENCES + 6)
         ]
-        await until(lambda: house.gateway.dispatcher.waiting_count == 6)
-        assert house.gateway.topology.fleet.running.sum() == 2 * SEQUENCES
+        await until(lambda: served.gateway.dispatcher.waiting_count == 6)
+        assert served.gateway.topology.fleet.running.sum() == 2 * SEQUENCES
         await asyncio.to_thread(finish, vllm_fleet.launcher.stop(NAMES[1], grace_s=0))
         killed_s = time.monotonic()
 
@@ -191,6 +191,6 @@ async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(hou
     assert (event.subject, event.after["state"]) == (NAMES[1], "failed")
     answers = await asyncio.gather(*asked)
     assert [answer.usage.completion_tokens for answer in answers] == [20] * len(asked)
-    rows = (await house.rows())[-len(asked) :]
+    rows = (await served.rows())[-len(asked) :]
     assert {(row.instance, row.outcome) for row in rows} == {(NAMES[0], "done")}
     assert sorted(row.attempts for row in rows) == [1] * (SEQUENCES + 6) + [2] * SEQUENCES

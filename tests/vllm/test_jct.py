@@ -2,7 +2,7 @@
 
 The short form asserts what must hold: shortest predicted first, everything served, whatever was predicted. The measured one
 (`-m truth -s`) prints figures and keeps them in `test-results/jct.json`. Outputs are forced to their length (`max_tokens`
-with `ignore_eos`), so their prediction would be exact: the dispatcher is told another one, of a real predictor about real
+with `ignore_eos`), so their prediction would be exact: the dispatcher gets another one, of a real predictor about real
 answers. `LENGTH_DATA_DIR` names the folder with the published sets (docs/ordering.md); without it lengths and errors are
 drawn, and the report says so.
 """
@@ -26,11 +26,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.request import Request
+from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import House, serving, until
+from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
 from workers.vllm.launcher import ProcessLauncher
@@ -45,7 +45,7 @@ SHORTER = 4
 
 
 @asynccontextmanager
-async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedGateway]:
     """A gateway before the one server at *url*."""
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
     options = {"max_num_seqs": MAX_NUM_SEQS, "queue_bound": 1000, "model_name": MODEL}
@@ -57,36 +57,36 @@ async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -
         timeout = aiohttp.ClientTimeout(total=600)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # below the server's 5 s
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
-        house = House(gateway, await stack.enter_async_context(serving(gateway)), [backend], http)
+        served = ServedGateway(gateway, await stack.enter_async_context(serving(gateway)), [backend], http)
         await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 20)
-        yield house
+        yield served
 
 
 @pytest.fixture
-async def house(transactional_db, server: Server, monkeypatch) -> AsyncIterator[House]:
-    async with gateway_before(server.url, "jct", monkeypatch) as house:
-        yield house
+async def served(transactional_db, server: Server, monkeypatch) -> AsyncIterator[ServedGateway]:
+    async with gateway_before(server.url, "jct", monkeypatch) as served:
+        yield served
 
 
-async def order_by(house: House, ordering: str) -> None:
+async def order_by(served: ServedGateway, ordering: str) -> None:
     """Change the deployment's row and wait until the gateway goes by it."""
     await database_sync_to_async(Deployment.objects.update)(ordering_policy=ordering)
-    house.gateway.refresh_now()
-    (endpoint,) = house.gateway.topology.endpoints
+    served.gateway.refresh_now()
+    (endpoint,) = served.gateway.topology.endpoints
     await until(lambda: endpoint.spec.ordering_policy == ordering)
 
 
-def foretell(house: House, predicted: dict[str, Any]) -> None:
+def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:
     """Let the dispatcher take *predicted*, by request id, in place of what it would reckon with."""
-    house.gateway.dispatcher._possible = lambda asked: predicted[asked.request_id]
+    served.gateway.dispatcher._possible = lambda asked: predicted[asked.request_id]
 
 
-async def ask(house: House, request_id: str, tokens: int) -> float:
+async def ask(served: ServedGateway, request_id: str, tokens: int) -> float:
     """One request; seconds until its last byte."""
     body = {"model": MODEL, "prompt": [7, 8, 9, 10], "max_tokens": tokens, "ignore_eos": True}
     began_s = time.monotonic()
-    async with house.http.post(
-        f"{house.url}/v1/completions", json=body, headers=house.headers | {"X-Request-Id": request_id}
+    async with served.http.post(
+        f"{served.url}/v1/completions", json=body, headers=served.headers | {"X-Request-Id": request_id}
     ) as response:
         answer = await response.json()
         assert response.status == 200, answer
@@ -100,8 +100,8 @@ async def ask(house: House, request_id: str, tokens: int) -> float:
 class Held:
     """Nothing is given out before `let_go`; then *given* lists the requests in their order."""
 
-    def __init__(self, house: House) -> None:
-        self.placement = house.gateway.dispatcher.placement
+    def __init__(self, served: ServedGateway) -> None:
+        self.placement = served.gateway.dispatcher.placement
         self.given: list[str] = []
         self._pump, self._explain = self.placement.pump, self.placement._explain
         self.placement.pump = lambda endpoint: None
@@ -116,37 +116,37 @@ class Held:
         self.placement.pump_all()
 
 
-async def served(house: House, jobs: dict[str, int]) -> list[str]:
+async def order_of_service(served: ServedGateway, jobs: dict[str, int]) -> list[str]:
     """Ask all *jobs* (tokens by id) before anything is given out; the order in which they are."""
-    held = Held(house)
+    held = Held(served)
     asked = []
     for count, (request_id, tokens) in enumerate(jobs.items(), 1):
-        asked.append(asyncio.create_task(ask(house, request_id, tokens)))
-        await until(lambda count=count: house.gateway.dispatcher.waiting_count == count)
+        asked.append(asyncio.create_task(ask(served, request_id, tokens)))
+        await until(lambda count=count: served.gateway.dispatcher.waiting_count == count)
     held.let_go()
     await asyncio.gather(*asked)
     return held.given
 
 
-async def test_the_shortest_predicted_is_served_first_by_ssjf_and_the_first_come_by_fcfs(house):
+async def test_the_shortest_predicted_is_served_first_by_ssjf_and_the_first_come_by_fcfs(served):
     jobs = {f"job-{number}": tokens for number, tokens in enumerate([90, 30, 60, 120, 12, 45, 75, 20, 105])}
     predicted = {request_id: 3 * tokens + 1 for request_id, tokens in jobs.items()}
-    foretell(house, predicted)
+    foretell(served, predicted)
     for ordering, order in (("ssjf", sorted(jobs, key=predicted.__getitem__)), ("fcfs", list(jobs))):
-        await order_by(house, ordering)
-        assert await served(house, jobs) == order
+        await order_by(served, ordering)
+        assert await order_of_service(served, jobs) == order
 
 
-async def test_whatever_is_predicted_everything_is_served(house):
+async def test_whatever_is_predicted_everything_is_served(served):
     sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
-    possible = house.gateway.dispatcher._possible
+    possible = served.gateway.dispatcher._possible
 
     def say(asked: Submit) -> int:
         return possible(replace(asked, predicted_tokens=sick[int(asked.request_id)]))
 
-    house.gateway.dispatcher._possible = say
-    await order_by(house, "ssjf")
-    order = await served(house, {str(number): 10 + number for number in range(len(sick))})
+    served.gateway.dispatcher._possible = say
+    await order_by(served, "ssjf")
+    order = await order_of_service(served, {str(number): 10 + number for number in range(len(sick))})
     assert sorted(order) == [str(number) for number in range(len(sick))]
 
 
@@ -186,7 +186,7 @@ def predictors() -> list[Predictor]:
         output = np.clip(random.lognormal(np.log(110), 1.0, 4000), 2, LONGEST).astype(int)
         said = np.clip(output * random.lognormal(0.0, 0.8, 4000), 1, LONGEST)
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
-    from controlplane.experiments.ssjf import read_lengths
+    from controlplane.experiments.ssjf_jobs import read_lengths
     from forecasting.lengths import bundled
     from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, read_sets
 
@@ -202,42 +202,42 @@ def predictors() -> list[Predictor]:
     ]
 
 
-async def drive(house: House, work: Work, per_s: float, predicted: np.ndarray, run: str) -> np.ndarray:
+async def drive(served: ServedGateway, work: Work, per_s: float, predicted: np.ndarray, run: str) -> np.ndarray:
     """JCT of every request of *work*, sent at *per_s* requests a second."""
-    foretell(house, {f"{run}-{number}": int(tokens) for number, tokens in enumerate(predicted)})
+    foretell(served, {f"{run}-{number}": int(tokens) for number, tokens in enumerate(predicted)})
     began_s = time.monotonic() + 0.2
 
     async def one(number: int) -> float:
         await asyncio.sleep(began_s + work.arrival[number] / per_s - time.monotonic())
-        return await ask(house, f"{run}-{number}", int(work.output[number]))
+        return await ask(served, f"{run}-{number}", int(work.output[number]))
 
     return np.array(await asyncio.gather(*(one(number) for number in range(work.output.size))))
 
 
-async def capacity_per_s(house: House, predictor: Predictor) -> float:
+async def capacity_per_s(served: ServedGateway, predictor: Predictor) -> float:
     """Requests a second that the server does when all are there at once. The first ones also load code."""
     work = predictor.work(WARM, 99, 1)
     at_once = Work(np.zeros(WARM), work.output, work.predicted)
-    await drive(house, at_once, 1.0, work.output, "warm")
+    await drive(served, at_once, 1.0, work.output, "warm")
     again = Work(np.zeros(3 * WARM), np.tile(work.output, 3), np.tile(work.predicted, 3))
-    return 3 * WARM / float((await drive(house, again, 1.0, again.output, "full")).max())
+    return 3 * WARM / float((await drive(served, again, 1.0, again.output, "full")).max())
 
 
 async def compare(
-    house: House, predictor: Predictor, load: float, burst: int, runs: int, requests: int = REQUESTS
+    served: ServedGateway, predictor: Predictor, load: float, burst: int, runs: int, requests: int = REQUESTS
 ) -> dict[str, Any]:
-    """Each run has its own arrivals, the same for every ordering; orderings take turns in being first."""
-    await order_by(house, "fcfs")
-    most_per_s = await capacity_per_s(house, predictor)
+    """Each run has its own arrivals, the same for every ordering; orderings alternate in being first."""
+    await order_by(served, "fcfs")
+    most_per_s = await capacity_per_s(served, predictor)
     lines = []
     names = ["fcfs", "ssjf", "oracle"]
     for run in range(runs):
         work = predictor.work(requests, 100 + run, burst)
         jct_s = {}
         for name in names[run % 3 :] + names[: run % 3]:
-            await order_by(house, "fcfs" if name == "fcfs" else "ssjf")
+            await order_by(served, "fcfs" if name == "fcfs" else "ssjf")
             said = work.output if name == "oracle" else work.predicted
-            jct_s[name] = await drive(house, work, load * most_per_s, said, f"{run}-{name}")
+            jct_s[name] = await drive(served, work, load * most_per_s, said, f"{run}-{name}")
         lines.append({name: round(float(values.mean()), 3) for name, values in jct_s.items()})
         lines[-1] |= {f"{name}_p99": round(float(np.percentile(values, 99)), 3) for name, values in jct_s.items()}
     # The median over runs: a machine that does something else for a while spoils one of them.
@@ -254,17 +254,17 @@ async def compare(
     }
 
 
-async def report(house: House, where: str) -> list[dict[str, Any]]:
-    found = []
+async def report(served: ServedGateway, where: str) -> list[dict[str, Any]]:
+    comparisons = []
     for predictor in predictors():
-        found.append(await compare(house, predictor, *BUSY, RUNS))
-        print(json.dumps(found[-1], indent=1))
-    found.append(await compare(house, predictor, *QUIET, RUNS, REQUESTS // 3))
-    print(json.dumps(found[-1], indent=1))
+        comparisons.append(await compare(served, predictor, *BUSY, RUNS))
+        print(json.dumps(comparisons[-1], indent=1))
+    comparisons.append(await compare(served, predictor, *QUIET, RUNS, REQUESTS // 3))
+    print(json.dumps(comparisons[-1], indent=1))
     file = Path(settings.BASE_DIR) / "test-results" / f"jct-{where}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(found, indent=1))
-    return found
+    file.write_text(json.dumps(comparisons, indent=1))
+    return comparisons
 
 
 @pytest.fixture(scope="module")
@@ -282,9 +282,9 @@ def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Te
 
 @pytest.mark.truth
 async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch):
-    async with gateway_before(quiet_server, "jct", monkeypatch) as house:
-        found = await report(house, "vllm")
-    assert len(found) >= 2
+    async with gateway_before(quiet_server, "jct", monkeypatch) as served:
+        comparisons = await report(served, "vllm")
+    assert len(comparisons) >= 2
 
 
 async def slower(url: str) -> str:
@@ -309,8 +309,8 @@ async def test_mean_jct_on_an_emulated_server(transactional_db, monkeypatch):
     process, url = emulated()
     with process:
         try:
-            async with gateway_before(await slower(url), "jct", monkeypatch) as house:
-                found = await report(house, "emulated")
+            async with gateway_before(await slower(url), "jct", monkeypatch) as served:
+                comparisons = await report(served, "emulated")
         finally:
             process.terminate()
-    assert len(found) >= 2
+    assert len(comparisons) >= 2

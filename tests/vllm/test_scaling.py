@@ -1,7 +1,7 @@
 """Real vLLM that Pilothouse itself starts, drains and stops: the fleet of one deployment grows and shrinks under load.
 
 The gateway serves in the test's event loop, and its floor decides about growth. The commands are carried out by the tasks of
-the real workers, in a thread that takes their turns as Celery and its beat would; neither they nor Redis are there.
+the real workers, in a thread that runs them as Celery and its beat would; neither they nor Redis are there.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from django.conf import settings
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
-from tests.gateway.conftest import House, serving, until
+from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
 from workers.tasks import fleet as fleet_tasks
@@ -75,7 +75,7 @@ def make_fleet(source: Path) -> None:
 
 
 @in_a_thread
-def turn() -> None:
+def run_tasks() -> None:
     """What falls due in the workers now."""
     pending = InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk")
     for key in list(pending.values_list("pk", flat=True)):
@@ -87,12 +87,12 @@ def turn() -> None:
 
 @asynccontextmanager
 async def working() -> AsyncIterator[asyncio.Task[None]]:
-    """The workers' turns; what one of them raises is raised at the end."""
+    """What workers do, again and again; what one of them raises is raised at the end."""
     leave = asyncio.Event()
 
     async def work() -> None:
         while not leave.is_set():
-            await asyncio.to_thread(turn)
+            await asyncio.to_thread(run_tasks)
             with suppress(TimeoutError):
                 await asyncio.wait_for(leave.wait(), 0.3)
 
@@ -105,9 +105,9 @@ async def working() -> AsyncIterator[asyncio.Task[None]]:
 
 
 @pytest.fixture
-async def house(
+async def served(
     transactional_db: None, launcher: ProcessLauncher, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ServedGateway]:
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while one loads, the other may be slow to answer
     await database_sync_to_async(make_fleet)(tiny_model)
@@ -116,12 +116,12 @@ async def house(
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = await stack.enter_async_context(serving(gateway))
         await stack.enter_async_context(working())
-        yield House(gateway, url, [], http)
+        yield ServedGateway(gateway, url, [], http)
 
 
 @pytest.fixture
-async def client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key=SECRET, max_retries=0, timeout=120) as client:
+async def client(served: ServedGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=SECRET, max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -166,19 +166,19 @@ async def becomes(launcher: ProcessLauncher, name: str, state: str, limit_s: flo
     return row
 
 
-async def told(queryset: Any, *fields: str) -> list[tuple[Any, ...]]:
+async def values_of(queryset: Any, *fields: str) -> list[tuple[Any, ...]]:
     return await database_sync_to_async(lambda: list(queryset.order_by("pk").values_list(*fields)))()
 
 
 def group(leader: int) -> list[int]:
     """The processes of the session that *leader* began; one that is dead and waits for its parent counts no more."""
-    found = []
+    process_ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             if os.getsid(int(folder.name)) == leader and state not in "ZX":
-                found.append(int(folder.name))
-    return found
+                process_ids.append(int(folder.name))
+    return process_ids
 
 
 def gpus_of(process_id: int) -> str:
@@ -192,7 +192,7 @@ def listens(url: str) -> bool:
 
 
 async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
-    house: House, client: openai.AsyncOpenAI, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+    served: ServedGateway, client: openai.AsyncOpenAI, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timings: dict[str, float] = {}
     began_s = time.monotonic()
@@ -202,12 +202,12 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         timings[name], began_s = round(time.monotonic() - began_s, 1), time.monotonic()
 
     def fleet() -> dict[str, Any]:
-        return {replica.name: replica for replica in house.gateway.topology.replicas.values()}
+        return {replica.name: replica for replica in served.gateway.topology.replicas.values()}
 
     # The first is started by hand.
     await database_sync_to_async(lambda: services.start(Instance.objects.get(), "a test", "to serve"))()
     first = await becomes(launcher, FIRST, "ready", START_LIMIT_S)
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
     assert first.process_id in group(first.process_id)
     assert first.kv_capacity_tokens > MAX_MODEL_LEN
     await ask(client, 10)
@@ -223,20 +223,24 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     async with asyncio.timeout(60), asyncio.TaskGroup() as burst:
         for _ in range(BURST):
             burst.create_task(go_on_asking())
-        while not await told(ScalingMove.objects, "pk"):  # noqa: ASYNC110
+        while not await values_of(ScalingMove.objects, "pk"):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         grown.set()
     monkeypatch.setattr(settings, "FLOOR", False)  # it would not leave the release to us
     lap("floor_moved_s")
     second = await becomes(launcher, SECOND, "ready", START_LIMIT_S)
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 2)
+    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
     lap("second_ready_s")
     assert first.process_id != second.process_id
     assert await database_sync_to_async(lambda: Node.objects.get().free_gpus())() == 0
     assert [gpus_of(row.process_id) for row in (first, second)] == ["0", "1"]
-    served = len(await house.rows())
+    rows_before = len(await served.rows())
     await asyncio.gather(ask(client, 300), ask(client, 300))
-    assert {(row.instance, row.outcome) for row in (await house.rows())[served:]} == {(FIRST, "done"), (SECOND, "done")}
+    rows = (await served.rows())[rows_before:]
+    assert {(row.instance, row.outcome) for row in rows} == {
+        (FIRST, "done"),
+        (SECOND, "done"),
+    }
 
     # While a long answer is under way on the second, it is let go. The first may have another one.
     answers = []
@@ -254,7 +258,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         answers.append(asyncio.create_task(rest(stream)))
     assert len(answers) <= 2
 
-    looks: list[int | None] = []  # what the worker has found running on the second, each time that it looked
+    looks: list[int | None] = []  # what the worker has process_ids running on the second, each time that it looked
     finish_drain = executor.finish_drain
 
     def look(instance: Instance, running: int | None, actor: str) -> bool:
@@ -267,8 +271,10 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         return executor.remove(MODEL, "here", executor.Why(MoveSource.STRATEGY, "reactive", "use is low", {"use": 0.1}))
 
     assert (await database_sync_to_async(release)()).instance == SECOND
-    await until(lambda: house.gateway.topology.fleet.accepting.sum() == 1)  # without Redis it reads the rows now and then
-    served = len(await house.rows())
+    await until(
+        lambda: served.gateway.topology.fleet.accepting.sum() == 1
+    )  # without Redis it reads the rows now and then
+    rows_before = len(await served.rows())
     while not answers[-1].done():
         assert (await row_of(SECOND)).state == "draining"
         await ask(client, 20)
@@ -284,7 +290,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     assert await database_sync_to_async(lambda: Node.objects.get().free_gpus())() == 1
     assert (await row_of(FIRST)).process_id == first.process_id
     await ask(client, 20)
-    rows = (await house.rows())[served:]
+    rows = (await served.rows())[rows_before:]
     assert {row.outcome for row in rows} == {"done"}
     assert [row.output_tokens for row in rows if row.instance == SECOND] == [CHOICES * LONG]
     drained = await database_sync_to_async(Event.objects.get)(subject=SECOND, after={"state": "draining"})
@@ -294,12 +300,12 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     assert 0 not in looks[:-1]
 
     # All of it is written down, with who and why.
-    added, removed = await told(ScalingMove.objects, "source", "delta", "instance", "reason")
+    added, removed = await values_of(ScalingMove.objects, "source", "delta", "instance", "reason")
     assert added[:3] == ("floor", 1, SECOND)
     assert added[3].startswith("Floor: use is 1")
     assert removed == ("strategy", -1, SECOND, "use is low")
     of_second = Event.objects.filter(subject=SECOND)
-    assert await told(of_second, "kind", "actor", "reason") == [
+    assert await values_of(of_second, "kind", "actor", "reason") == [
         ("instance.start_requested", "reactive floor", added[3]),
         ("scaling.added", "reactive floor", added[3]),
         ("instance.moved", "fleet worker", added[3]),
@@ -309,8 +315,8 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         ("instance.stop_requested", "planner", "drained: nothing runs on it"),
         ("instance.moved", "fleet worker", "drained: nothing runs on it"),
     ]
-    states = [after["state"] for (after,) in await told(of_second.filter(kind="instance.moved"), "after")]
+    states = [after["state"] for (after,) in await values_of(of_second.filter(kind="instance.moved"), "after")]
     assert states == ["loading", "ready", "draining", "stopped"]
     # There is no Redis here, which is said once.
-    assert not await told(Event.objects.exclude(severity="info").exclude(kind="part.down"), "kind", "reason")
+    assert not await values_of(Event.objects.exclude(severity="info").exclude(kind="part.down"), "kind", "reason")
     print(json.dumps(timings))

@@ -21,6 +21,6 @@ pytestmark = pytest.mark.vllm
 )
 def test_what_the_parser_says(flags: str, said: str, vllm_python: str, tmp_path: Path) -> None:
     spec = LaunchSpec(name="a", model="m", source="/models/m", extra_args=tuple(flags.split()))
-    found = problem_with(vllm_python, spec, tmp_path)
-    assert found is not None
-    assert found.startswith(said) if said else found == ""
+    problem = problem_with(vllm_python, spec, tmp_path)
+    assert problem is not None
+    assert problem.startswith(said) if said else problem == ""

@@ -24,14 +24,14 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
-from controlplane.gateway.app import Gateway
+from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.gateway.conftest import House, serving, until
+from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MODEL, VllmFleet, write_tiny_model
 from workers.vllm.launcher import ProcessLauncher
@@ -87,7 +87,7 @@ def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-async def house(transactional_db, pair, monkeypatch):
+async def served(transactional_db, pair, monkeypatch):
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     backends = [SimpleNamespace(name=name, url=url) for name, url in zip(NAMES, pair, strict=True)]
     options = {"max_num_seqs": SEQUENCES, "queue_bound": 1000, "model_name": MODEL}
@@ -103,14 +103,14 @@ async def house(transactional_db, pair, monkeypatch):
         )
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == 2, 20)
-        yield House(gateway, url, backends, http)
+        yield ServedGateway(gateway, url, backends, http)
 
 
-async def ask(house: House, url: str, prompt: list[int], output_tokens: int) -> Seen:
+async def ask(served: ServedGateway, url: str, prompt: list[int], output_tokens: int) -> Seen:
     """One streamed request to the server at *url*, to its last byte."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
     sent_s = time.monotonic()
-    async with house.http.post(f"{url}/v1/completions", json=body, headers=house.headers) as response:
+    async with served.http.post(f"{url}/v1/completions", json=body, headers=served.headers) as response:
         assert response.status == 200, await response.text()
         chunk_s = [time.monotonic() async for line in response.content if line.startswith(b"data: {")]
     return Seen(sent_s, chunk_s[0] - sent_s, chunk_s[-1] - sent_s)
@@ -138,7 +138,7 @@ class Points:
         )
 
 
-async def calibrate(house: House) -> Measurements:
+async def calibrate(served: ServedGateway) -> Measurements:
     """Waves of equal requests on both servers at once, so that what they cost each other is in the figures."""
     points = Points()
 
@@ -146,7 +146,7 @@ async def calibrate(house: House) -> Measurements:
         draw = np.random.default_rng(seed)
 
         async def wave(count: int, length: int, output: int) -> list[Seen]:
-            return await asyncio.gather(*(ask(house, url, prompt, output) for prompt in prompts(draw, length, count)))
+            return await asyncio.gather(*(ask(served, url, prompt, output) for prompt in prompts(draw, length, count)))
 
         for _ in range(3):  # the first requests of a server also load code
             await wave(SEQUENCES, 100, 30)
@@ -160,7 +160,7 @@ async def calibrate(house: House) -> Measurements:
                 step_s = (max(each.e2e_s for each in long) - max(each.e2e_s for each in short)) / more
                 points.decode.append((count, count * (length + sum(WAVE_OUTPUTS) / 2), step_s, setting))
 
-    await asyncio.gather(*(server(backend.url, seed) for seed, backend in enumerate(house.backends)))
+    await asyncio.gather(*(server(backend.url, seed) for seed, backend in enumerate(served.backends)))
     return points.measurements()
 
 
@@ -182,14 +182,14 @@ def mixed_load(seed: int = 11) -> Load:
     return Load(arrival_s, prompt.astype(int).clip(10, 1500), output.astype(int).clip(4, 250))
 
 
-async def drive(house: House, load: Load) -> list[Seen]:
+async def drive(served: ServedGateway, load: Load) -> list[Seen]:
     draw = np.random.default_rng(7)
     began_s = time.monotonic() + 0.5
 
     async def one(index: int) -> Seen:
         prompt = prompts(draw, int(load.prompt_tokens[index]))[0]
         await asyncio.sleep(began_s + load.arrival_s[index] - time.monotonic())
-        return await ask(house, house.url, prompt, int(load.output_tokens[index]))
+        return await ask(served, served.url, prompt, int(load.output_tokens[index]))
 
     return await asyncio.gather(*(one(index) for index in range(load.arrival_s.size)))
 
@@ -218,12 +218,12 @@ def simulate(profile, load: Load, seen: list[Seen], predicted_tokens: list[int])
     return {"ttft": outcomes["ttft_s"], "e2e": outcomes["e2e_s"]}
 
 
-async def test_the_simulator_agrees_with_two_real_servers(house: House) -> None:
-    fitted = fit(await calibrate(house))
-    calls = len(await house.rows())
+async def test_the_simulator_agrees_with_two_real_servers(served: ServedGateway) -> None:
+    fitted = fit(await calibrate(served))
+    calls = len(await served.rows())
     load = mixed_load()
-    seen = await drive(house, load)
-    rows = (await house.rows())[calls:]
+    seen = await drive(served, load)
+    rows = (await served.rows())[calls:]
     assert [row.outcome for row in rows] == ["done"] * load.arrival_s.size
     assert sorted(row.output_tokens for row in rows) == sorted(load.output_tokens.tolist())
     by_arrival = sorted(rows, key=lambda row: row.arrived_at)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.workers.conftest import DATA, spec
-from workers.emulator.exposition import Metrics, token_bounds
+from workers.emulator.protocol.exposition import Metrics, token_bounds
 from workers.vllm.metrics import parse
 
 RECORDED = (DATA / "vllm-0.32.0-metrics.txt").read_text()

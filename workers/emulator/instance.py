@@ -8,15 +8,14 @@ slow for this fleet) gives the lost time up instead of catching up in a burst.
 import asyncio
 import logging
 import time
-import uuid
 from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
-from workers.emulator import asks, text
-from workers.emulator.answers import Answer, Sequence, StreamAnswer
-from workers.emulator.exposition import Metrics
-from workers.emulator.protocol import ApiError, Generation, Prompt
+from workers.emulator.content import Content
+from workers.emulator.protocol.answers import Answer, Sequence, StreamAnswer
+from workers.emulator.protocol.errors import ApiError
+from workers.emulator.protocol.exposition import Metrics
 from workers.emulator.spec import InstanceSpec
 
 log = logging.getLogger(__name__)
@@ -49,9 +48,7 @@ class EmulatedInstance:
         self.adapters: dict[str, str] = {}  # name -> path
         self.server_load = 0
         self.created_s = int(time.time())
-        self._seed = text.mixed(seed if spec.seed is None else spec.seed, *name.encode())
-        self._model_seed = text.mixed(0, *spec.model.encode())  # a prompt asks the same of a model on all servers
-        self._drawn = 0
+        self._content = Content(name, spec, seed)
         self._task: asyncio.Task[None] | None = None
         self._recovery: asyncio.TimerHandle | None = None
         self._awake = asyncio.Event()  # the engine may step
@@ -176,7 +173,9 @@ class EmulatedInstance:
         generation = answer.generation
         arrival_s = _clock()
         sequences = [
-            self._sequence(answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s)
+            self._content.sequence(
+                answer, number * generation.n + choice, prompt, generation.max_tokens[number], arrival_s
+            )
             for number, prompt in enumerate(generation.prompts)
             for choice in range(generation.n)
         ]
@@ -197,48 +196,6 @@ class EmulatedInstance:
         answer.sequences.clear()  # cuts the ring of references: prompts must not wait for the garbage collector
         if not self.asleep:
             self._note_gauges()
-
-    def _sequence(self, answer: Answer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float) -> Sequence:
-        """Decide what one sequence will say, and how much of it."""
-        generation = answer.generation
-        offset, wanted = self._draw(generation, prompt, index)
-        count, finish_reason = max_tokens, "length"
-        if not generation.ignore_eos and max(wanted, generation.min_tokens) < max_tokens:
-            count, finish_reason = max(wanted, generation.min_tokens, 1), "stop"
-        stopped = None
-        if generation.stop:
-            said = count - (finish_reason == "stop")  # the end-of-sequence token has no text
-            stopped = text.cut_at_stop(offset, said, generation.stop, generation.min_tokens, generation.include_stop)
-        return Sequence(
-            engine_id=uuid.uuid4().hex,
-            answer=answer,
-            index=index,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            output_tokens=len(stopped[0]) if stopped else count,
-            offset=offset,
-            finish_reason="stop" if stopped else finish_reason,
-            stop_reason=stopped[1] if stopped else None,
-            pieces=stopped[0] if stopped else None,
-            arrival_s=arrival_s,
-        )
-
-    def _draw(self, generation: Generation, prompt: Prompt, index: int) -> tuple[int, int]:
-        """Where in the prose an answer begins and how long it would like to be.
-
-        With a seed or temperature 0 the same prompt gives the same answer; otherwise the next number of this server's
-        own series decides, so that a run can be repeated.
-        """
-        if generation.greedy or generation.seed is not None:
-            number = text.mixed(self._seed, prompt.digest, generation.seed or 0, index)
-        else:
-            self._drawn += 1
-            number = text.mixed(self._seed, prompt.digest, self._drawn, index)
-        if ask := asks.read(prompt.text, prompt.tokens) if prompt.ids is None else None:
-            length = asks.length(ask, text.mixed(self._model_seed, prompt.digest), number)
-        else:
-            length = text.output_tokens(number, self.spec.output_median_tokens, self.spec.output_sigma)
-        return number % len(text.WORDS), length
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._sequences[sequence.engine_id] = sequence
@@ -407,20 +364,7 @@ class EmulatedInstance:
         """Count a sequence that is complete (or aborted) and end its answer."""
         self._sequences.pop(sequence.engine_id, None)
         metrics, generation = self.metrics, sequence.answer.generation
-        metrics.finished[sequence.finish_reason] += 1
-        metrics.e2e_s.observe(now_s - sequence.arrival_s)
-        metrics.queue_s.observe((now_s if sequence.admitted_s is None else sequence.admitted_s) - sequence.arrival_s)
-        metrics.request_preemptions.observe(sequence.preemptions)
-        metrics.request_prompt_tokens.observe(sequence.prompt.tokens)
-        metrics.request_prefill_tokens.observe(sequence.prompt.tokens)
-        metrics.request_generation_tokens.observe(sequence.produced)
-        metrics.request_max_tokens.observe(sequence.max_tokens)
-        if sequence.produced and sequence.admitted_s is not None:
-            decode_s = sequence.last_token_s - sequence.first_token_s
-            metrics.decode_s.observe(decode_s)
-            metrics.prefill_s.observe(sequence.first_token_s - sequence.admitted_s)
-            metrics.inference_s.observe(sequence.last_token_s - sequence.admitted_s)
-            metrics.time_per_token_s.observe(decode_s / max(sequence.produced - 1, 1))
+        metrics.sequence_ended(sequence, now_s)
         siblings = sequence.answer.sequences[sequence.index - sequence.index % generation.n :][: generation.n]
         if all(s.engine_id not in self._sequences for s in siblings):
             metrics.request_n.observe(generation.n)

@@ -15,9 +15,9 @@ import orjson
 from aiohttp import web
 
 from workers.emulator import service
-from workers.emulator.answers import CutError
 from workers.emulator.instance import EmulatedInstance, Fault
-from workers.emulator.protocol import ApiError
+from workers.emulator.protocol.answers import CutError
+from workers.emulator.protocol.errors import ApiError
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
 
 MAX_BODY_BYTES = 64 * 2**20

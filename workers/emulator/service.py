@@ -11,9 +11,11 @@ from typing import cast
 import orjson
 from aiohttp import web
 
-from workers.emulator.answers import CutError, PlainAnswer, StreamAnswer
 from workers.emulator.instance import EmulatedInstance, SleepMode
-from workers.emulator.protocol import ApiError, Kind, entry, malformed, read_body, resolve
+from workers.emulator.protocol.answers import CutError, PlainAnswer, StreamAnswer
+from workers.emulator.protocol.bodies import Kind, read_body
+from workers.emulator.protocol.errors import ApiError, entry, malformed
+from workers.emulator.protocol.generation import resolve
 
 VERSION = "0.32.0"
 JSON = "application/json"
@@ -128,10 +130,10 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
         instance.submit(plain)
         try:
             await plain.done
-            said = plain.body()
+            whole = plain.body()
         finally:
             instance.withdraw(plain)
-        return web.Response(body=said, content_type=JSON, headers=headers)
+        return web.Response(body=whole, content_type=JSON, headers=headers)
 
     # vLLM sends the head of a stream at once, even while the request waits.
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})

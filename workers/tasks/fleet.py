@@ -19,11 +19,13 @@ from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet import hosts, revisions
-from controlplane.fleet.launching import launch_spec
+from controlplane.fleet.lifecycle import hosts
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
-from controlplane.fleet.services import deliver, move, notify, tell_workers
-from controlplane.fleet.states import ActionError, InstanceState, check_move
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.services import deliver, move, notify
+from controlplane.jobs.broker import send_task
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
@@ -95,7 +97,7 @@ def watch_loading(forward: bool = True) -> int:
     were failed.
     """
     failed = 0
-    loading = Instance.objects.filter(state=InstanceState.LOADING).exclude(launcher=Launcher.EXTERNAL)
+    loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), WATCH_TASK, forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
@@ -125,7 +127,7 @@ def end_failed(forward: bool = True) -> int:
         launcher = launcher_for(instance)
         if not isinstance(launcher, ProcessLauncher) or (seen := launcher.record(instance.name)) is None:
             continue
-        # Read again: the record tells one start from the next, and a start writes its row's state before it.
+        # Read again: the record names the start, and a start writes its row's state before it.
         instance.refresh_from_db(fields=["state", "state_changed_at"])
         if instance.state not in (InstanceState.FAILED, InstanceState.STOPPED):
             continue
@@ -148,7 +150,7 @@ def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterato
         elif forward:
             others.add(hosts.queue_of(instance))
     for queue in sorted(others):
-        tell_workers(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
+        send_task(task, False, queue=queue, expires_s=FORWARD_EXPIRES_S)
 
 
 @transaction.atomic
@@ -159,9 +161,7 @@ def claim(command_id: int) -> InstanceCommand | None:
     if command is None:
         return None
     Instance.objects.select_for_update().get(pk=command.instance_id)
-    open_states = [CommandState.PENDING, CommandState.RUNNING]
-    older = InstanceCommand.objects.filter(instance=command.instance_id, state__in=open_states, pk__lt=command.pk)
-    if older.exists():
+    if InstanceCommand.objects.open().filter(instance=command.instance_id, pk__lt=command.pk).exists():
         return None
     command.started_at = timezone.now()
     claimed = InstanceCommand.objects.filter(pk=command.pk, state=CommandState.PENDING).update(

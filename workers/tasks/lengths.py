@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import describe
 from controlplane.lengths import services
 from workers.tasks.planning import only_one
@@ -32,16 +32,16 @@ def train_length_model(actor: str = "", reason: str = "") -> int:
         except ActionError as error:
             if not actor:
                 raise
-            said = str(error)
+            failure = str(error)
         except Exception as error:
             if not actor:
                 raise
             logger.exception("lengths: no version was trained")
-            said = describe(error)
+            failure = describe(error)
         record(
             "length_version.training_failed",
             actor=actor or services.ACTOR,
-            reason=said,
+            reason=failure,
             severity=Severity.WARNING,
         )
         return 0

@@ -10,9 +10,9 @@ from typing import Any
 
 from celery import shared_task
 
-from controlplane.fleet import engine_logs
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher
-from controlplane.fleet.states import InstanceState
 from workers.vllm import engine_log, hardware
 from workers.vllm.client import VllmClient, VllmError
 
@@ -72,7 +72,7 @@ async def _measure(instance: Instance) -> dict[str, Any] | None:
 
 
 def _on_this_machine(instance: Instance) -> dict[str, Any]:
-    """What only its own machine can tell; nothing on another one."""
+    """What only its own machine knows; nothing on another one."""
     assert instance.process_id is not None
     processes = hardware.processes_of(instance.process_id)
     path = engine_logs.path_of(instance)

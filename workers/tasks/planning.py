@@ -1,7 +1,7 @@
 """Forecasts, plans and strategies on their schedule: what Celery beat runs, each at most once at a time.
 
 Beat comes often, and a task looks at the newest row whether its work is due: a restart neither skips nor repeats a plan.
-Whoever is busy for long runs on the queue `simulation`, so that moves of instances never wait for a solver.
+What takes long runs on the queue `simulation`, so that moves of instances never wait for a solver.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Instance
 from controlplane.jobs.services import recorded
-from controlplane.planning import services
 from controlplane.planning.comparison import services as comparison
-from controlplane.planning.execution import executor, live_views
+from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
 from controlplane.planning.forecasts import compaction
+from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
+from controlplane.planning.plans import services as plans
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
 
@@ -46,13 +47,13 @@ def forecast_and_plan() -> None:
     with only_one("forecasts") as free:
         now = timezone.now()
         if free and due(Forecast.objects.aggregate(newest=Max("made_at"))["newest"], settings.FORECAST_EVERY_S, now):
-            attempt("forecasts", services.make_forecasts, now)
+            attempt("forecasts", forecasts.make_forecasts, now)
     with only_one("plans") as free_to_plan:
         now = timezone.now()
         waited_s = 0.0 if free else PATIENCE_SHARE * settings.PLAN_EVERY_S
         newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
         if free_to_plan and due(newest, settings.PLAN_EVERY_S + waited_s, now):
-            attempt("plans", services.make_plans, now)
+            attempt("plans", plans.make_plans, now)
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -61,21 +62,21 @@ def compare_strategies() -> None:
     with only_one("compare_strategies") as free:
         now = timezone.now()
         if free and comparison.due(now):
-            services.compare_strategies(settings.COMPARE_HOURS, now)
+            comparison.compare_strategies(settings.COMPARE_HOURS, now)
 
 
 @shared_task
 def apply_plans() -> int:
     """Carry out approved plans; returns how many instances were moved."""
     with only_one("apply_plans") as free:
-        return len(services.apply_plans(timezone.now())) if free else 0
+        return len(plan_rollout.apply_plans(timezone.now())) if free else 0
 
 
 @shared_task
 def run_strategies() -> int:
     """Let automatic strategies look at live load; returns how many instances were moved."""
     with only_one("run_strategies") as free:
-        return len(services.run_strategies(timezone.now())) if free else 0
+        return len(strategist.run_strategies(timezone.now())) if free else 0
 
 
 @shared_task
@@ -88,8 +89,8 @@ def finish_drains() -> int:
     on_the_way = live_views.running()  # what vLLM has finished, a slow caller may still have to read
 
     def left(row: Instance) -> int | None:
-        said = running.get(row.url)
-        return None if said is None else max(said, on_the_way.get(row.name, 0))
+        reported = running.get(row.url)
+        return None if reported is None else max(reported, on_the_way.get(row.name, 0))
 
     return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 
@@ -133,7 +134,7 @@ def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None
 def only_one(name: str) -> Iterator[bool]:
     """Whether this process may do *name* now: no other process of this machine does. The lock ends with its process.
 
-    Between machines the rows are locked by whoever moves something; two that plan at once cost one plan too many.
+    Between machines the rows are locked by the process that moves something; two that plan at once cost one plan too many.
     """
     folder = Path(settings.STATE_DIR) / "locks"
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,11 @@
 
 from celery import shared_task
 
-from controlplane.fleet import rollouts
+from controlplane.fleet.rollouts import services as rollouts
+from controlplane.fleet.rollouts.selectors import open_rollouts
 
 
 @shared_task
 def advance_rollouts() -> int:
     """Make the next move of every rollout; returns how many are in progress. Each is a transaction of its own."""
-    return sum(rollouts.advance(row).ended_at is None for row in rollouts.open_rollouts())
+    return sum(rollouts.advance(row).ended_at is None for row in open_rollouts())

@@ -166,8 +166,8 @@ class ProcessLauncher:
         if not os.access(self._python, os.X_OK):
             raise LaunchError(f"{name}: there is no Python at {self._python!r} (VLLM_PYTHON). Run `make vllm` first.")
         self._run_dir.mkdir(parents=True, exist_ok=True)
-        if said := await asyncio.to_thread(problem_with, self._python, spec, self._run_dir / CHECKED):
-            raise LaunchError(f"{name}: vLLM does not take its further flags: {said}.")
+        if problem := await asyncio.to_thread(problem_with, self._python, spec, self._run_dir / CHECKED):
+            raise LaunchError(f"{name}: vLLM does not take its further flags: {problem}.")
         async with self._lock(name):
             record = self._read(name)
             if record is not None and processes.runs(record):

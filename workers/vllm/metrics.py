@@ -6,7 +6,6 @@ skipped: a page of a newer vLLM must not stop the fleet.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,36 +21,6 @@ class Histogram:
     counts: tuple[float, ...] = ()
     sum: float = 0.0
     count: float = 0.0
-
-    def minus(self, earlier: "Histogram | None") -> "Histogram":
-        """What was observed since *earlier*. After a restart (any count went down) that is all of this one."""
-        if earlier is None or earlier.bounds != self.bounds or self.count < earlier.count:
-            return self
-        counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
-        if any(count < 0 for count in counts):
-            return self
-        return Histogram(self.bounds, counts, self.sum - earlier.sum, self.count - earlier.count)
-
-    def quantile(self, q: float) -> float | None:
-        """The *q* quantile (0..1), linear inside its bucket as Prometheus does; None when nothing was observed.
-
-        In the last, open bucket the answer is the largest finite bound: the true value is at least that.
-        """
-        if self.count <= 0 or not self.bounds:
-            return None
-        rank = q * self.counts[-1]
-        bucket = min(bisect_left(self.counts, rank), len(self.bounds) - 1)
-        if math.isinf(self.bounds[bucket]):
-            return self.bounds[bucket - 1] if bucket else None
-        below = self.counts[bucket - 1] if bucket else 0.0
-        lower = self.bounds[bucket - 1] if bucket else 0.0
-        inside = self.counts[bucket] - below
-        share = (rank - below) / inside if inside > 0 else 1.0
-        return lower + (self.bounds[bucket] - lower) * share
-
-    @property
-    def mean(self) -> float | None:
-        return self.sum / self.count if self.count > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

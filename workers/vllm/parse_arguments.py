@@ -59,9 +59,9 @@ if __name__ == "__main__":
     answer = os.dup(1)  # vLLM's imports may write to standard output
     os.dup2(2, 1)
     try:
-        said = problem(lines["own"], lines["extra"])
+        error = problem(lines["own"], lines["extra"])
     except ImportError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(3)
-    os.write(answer, json.dumps({"error": said}).encode())
+    os.write(answer, json.dumps({"error": error}).encode())
     os._exit(0)  # without waiting for what the imports have started

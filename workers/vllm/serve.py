@@ -76,13 +76,13 @@ def problem_with(vllm_python: str, spec: "LaunchSpec", cache: Path | None = None
             timeout=PARSE_LIMIT_S,
             check=False,
         )
-        said = str(json.loads(done.stdout)["error"])
+        problem = str(json.loads(done.stdout)["error"])
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, TypeError):
         return None
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(said, encoding="utf-8")
-    return said
+        kept.write_text(problem, encoding="utf-8")
+    return problem
 
 
 def _flags(spec: "LaunchSpec", port: int) -> list[str]:

@@ -36,7 +36,7 @@ def sees_tenants(request: HttpRequest) -> bool:
 
 
 def signed_in(view: View) -> View:
-    """The page is for whoever sees some tenant; others are asked to sign in, or told that they have no role yet."""
+    """The page is for users who see some tenant; others are asked to sign in, or to have an admin give them a role."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

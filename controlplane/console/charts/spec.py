@@ -292,15 +292,15 @@ LAYOUT: dict[str, Any] = {
 
 def merged(base: Settings, changes: Settings) -> dict[str, Any]:
     """*base* with *changes* laid over it, level by level; None takes a setting away."""
-    found = dict(base)
+    settings = dict(base)
     for name, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
-            found[name] = merged(found[name], value)
+        if isinstance(value, Mapping) and isinstance(settings.get(name), Mapping):
+            settings[name] = merged(settings[name], value)
         elif value is None:
-            found.pop(name, None)
+            settings.pop(name, None)
         else:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def local(moment: datetime) -> str:

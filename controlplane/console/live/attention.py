@@ -1,5 +1,6 @@
 """What needs an operator's eye now, worst first: the list of the overview and the badges of the navigation."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -7,15 +8,14 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from controlplane.console.formats import count, milliseconds, percent, percent_fine
-from controlplane.console.live.deltas import Table
+from controlplane.console.live.deltas import Table, rows_of
 from controlplane.console.live.jobs import job_title, part_title, trouble
-from controlplane.fleet.restarts import CRASH_LOOP
+from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 
 SHOWN = 5
 SLO_WARNING, SLO_CRITICAL = 0.99, 0.90
 ERRORS_WARNING, ERRORS_CRITICAL = 0.001, 0.01
 QUEUE_WARNING = 0.8  # of the endpoint's bound
-
 JOBS_NAMED = 3  # beyond these, jobs in trouble are one line
 
 
@@ -47,9 +47,9 @@ class Item:
         return {name: getattr(self, name) for name in names}
 
 
-def rows(table: Table) -> list[dict[str, Any]]:
-    """The rows of a columnar table as dictionaries."""
-    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+def link(page: str, **query: str) -> str:
+    """The address of a page of the console with its filters set."""
+    return f"{reverse(f'console:{page}')}?{urlencode(query)}"
 
 
 def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
@@ -59,25 +59,27 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
     *models* has items and total once more for each model that something is wrong with: its own and the fleet's. Of a model
     that is not among them only the fleet's are to be seen, which are under `""`.
     """
-    waiting = _plans(known.plans)
-    system = _system(rows(tables.get("parts", {})), rows(tables.get("jobs", {})))
-    found = [
-        *_instances(rows(tables["instances"])),
-        *_endpoints(rows(tables["endpoints"]), known),
-        *_service(rows(tables["tiles"])),
-        *_lengths(rows(tables["lengths"])),
+    waiting = list(_plans(known.plans))
+    system = list(_system(rows_of(tables.get("parts", {})), rows_of(tables.get("jobs", {}))))
+    others = [
+        *_instances(rows_of(tables["instances"])),
+        *_endpoints(rows_of(tables["endpoints"]), known),
+        *_service(rows_of(tables["tiles"])),
+        *_lengths(rows_of(tables["lengths"])),
         *_rollouts(known.rollouts),
-        *waiting,
         *system,
     ]
-    found.sort(key=_worst_first)
-    down = sum(status in ("failed", "unreachable") for status in tables["instances"]["status"])
     models = {}
-    for model in {"", *known.plans, *(item.model for item in found)}:
-        own = [item for item in found if item.model in ("", model) and item not in waiting]
-        models[model] = _list(sorted([*own, *_plans(tuple(p for p in known.plans if p == model))], key=_worst_first))
-    badges = {"instances": down, "plans": len(known.plans), "system": len(system)}
-    return {**_list(found), **badges, "models": models}
+    for model in {"", *known.plans, *(item.model for item in [*others, *waiting])}:
+        own = [item for item in others if item.model in ("", model)]
+        models[model] = _list([*own, *_plans(tuple(name for name in known.plans if name == model))])
+    return {
+        **_list([*others, *waiting]),
+        "instances": sum(status in ("failed", "unreachable") for status in tables["instances"]["status"]),
+        "plans": len(known.plans),
+        "system": len(system),
+        "models": models,
+    }
 
 
 def of_model(attention: dict[str, Any], model: str) -> dict[str, Any]:
@@ -85,148 +87,110 @@ def of_model(attention: dict[str, Any], model: str) -> dict[str, Any]:
     return attention["models"].get(model, attention["models"][""]) if model else attention
 
 
-def _worst_first(item: Item) -> tuple[bool, float, str]:
-    return item.severity != "critical", item.rank, item.title
+def _list(items: list[Item]) -> dict[str, Any]:
+    """The worst of *items*, and how many there are."""
+    worst = sorted(items, key=lambda item: (item.severity != "critical", item.rank, item.title))
+    return {"items": [item.as_dict() for item in worst[:SHOWN]], "total": len(items)}
 
 
-def _list(found: list[Item]) -> dict[str, Any]:
-    return {"items": [item.as_dict() for item in found[:SHOWN]], "total": len(found)}
-
-
-def _instances(table: list[dict[str, Any]]) -> list[Item]:
-    found = []
+def _instances(table: list[dict[str, Any]]) -> Iterator[Item]:
     for row in table:
-        href = reverse("console:instance", args=[row["name"]])
-        where = f"{row['model']} in {row['region']}"
+        name, model, href = row["name"], row["model"], reverse("console:instance", args=[row["name"]])
+        where = f"{model} in {row['region']}"
         match row["status"]:
             case "failed" if (row.get("failures") or 0) >= CRASH_LOOP:
-                title = f"{row['name']} is in a crash loop"
                 detail = f"failed {count(row['failures'])} times in a row, the next start waits longer; {where}"
-                found.append(Item("critical", 0.8, title, detail, href, row["model"]))
+                yield Item("critical", 0.8, f"{name} is in a crash loop", detail, href, model)
             case "failed":
-                found.append(Item("critical", 1, f"{row['name']} failed", where, href, row["model"]))
+                yield Item("critical", 1, f"{name} failed", where, href, model)
             case "unreachable":
-                found.append(Item("critical", 2, f"{row['name']} does not answer", where, href, row["model"]))
+                yield Item("critical", 2, f"{name} does not answer", where, href, model)
             case "saturated":
-                waiting, limit = row["waiting"] or 0, row["max_num_seqs"]
-                detail = f"{count(row['running'])} of {count(limit)} sequences, KV cache {percent(row['kv_ratio'])}, "
-                detail += f"{count(waiting)} waiting inside it; {where}"
-                rank = 3 - (row["use_ratio"] or 0)
-                found.append(Item("warning", rank, f"{row['name']} is saturated", detail, href, row["model"]))
-    return found
+                detail = f"{count(row['running'])} of {count(row['max_num_seqs'])} sequences, "
+                detail += (
+                    f"KV cache {percent(row['kv_ratio'])}, {count(row['waiting'] or 0)} waiting inside it; {where}"
+                )
+                yield Item("warning", 3 - (row["use_ratio"] or 0), f"{name} is saturated", detail, href, model)
 
 
-def _endpoints(table: list[dict[str, Any]], known: Known) -> list[Item]:
-    found = []
+def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
+    """Endpoints with too few instances ready, and those with one whose queue is full or nearly so."""
     for row in table:
-        waiting = row["waiting"] or 0
-        name = f"{row['model']} in {row['region']}"
-        href = f"{reverse('console:instances')}?{urlencode({'model': row['model'], 'region': row['region']})}"
-        ready, least = row["instances_ready"] or 0, known.min_instances.get((row["model"], row["region"]), 0)
+        model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
+        name, href = f"{model} in {region}", link("instances", model=model, region=region)
+        least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if ready < least:
-            severity = "warning" if ready else "critical"
             detail = f"fewer than its minimum; {count(waiting)} requests wait" if waiting else "fewer than its minimum"
             title = f"{ready} of {least} instances of {name} are ready"
-            found.append(Item(severity, 0, title, detail, href, row["model"]))
+            yield Item("warning" if ready else "critical", 0, title, detail, href, model)
         elif waiting and not ready:
-            found.append(
-                Item(
-                    "critical",
-                    0,
-                    f"No instance of {name} is ready",
-                    f"{count(waiting)} requests wait for one",
-                    href,
-                    row["model"],
-                )
-            )
-        if not ready:
-            continue
-        bound = known.queue_bounds.get((row["model"], row["region"]), 0)
-        if bound and waiting >= QUEUE_WARNING * bound:
-            full = waiting >= bound
-            found.append(
-                Item(
-                    "critical" if full else "warning",
-                    0.5,
-                    f"The queue of {name} is {'full' if full else 'nearly full'}",
-                    f"{count(waiting)} of {count(bound)} waiting"
-                    + (f"; the oldest for {milliseconds(row['oldest_wait_s'] * 1000)}" if row["oldest_wait_s"] else ""),
-                    href,
-                    row["model"],
-                )
-            )
-    return found
+            detail = f"{count(waiting)} requests wait for one"
+            yield Item("critical", 0, f"No instance of {name} is ready", detail, href, model)
+        if ready and bound and waiting >= QUEUE_WARNING * bound:
+            severity, how = ("critical", "full") if waiting >= bound else ("warning", "nearly full")
+            detail, oldest_s = f"{count(waiting)} of {count(bound)} waiting", row["oldest_wait_s"]
+            if oldest_s:
+                detail += f"; the oldest for {milliseconds(oldest_s * 1000)}"
+            yield Item(severity, 0.5, f"The queue of {name} is {how}", detail, href, model)
 
 
-def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> list[Item]:
+def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
     """Rollouts that failed, until the next one or until the settings are changed back."""
-    found = []
     for model, region, message in failed:
-        href = f"{reverse('console:instances')}?{urlencode({'model': model, 'region': region})}"
-        found.append(Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model))
-    return found
+        href = link("instances", model=model, region=region)
+        yield Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model)
 
 
-def _service(table: list[dict[str, Any]]) -> list[Item]:
+def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
     """Service levels and errors by model (the fleet's own line says nothing about where to look)."""
-    found = []
     for row in table:
-        if not row["scope"]:
+        model, met = row["scope"], row["slo_met_ratio"]
+        if not model:
             continue
-        href = f"{reverse('console:overview')}?{urlencode({'model': row['scope']})}"
-        met = row["slo_met_ratio"]
+        href = link("overview", model=model)
         if met is not None and met < SLO_WARNING:
-            severity = "critical" if met < SLO_CRITICAL else "warning"
             detail = f"{percent_fine(met)} of the last 5 min met their targets"
             if row["ttft_p95_ms"] is not None:
                 detail += f"; TTFT p95 is {milliseconds(row['ttft_p95_ms'])}"
-            found.append(Item(severity, 1 + met, f"{row['scope']} is below its SLO", detail, href, row["scope"]))
+            severity = "critical" if met < SLO_CRITICAL else "warning"
+            yield Item(severity, 1 + met, f"{model} is below its SLO", detail, href, model)
         requests, errors = row["requests_per_s"] or 0, row["errors_per_s"] or 0
-        if requests and errors / requests > ERRORS_WARNING:
-            share = errors / requests
+        if requests and (share := errors / requests) > ERRORS_WARNING:
             severity = "critical" if share > ERRORS_CRITICAL else "warning"
-            detail = f"{percent_fine(share)} of requests fail"
-            found.append(Item(severity, 1, f"{row['scope']} has errors", detail, href, row["scope"]))
-    return found
+            yield Item(severity, 1, f"{model} has errors", f"{percent_fine(share)} of requests fail", href, model)
 
 
-def _lengths(table: list[dict[str, Any]]) -> list[Item]:
+def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
     """Answers that have become longer or shorter than was learned."""
-    found = []
-    for row in table:
-        for drift in row["drift"] or ():
-            model, tenant = drift["model"], drift["tenant"]
-            href = f"{reverse('console:lengths')}?{urlencode({'model': model, 'tenant': tenant})}"
-            way = {True: "longer than", False: "shorter than"}.get(drift.get("longer"), "other than")
-            detail = f"answers are {way} the model learned; calibration corrects the mean meanwhile"
-            found.append(Item("warning", 5, f"Lengths of {model} drift for {tenant}", detail, href, model))
-    return found
+    for drift in (drift for row in table for drift in row["drift"] or ()):
+        model, tenant = drift["model"], drift["tenant"]
+        change = {True: "longer than", False: "shorter than"}.get(drift.get("longer"), "other than")
+        detail = f"answers are {change} the model learned; calibration corrects the mean meanwhile"
+        href = link("lengths", model=model, tenant=tenant)
+        yield Item("warning", 5, f"Lengths of {model} drift for {tenant}", detail, href, model)
 
 
-def _plans(models: tuple[str, ...]) -> list[Item]:
+def _plans(models: tuple[str, ...]) -> Iterator[Item]:
     """Advice that somebody has to decide about."""
-    if not models:
-        return []
-    title = "1 plan waits for approval" if len(models) == 1 else f"{len(models)} plans wait for approval"
-    names = sorted(set(models))
-    model = names[0] if len(names) == 1 else ""
-    return [Item("warning", 4, title, f"for {', '.join(names)}", reverse("console:scaling"), model)]
+    if models:
+        title = "1 plan waits for approval" if len(models) == 1 else f"{len(models)} plans wait for approval"
+        names = sorted(set(models))
+        model = names[0] if len(names) == 1 else ""
+        yield Item("warning", 4, title, f"for {', '.join(names)}", reverse("console:scaling"), model)
 
 
-def _system(parts: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[Item]:
+def _system(parts: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> Iterator[Item]:
     """Parts of the stack that are down, and jobs that are late or fail for no such reason."""
     href = reverse("console:system")
-    found = [
-        Item("critical", 0.2, f"{part_title(part['name'])}: down", part["detail"], href)
-        for part in parts
-        if part["state"] == "down"
-    ]
+    for part in parts:
+        if part["state"] == "down":
+            yield Item("critical", 0.2, f"{part_title(part['name'])}: down", part["detail"], href)
     bad = [job for job in jobs if job["state"] in ("late", "failing") and not job["quiet"]]
-    for job in bad if len(bad) <= JOBS_NAMED else []:
-        severity = "critical" if job["kind"] == "gateway" else "warning"
-        found.append(Item(severity, 0.3, f"{job_title(job['name'])}: {job['state']}", trouble(job), href))
     if len(bad) > JOBS_NAMED:
         severity = "critical" if any(job["kind"] == "gateway" for job in bad) else "warning"
         names = ", ".join(job_title(job["name"]).lower() for job in bad)
-        found.append(Item(severity, 0.3, f"{len(bad)} periodic jobs are late or failing", names, href))
-    return found
+        yield Item(severity, 0.3, f"{len(bad)} periodic jobs are late or failing", names, href)
+        return
+    for job in bad:
+        severity = "critical" if job["kind"] == "gateway" else "warning"
+        yield Item(severity, 0.3, f"{job_title(job['name'])}: {job['state']}", trouble(job), href)

@@ -6,7 +6,7 @@ Messages are JSON objects with `t` (kind), `seq` (grows by one with each message
 - `snapshot`: the whole state of the topics
 - `tick` (topic overview) and `delta` (topics instances, lengths, system): what makes the next state, see `deltas.py`
 - `event` {events}: new rows of the event record, oldest first
-- `resync` {reason}: the page should load again, since more happened than one message tells
+- `resync` {reason}: the page should load again, since more happened than one message holds
 
 A client may send `{"t": "resync"}` and is answered with a snapshot. Each topic gets at most one message a second, made from
 the newest state when it is sent: nothing queues. Close codes: 4001 signed out, 4003 not allowed, 4008 too slow, 4009 message
@@ -19,17 +19,17 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import orjson
+from channels.auth import get_user
 from channels.db import database_sync_to_async
 from django.conf import settings
-from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, get_user_model, load_backend
 from django.contrib.sessions.backends.base import SessionBase
-from django.utils.crypto import constant_time_compare
 
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import Role, User
+from controlplane.console.filters import number
 from controlplane.console.live import deltas
 from controlplane.console.live.hub import LiveHub, hub
 from controlplane.console.live.state import OPERATORS_TOPICS, TOPICS
@@ -55,72 +55,59 @@ class Closed(Exception):
         self.code = code
 
 
-@database_sync_to_async
-def role_of_session(session: SessionBase) -> Role | None:
+async def role_of_session(session: SessionBase) -> Role | None:
     """The fleet role of whom the stored session belongs to now; None once signed out, expired, blocked or demoted."""
     fresh = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
-    try:
-        backend = load_backend(fresh[BACKEND_SESSION_KEY])
-        user = backend.get_user(get_user_model()._meta.pk.to_python(fresh[SESSION_KEY]))
-    except KeyError:
-        return None
-    if user is None or not user.is_active:
-        return None
-    if not constant_time_compare(fresh.get(HASH_SESSION_KEY, ""), user.get_session_auth_hash()):
-        return None
-    return user.fleet_role()
-
-
-def number_or_none(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 19 else None
+    user = await get_user(cast(Any, {"session": fresh}))
+    return await database_sync_to_async(user.fleet_role)() if isinstance(user, User) else None
 
 
 class LiveConnection:
-    """One browser's connection: what it was last told, and the loop that tells it what came since."""
+    """One browser's connection: the state that was last sent to it, and the loop that sends what came since."""
 
     def __init__(self, send: Send, topics: list[str], live: LiveHub, after: int | None) -> None:
         self._send = send
         self._topics = topics
         self._hub = live
         self._seq = 0
-        self._told: dict[str, Any] | None = None
+        self._sent: dict[str, Any] | None = None
         self._version = -1
         self._event_id = after
         self._watcher = live.watch(wants_events="events" in topics)
 
     async def run(self) -> None:
-        """Tell until cancelled. Raises Closed."""
+        """Send until cancelled. Raises Closed."""
         try:
-            await self._tell("hello", protocol=PROTOCOL, interval_s=INTERVAL_S, now=time.time(), ts=time.time())
+            await self._message("hello", protocol=PROTOCOL, interval_s=INTERVAL_S, now=time.time(), ts=time.time())
             if "events" in self._topics:
                 await self._catch_up()
             await asyncio.to_thread(self._hub.state)
             while True:
                 self._watcher.changed.clear()
-                await self._tell_state()
-                await self._tell_events()
+                await self._send_state()
+                await self._send_new_events()
                 await asyncio.sleep(INTERVAL_S)
                 await self._watcher.changed.wait()
         finally:
             self._hub.unwatch(self._watcher)
 
     def resync(self) -> None:
-        self._told = None
+        self._sent = None
         self._watcher.changed.set()
 
-    async def _tell_state(self) -> None:
+    async def _send_state(self) -> None:
         state = self._hub.latest()
-        if self._told is not None and state.version == self._version:
+        if self._sent is not None and state.version == self._version:
             return
-        now, before = state.project(self._topics), self._told
-        self._told, self._version = now, state.version
+        now, before = state.project(self._topics), self._sent
+        self._sent, self._version = now, state.version
         if before is None:
-            await self._tell(**deltas.snapshot(now))
+            await self._message(**deltas.snapshot(now))
             return
         if "overview" in self._topics:
-            await self._tell(**deltas.tick(now))
+            await self._message(**deltas.tick(now))
         if not {"instances", "lengths", "system"}.isdisjoint(self._topics):
-            await self._tell(**deltas.delta(before, now))
+            await self._message(**deltas.delta(before, now))
 
     async def _catch_up(self) -> None:
         """What was recorded between the drawing of the page and the first look of the hub."""
@@ -128,22 +115,22 @@ class LiveConnection:
             self._event_id = await database_sync_to_async(newest_event_id)()
             return
         missed = await database_sync_to_async(events_after)(self._event_id, MAX_EVENTS + 1)
-        await self._tell_these(missed)
+        await self._send_events(missed)
 
-    async def _tell_events(self) -> None:
+    async def _send_new_events(self) -> None:
         if "events" in self._topics:
-            await self._tell_these(self._hub.events_after(self._event_id))
+            await self._send_events(self._hub.events_after(self._event_id))
 
-    async def _tell_these(self, events: list[dict[str, Any]]) -> None:
+    async def _send_events(self, events: list[dict[str, Any]]) -> None:
         if not events:
             return
         self._event_id = events[-1]["id"]
         if len(events) > MAX_EVENTS:
-            await self._tell("resync", ts=time.time(), reason="more events than one message holds")
+            await self._message("resync", ts=time.time(), reason="more events than one message holds")
         else:
-            await self._tell("event", ts=time.time(), events=events)
+            await self._message("event", ts=time.time(), events=events)
 
-    async def _tell(self, t: str, **content: Any) -> None:
+    async def _message(self, t: str, **content: Any) -> None:
         self._seq += 1
         text = orjson.dumps({"t": t, "seq": self._seq, **content}).decode()
         try:
@@ -208,9 +195,9 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
         signed_in = getattr(scope.get("user"), "is_authenticated", False)
         await send({"type": "websocket.close", "code": NOT_ALLOWED if signed_in else SIGNED_OUT})
         return
-    connection = LiveConnection(send, topics, hub, number_or_none(query.get("after", [""])[0]))
+    connection = LiveConnection(send, topics, hub, number(query.get("after", [""])[0]))
     tasks = [
-        asyncio.create_task(connection.run(), name="live-tell"),
+        asyncio.create_task(connection.run(), name="live-send"),
         asyncio.create_task(_listen(receive, connection), name="live-listen"),
         asyncio.create_task(_guard(scope["session"], least), name="live-guard"),
     ]

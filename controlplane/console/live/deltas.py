@@ -1,19 +1,29 @@
-"""How pages follow the live state: messages that turn one state into the next, in Python; `static/console/js/apply.js` is
-the twin that runs in browsers, and a test holds the two equal.
+"""How pages follow the live state: messages from one state to the next, which `static/console/js/apply.js` applies.
 
 A *state* is `{"ts", "source", "tables", "attention"}`; each table is columnar, `{column: [value of each row]}`, and its
 first column is the key of the rows. A *message* is a `snapshot` (the whole state), a `tick` (fleet numbers: table `tiles`
 and the attention list) or a `delta` (what changed in the other tables). Nothing here mutates what it is given.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Table = dict[str, list[Any]]
 TICK_TABLES = ("tiles",)
 
 
+def columnar(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
+    """*rows* as columns of those *names*; what a row does not have is None."""
+    rows = list(rows)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
 def diff(before: Table, after: Table) -> dict[str, Any]:
-    """What turns *before* into *after*: `{"set": {column: [row numbers, values]}}`, or `{"all": after}` when rows or
+    """What leads from *before* to *after*: `{"set": {column: [row numbers, values]}}`, or `{"all": after}` when rows or
     columns came, went or moved; `{}` when nothing changed."""
     if list(before) != list(after) or (after and before[key := next(iter(after))] != after[key]):
         return {"all": after}
@@ -24,42 +34,6 @@ def diff(before: Table, after: Table) -> dict[str, Any]:
         rows = [row for row, (old, new) in enumerate(zip(before[column], values, strict=True)) if old != new]
         changed[column] = [rows, [values[row] for row in rows]]
     return {"set": changed} if changed else {}
-
-
-def patch(table: Table, change: dict[str, Any]) -> Table:
-    """*table* with *change* (of `diff`) made."""
-    if "all" in change:
-        whole: Table = change["all"]
-        return whole
-    patched = dict(table)
-    for column, (rows, values) in change.get("set", {}).items():
-        cells = list(patched[column])
-        for row, value in zip(rows, values, strict=True):
-            cells[row] = value
-        patched[column] = cells
-    return patched
-
-
-def apply(state: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-    """The state after *message*. Messages of other kinds (`hello`, `event`, `resync`) change nothing."""
-    match message["t"]:
-        case "snapshot":
-            return {name: message[name] for name in ("ts", "source", "tables", "attention")}
-        case "tick":
-            return {
-                **state,
-                "ts": message["ts"],
-                "source": message["source"],
-                "attention": message["attention"],
-                "tables": {**state["tables"], **message["tables"]},
-            }
-        case "delta":
-            tables = dict(state["tables"])
-            for name, change in message["changes"].items():
-                tables[name] = patch(tables.get(name, {}), change)
-            return {**state, "ts": message["ts"], "source": message["source"], "tables": tables}
-        case _:
-            return state
 
 
 def snapshot(state: dict[str, Any]) -> dict[str, Any]:

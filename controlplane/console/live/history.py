@@ -1,7 +1,7 @@
 """The last hour as the gateway sampled it every five seconds: windows of it, thinned for charts, by time and series.
 
-A sample (`gateway.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "endpoints": columns of demand,
-"kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
+A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE},
+"endpoints": columns of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils import timezone
 
-POINTS = 180  # of a line; 5 s apart for 15 minutes, 20 s for an hour
+POINTS = 180  # of a line; one every 5 s for 15 minutes, every 20 s for an hour
 
 Sample = dict[str, Any]
 Series = list[float | None]
@@ -70,6 +70,6 @@ def newest_s(history: Sequence[Sample]) -> float:
     return history[-1]["ts"] if history else 0.0
 
 
-def latest(history: Sequence[Sample], range_s: float) -> list[Sample]:
-    """The last *range_s* seconds up to the newest sample."""
-    return window(history, range_s, newest_s(history))
+def latest(history: Sequence[Sample], minutes: int) -> list[Sample]:
+    """The last *minutes* up to the newest sample."""
+    return window(history, 60.0 * minutes, newest_s(history))

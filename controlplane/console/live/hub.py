@@ -1,4 +1,4 @@
-"""The live hub: one thread of the web process that follows Redis and new events, and tells whoever watches.
+"""The live hub: one thread of the web process that follows Redis and new events, and wakes its watchers.
 
 Pages read `hub.state()`; connections (`consumers.py`) hold a `Watcher`, which wakes them and carries no data, so that
 nothing can queue up: who is slow simply sees a later state. A thread, since synchronous pages, the test client and
@@ -46,7 +46,7 @@ class Watcher:
         self._loop = loop
 
     def wake(self) -> None:
-        # RuntimeError: the loop was closed under a connection that never said goodbye.
+        # RuntimeError: the loop was closed under a connection that was never closed.
         try:
             self._loop.call_soon_threadsafe(self.changed.set)
         except RuntimeError:
@@ -114,10 +114,6 @@ class LiveHub:
         """New events that the hub has seen, oldest first, after *event_id* (None: those from now on)."""
         return [event for event in self._events if event_id is None or event["id"] > event_id]
 
-    @property
-    def last_event_id(self) -> int | None:
-        return self._last_event_id
-
     # The thread.
 
     def _run(self) -> None:
@@ -144,7 +140,7 @@ class LiveHub:
                 logger.exception("live hub: begins anew")
             until = time.monotonic() + retry_s * random.uniform(0.75, 1.25)
             while time.monotonic() < until and not self._stopping.wait(0.25):
-                self._keep_house(None)
+                self._do_due(None)
             retry_s = min(retry_s * 2, RETRY_S[1])
 
     def _follow(self, client: redis.Redis) -> None:
@@ -163,7 +159,7 @@ class LiveHub:
                 message = channel.get_message(timeout=0.25)
                 if message is not None:
                     self.take(message["data"])
-                self._keep_house(client)
+                self._do_due(client)
 
     def take(self, data: bytes) -> None:
         """Make *data*, a published summary, the newest state. One that cannot be read is logged and left out."""
@@ -187,7 +183,7 @@ class LiveHub:
         for watcher in watchers:
             watcher.wake()
 
-    def _keep_house(self, client: redis.Redis | None) -> None:
+    def _do_due(self, client: redis.Redis | None) -> None:
         """What is done from time to time between messages; *client* is None while Redis is away."""
         now = time.monotonic()
         if now >= self._due["known"]:

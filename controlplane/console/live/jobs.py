@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from controlplane.console.live.deltas import Table
+from controlplane.console.live.deltas import Table, columnar
 from controlplane.jobs import monitor
 
 JOB_FIELDS = (
@@ -39,8 +39,8 @@ def tables_of(report: Mapping[str, Any] | None) -> dict[str, Table]:
     """The columnar tables `jobs` and `parts` of *report* (of `jobs.monitor`); empty ones where there is none."""
     report = report or {}
     return {
-        "jobs": {name: [job.get(name) for job in report.get("jobs", ())] for name in JOB_FIELDS},
-        "parts": {name: [part.get(name) for part in report.get("parts", ())] for name in PART_FIELDS},
+        "jobs": columnar(report.get("jobs", ()), JOB_FIELDS),
+        "parts": columnar(report.get("parts", ()), PART_FIELDS),
     }
 
 

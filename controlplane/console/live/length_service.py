@@ -1,10 +1,10 @@
-"""The length service as its gateway tells of it: what pages show live of `lengths` in the published summary."""
+"""The length service as its gateway reports it: what pages show live of `lengths` in the published summary."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from controlplane.console.live.deltas import Table
-from controlplane.console.live.tiles import Tile, above, levels
+from controlplane.console.live.deltas import Table, columnar
+from controlplane.console.live.tiles import Tile, beyond, levels
 
 P99_WARNING_MS, P99_CRITICAL_MS = 5.0, 10.0  # what the service promises at rest, and at 200 requests/s
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
@@ -20,7 +20,7 @@ TILES = (
         "p50_ms",
         "Latency p50",
         "milliseconds",
-        above("p50_ms", 1.0, P99_WARNING_MS),
+        beyond(1.0, P99_WARNING_MS),
         "Warns above 1 ms, critical above 5 ms",
         "none yet",
     ),
@@ -28,7 +28,7 @@ TILES = (
         "p99_ms",
         "Latency p99",
         "milliseconds",
-        above("p99_ms", P99_WARNING_MS, P99_CRITICAL_MS),
+        beyond(P99_WARNING_MS, P99_CRITICAL_MS),
         "Warns above 5 ms, critical above 10 ms",
         "none yet",
     ),
@@ -36,32 +36,26 @@ TILES = (
         "late_ratio",
         "Late answers",
         "percent_fine",
-        above("late_ratio", LATE_WARNING, LATE_CRITICAL),
+        beyond(LATE_WARNING, LATE_CRITICAL),
         "Answers whose time budget was over, so that the prior answered. Warns above 1 %, critical above 10 %",
         "none yet",
     ),
 )
-FIELDS = (*(tile.field for tile in TILES), "cache_entries", "version", "shadow", "failed", "restarts", "drift")
+AS_REPORTED = ("p50_ms", "p99_ms", "cache_entries", "version", "shadow", "failed", "restarts")
+FIELDS = (*(tile.field for tile in TILES), *AS_REPORTED[2:], "drift")
 
 
 def row_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one gateway's service; what it does not tell is None. Forced lengths are nobody's prediction."""
+    """The numbers of one gateway's service; what it does not report is None. Forced lengths are nobody's prediction."""
     answered = part.get("answered") or {}
     counts = {source: answered.get(source, 0) for source in SOURCES}
     total = sum(counts.values())
     late = part.get("late")
-    row = {f"{source}_ratio": count / total if total else None for source, count in counts.items()}
     return {
-        **row,
+        **{name: part.get(name) for name in AS_REPORTED},
+        **{f"{source}_ratio": count / total if total else None for source, count in counts.items()},
         "answered": total if answered else None,
-        "p50_ms": part.get("p50_ms"),
-        "p99_ms": part.get("p99_ms"),
         "late_ratio": late / total if total and late is not None else None,
-        "cache_entries": part.get("cache_entries"),
-        "version": part.get("version"),
-        "shadow": part.get("shadow"),
-        "failed": part.get("failed"),
-        "restarts": part.get("restarts"),
         "drift": list(part.get("drift") or ()),
     }
 
@@ -70,8 +64,4 @@ def table_of(summary: Mapping[str, Any]) -> Table:
     """The table `lengths` of the live state: one row, or none where the gateway has no length service."""
     part = summary.get("lengths")
     rows = [row_of(part)] if part else []
-    table: Table = {"scope": ["" for _ in rows]}
-    for name in FIELDS:
-        table[name] = [row[name] for row in rows]
-    table["levels"] = [levels(row, TILES) for row in rows]
-    return table
+    return {"scope": ["" for _ in rows], **columnar(rows, FIELDS), "levels": [levels(row, TILES) for row in rows]}

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from controlplane.console.live import attention, jobs, length_service
-from controlplane.console.live.deltas import Table
+from controlplane.console.live.deltas import Table, columnar, rows_of
 from controlplane.console.live.tiles import levels
 from controlplane.dispatch.wire import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
 
@@ -34,7 +34,6 @@ TILE_FIELDS = (
     "errors_per_s",
     "ttft_slo_ms",
 )
-INSTANCE_FIELDS, ENDPOINT_FIELDS = INSTANCE_COLUMNS, ENDPOINT_COLUMNS
 TOPICS = {
     "overview": ("tiles",),
     "instances": ("instances", "endpoints"),
@@ -84,19 +83,17 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
     """Columnar tables `tiles` (first row the fleet, then one a model), `instances`, `endpoints`, `lengths` of *summary*."""
     scopes: dict[str, Mapping[str, Any]] = {"": summary.get("fleet") or {}}
     scopes.update(sorted((summary.get("models") or {}).items()))
-    tiles: Table = {"scope": list(scopes)}
-    for name in TILE_FIELDS:
-        tiles[name] = [tile.get(name) for tile in scopes.values()]
+    tiles: Table = {"scope": list(scopes), **columnar(scopes.values(), TILE_FIELDS)}
     tiles["levels"] = [levels(tile) for tile in scopes.values()]
 
-    instances = columns(summary.get("instances") or {}, INSTANCE_FIELDS, "id")
+    instances = columns(summary.get("instances") or {}, INSTANCE_COLUMNS, "id")
     instances["status"] = [
         status_of(*cells)
         for cells in zip(
             instances["state"], instances["reachable"], instances["use_ratio"], instances["waiting"], strict=True
         )
     ]
-    endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_FIELDS, "model")
+    endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_COLUMNS, "model")
     keys = [f"{model} {region}" for model, region in zip(endpoints["model"], endpoints["region"], strict=True)]
     return {
         "tiles": tiles,
@@ -129,7 +126,7 @@ class LiveState:
     started_at: float | None = None
     tables: dict[str, Table] = field(default_factory=lambda: NO_TABLES)
     attention: dict[str, Any] = field(default_factory=lambda: NO_ATTENTION)
-    # Samples of the last hour, oldest first, five seconds apart: see `history.py`.
+    # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -148,24 +145,24 @@ class LiveState:
     def system(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of jobs and of parts: as published, or as this process knows them while nothing is."""
         tables = (jobs.own_tables() if self.source != Source.LIVE else {}) or self.tables
-        return {name: attention.rows(tables[name]) for name in ("jobs", "parts")}
+        return {name: rows_of(tables[name]) for name in ("jobs", "parts")}
 
     def lengths(self) -> dict[str, Any] | None:
-        """The numbers of the length service; None while its gateway tells of none."""
-        return next(iter(attention.rows(self.tables["lengths"])), None)
+        """The numbers of the length service; None while its gateway reports none."""
+        return next(iter(rows_of(self.tables["lengths"])), None)
 
     def model_rows(self, limit: int) -> list[dict[str, Any]]:
         """The numbers of the *limit* models with the most output."""
-        rows = [row for row in attention.rows(self.tables["tiles"]) if row["scope"]]
+        rows = [row for row in rows_of(self.tables["tiles"]) if row["scope"]]
         busiest = sorted(rows, key=lambda row: -(row["output_tokens_per_s"] or 0))[:limit]
         return sorted(busiest, key=lambda row: row["scope"])
 
     def instance_rows(self) -> dict[int, dict[str, Any]]:
         """Live rows of instances by their id."""
-        return {row["id"]: row for row in attention.rows(self.tables["instances"])}
+        return {row["id"]: row for row in rows_of(self.tables["instances"])}
 
     def project(self, topics: Iterable[str]) -> dict[str, Any]:
-        """The part that a connection with *topics* follows, in the form of `deltas.apply`."""
+        """The part that a connection with *topics* follows, in the form of `deltas`."""
         names = [name for topic in topics for name in TOPICS[topic]]
         return {
             "ts": self.ts,

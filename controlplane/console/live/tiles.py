@@ -8,45 +8,32 @@ from controlplane.console.formats import FORMATS, NONE
 from controlplane.console.live.attention import SLO_CRITICAL, SLO_WARNING
 
 Row = Mapping[str, Any]
+Level = Callable[[float, Row], str]  # of a tile's value in its row
 SPARK_POINTS = 60
 SPARK_WIDTH, SPARK_HEIGHT = 120, 20
 
 
-def above(field: str, warning: float, critical: float) -> Callable[[Row], str]:
-    def level(row: Row) -> str:
-        value = row.get(field)
-        if value is None or value <= warning:
-            return ""
-        return "critical" if value > critical else "warning"
+def beyond(warning: float, critical: float) -> Level:
+    """Of a value above these thresholds, or below them where *critical* is the lower one."""
+    sign = 1 if critical > warning else -1
+
+    def level(value: float, row: Row) -> str:
+        return "critical" if sign * value > sign * critical else "warning" if sign * value > sign * warning else ""
 
     return level
 
 
-def below(field: str, warning: float, critical: float) -> Callable[[Row], str]:
-    def level(row: Row) -> str:
-        value = row.get(field)
-        if value is None or value >= warning:
-            return ""
-        return "critical" if value < critical else "warning"
-
-    return level
+def over_slo(value: float, row: Row) -> str:
+    target = row.get("ttft_slo_ms")
+    return beyond(target, 2 * target)(value, row) if target else ""
 
 
-def over_slo(row: Row) -> str:
-    value, target = row.get("ttft_p95_ms"), row.get("ttft_slo_ms")
-    if value is None or not target or value <= target:
-        return ""
-    return "critical" if value > 2 * target else "warning"
+def not_ready(value: float, row: Row) -> str:
+    instances = row.get("instances")
+    return "" if not instances or value >= instances else "warning" if value else "critical"
 
 
-def not_ready(row: Row) -> str:
-    ready, instances = row.get("instances_ready"), row.get("instances")
-    if not instances or ready is None or ready >= instances:
-        return ""
-    return "critical" if ready == 0 else "warning"
-
-
-def never(row: Row) -> str:
+def never(value: float, row: Row) -> str:
     return ""
 
 
@@ -55,9 +42,14 @@ class Tile:
     field: str
     label: str
     format: str
-    level: Callable[[Row], str] = never
+    level: Level = never
     rule: str = ""  # when it warns, for its tooltip
     empty: str = "no traffic"  # what a missing value means
+
+    def level_of(self, row: Row) -> str:
+        """`""`, `"warning"` or `"critical"`."""
+        value = row.get(self.field)
+        return "" if value is None else self.level(value, row)
 
 
 TILES = (
@@ -67,7 +59,7 @@ TILES = (
         "slo_met_ratio",
         "SLO met, 5 min",
         "slo_met",
-        below("slo_met_ratio", SLO_WARNING, SLO_CRITICAL),
+        beyond(SLO_WARNING, SLO_CRITICAL),
         "Warns below 99 %, critical below 90 %. Of those that could be judged/all that ended. Not judged: cancelled "
         "requests, the tenant's own mistakes, and answers that are not streamed where the class has no end-to-end target",
     ),
@@ -78,7 +70,7 @@ TILES = (
         "kv_max_ratio",
         "KV cache, max",
         "share",
-        above("kv_max_ratio", 0.90, 0.98),
+        beyond(0.90, 0.98),
         "Warns above 90 %, critical above 98 %",
         "not reported",
     ),
@@ -94,12 +86,12 @@ TILES = (
 
 
 def levels(row: Row, of: Sequence[Tile] = TILES) -> list[str]:
-    """`""`, `"warning"` or `"critical"` for each tile, in their order."""
-    return [tile.level(row) for tile in of]
+    """How worrying each tile is, in their order."""
+    return [tile.level_of(row) for tile in of]
 
 
 def shown(row: Row | None, of: Sequence[Tile] = TILES) -> list[dict[str, Any]]:
-    """The tiles for a template: number and unit apart, so that the unit can be set smaller."""
+    """The tiles for a template: number and unit on their own, so that the unit can be set smaller."""
     tiles = []
     for tile in of:
         text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})
@@ -109,7 +101,7 @@ def shown(row: Row | None, of: Sequence[Tile] = TILES) -> list[dict[str, Any]]:
                 "tile": tile,
                 "number": number,
                 "unit": (tile.empty if row else "not connected") if text == NONE else unit,
-                "level": tile.level(row) if row else "",
+                "level": tile.level_of(row) if row else "",
             }
         )
     return tiles

@@ -13,19 +13,17 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
-from controlplane.console.filters import View
 from controlplane.console.live import deltas
 from controlplane.console.live.hub import hub
 from controlplane.console.live.state import OPERATORS_TOPICS, TOPICS, LiveState
 from controlplane.console.selectors.events import newest_event_id
 
 
-def live_context(state: LiveState, view: View, topics: str) -> dict[str, Any]:
-    """What the head of a live page needs: filters, the badge, and what its connection subscribes to."""
+def live_context(state: LiveState, topics: str) -> dict[str, Any]:
+    """What the head of a live page needs: the badge, and what its connection subscribes to."""
     return {
         "live": state,
         "freshness": freshness(state),
-        "view": view,
         "topics": topics,
         "newest_event_id": newest_event_id() if "events" in topics else "",
     }

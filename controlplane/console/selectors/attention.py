@@ -3,8 +3,8 @@
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.fleet import rollouts
 from controlplane.fleet.models import Deployment
+from controlplane.fleet.rollouts.selectors import failed
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
 
@@ -30,7 +30,7 @@ def plans_waiting() -> tuple[str, ...]:
 def rollouts_failed() -> tuple[tuple[str, str, str], ...]:
     """(model, region, message) of deployments whose last rollout failed and that still have outdated instances."""
     return tuple(
-        (found.deployment.model.name, found.deployment.region.name, found.rollout.message)
-        for found in rollouts.failed()
-        if found.rollout is not None
+        (status.deployment.model.name, status.deployment.region.name, status.rollout.message)
+        for status in failed()
+        if status.rollout is not None
     )

@@ -83,15 +83,15 @@ def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
 
 def models_of(events: Sequence[Event]) -> dict[int, str]:
     """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
-    found: dict[int, str] = {}
+    models: dict[int, str] = {}
     for kind, (row, path) in SUBJECTS_OF_MODELS.items():
         about = [event for event in events if event.subject_type == kind]
         if about:
             keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
             names = {str(pk): name for pk, name in row._default_manager.filter(pk__in=keys).values_list("pk", path)}
             # A subject that is gone belonged to some model, if to none that can be asked for.
-            found |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
-    return found
+            models |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
+    return models
 
 
 def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:

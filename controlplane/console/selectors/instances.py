@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from controlplane.console.live.state import INSTANCE_FIELDS, LiveState, status_of
-from controlplane.fleet import revisions
+from controlplane.console.live.state import LiveState, status_of
+from controlplane.dispatch.wire import INSTANCE_COLUMNS
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
 
 STATUS_ORDER = (
@@ -26,7 +27,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     The database is newer on the state itself (an action shows at once), the gateway on how the instance answers.
     """
     known = live is not None
-    live = dict.fromkeys(INSTANCE_FIELDS) | (live or {})
+    live = dict.fromkeys(INSTANCE_COLUMNS) | (live or {})
     state = str(instance.state)
     status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"])
     return {

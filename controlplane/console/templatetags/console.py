@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,6 +49,12 @@ def before_colon(label: str) -> str:
 @register.filter
 def after_colon(label: str) -> str:
     return label.partition(":")[2].strip()
+
+
+@register.filter
+def prefixed(key: Any, prefix: str) -> str:
+    """An id within the page: `approve-12`."""
+    return f"{prefix}-{key}"
 
 
 @register.filter
@@ -103,26 +110,24 @@ def bar(ratio: float | None, kind: str = "use") -> SafeString:
 @register.simple_tag
 def age(epoch_s: float | None) -> SafeString:
     """`5 s ago`, counted on by the page's script."""
-    if epoch_s is None:
-        return mark_safe(formats.NONE)  # noqa: S308
-    return format_html(
-        '<time datetime="{}" data-age="{}">{}</time>',
-        datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
-        round(epoch_s, 3),
-        formats.age(time.time() - epoch_s),
-    )
+    return _counted("age", epoch_s, formats.age)
 
 
 @register.simple_tag
 def since(epoch_s: float | None) -> SafeString:
     """`3 h 12 min`, counted on by the page's script."""
+    return _counted("since", epoch_s, formats.duration)
+
+
+def _counted(attribute: str, epoch_s: float | None, text: Callable[[float], str]) -> SafeString:
     if epoch_s is None:
         return mark_safe(formats.NONE)  # noqa: S308
     return format_html(
-        '<time datetime="{}" data-since="{}">{}</time>',
+        '<time datetime="{}" data-{}="{}">{}</time>',
         datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
+        attribute,
         round(epoch_s, 3),
-        formats.duration(time.time() - epoch_s),
+        text(time.time() - epoch_s),
     )
 
 
@@ -140,12 +145,30 @@ def moment(at: datetime | float | None) -> SafeString:
     )
 
 
+@register.simple_tag
+def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
+    """One number of a page's head that its script does not change."""
+    return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})
+
+
+@register.simple_block_tag(takes_context=True)
+def reason_dialog(
+    context: template.Context, content: SafeString, name: str, action: str, title: str, *of: Any, **more: Any
+) -> SafeString:
+    """A dialog that says what an action does, asks for its reason and posts to *action*; a button opens it by its id *name*.
+
+    *title* is a format of *of*. More may be `button`, its word; `cancel`, the other's; `grave`, for what is hard to undo.
+    """
+    shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel", **more}
+    return render_to_string("console/parts/reason_dialog.html", shown, context["request"])
+
+
 @register.inclusion_tag("console/parts/sort_header.html", takes_context=True)
 def sort_header(
     context: template.Context, field: str, label: str, kind: str = "num", first: str = "-"
 ) -> dict[str, Any]:
-    """A column's header as a link that sorts by it, then the other way round; numbers begin with the greatest."""
-    order = context["order"]
+    """A column's header as a link that sorts by it, then in the other direction; numbers begin with the greatest."""
+    order = context["filters"].order
     current = order.field == field
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()

@@ -62,14 +62,12 @@ class IlpAdvisor:
             longer = self._demand(step, round(self.later_s / self.forecasts.window_s), self.later_upper)
             soon, targets = targets, np.maximum(targets, self._solve(longer, niw, views))
         expected = demand.max(axis=1) + niw
-        each = np.repeat(self.capability_tokens_per_s * self.fill, len(self.regions))
         return [
             Advice(
                 int(targets[at]),
                 float(expected[at]),
                 now_s,
                 now_s + self.every_s,
-                float(each[at]),
                 None if soon is None else int(soon[at]),
             )
             for at in range(len(views))
@@ -138,7 +136,6 @@ class CapabilityAdvisor:
                 float(prompt[at] + output[at]),
                 now_s,
                 now_s + self.every_s,
-                self.capability.total_tokens_per_s,
             )
             for at in range(len(views))
         ]

@@ -1,6 +1,6 @@
 """What is reported of a strategy's run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -8,12 +8,10 @@ import numpy as np
 
 from controlplane.experiments.shared.scenes import SILO
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Promise, kept, latency_s
+from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
 from scheduling.simulation.simulator import Result
 from scheduling.simulation.strategies import StrategyRun
 
-PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING)
-"""States in which an instance is paid for and computes nothing: SageServe's waste by scaling (section 7.3.3)."""
 INTERACTIVE_CLASS = 0
 
 
@@ -45,10 +43,6 @@ class Row:
     hours_by_model: dict[str, float]
     """`instance_hours` by the model that an instance had at the time."""
     wall_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: numbers rounded to what they can bear; null for what was not measured."""
-        return rounded(asdict(self))
 
 
 def rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ TICK_S: Final = 5.0
 
 @dataclass(kw_only=True)
 class ReactiveByMemory(ByEndpoint):
-    """One out above 95 % of memory, one in below 30 %, 15 s apart."""
+    """One out above 95 % of memory, one in below 30 %, at most one in 15 s."""
 
     name: str = field(default="reactive", init=False)
     uses_advice: bool = field(default=False, init=False)

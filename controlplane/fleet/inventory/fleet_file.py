@@ -22,7 +22,7 @@ from controlplane.accounts.models import User
 from controlplane.events.audit import mark
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import BY_NAME, KINDS, MODEL, Kind
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -257,14 +257,13 @@ class InstanceKind(Kind):
 
     @staticmethod
     def _deployment(values: Mapping[str, Any]) -> Deployment:
-        found = Deployment.objects.filter(model__name=values.get("model"), region__name=values.get("region"))
-        if values.get("gpu_type"):
-            found = found.filter(gpu_type__name=values["gpu_type"])
-        rows = list(found.select_related("model", "region", "gpu_type")[:2])
-        if len(rows) == 1:
-            return rows[0]
-        wanted = "/".join(str(values[name]) for name in ("model", "region", "gpu_type") if values.get(name))
-        if rows:
+        names = {name: values[name] for name in ("model", "region", "gpu_type") if values.get(name)}
+        rows = Deployment.objects.filter(**{f"{name}__name": value for name, value in names.items()})
+        deployments = list(rows.select_related("model", "region", "gpu_type")[:2])
+        wanted = "/".join(str(name) for name in names.values())
+        if len(deployments) == 1:
+            return deployments[0]
+        if deployments:
             raise ValidationError({"gpu_type": f"There are several deployments {wanted}: name the GPU type."})
         raise ValidationError({"model": f"There is no deployment {wanted}."})
 

@@ -14,19 +14,21 @@ SIZES = ("weights_bytes", "kv_bytes_per_token", "context_tokens")
 def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
     """*values* for *row*, with the sizes that are missing, or null, read from its source.
 
-    Raises ValidationError naming a size when there is no source, and the source when it does not tell.
+    Raises ValidationError naming a size when there is no source, and the source when it does not have the sizes.
     """
-    found = dict(values)
-    if not row.pk and not found.get("title"):
-        found["title"] = found.get("name", "")
-    asked = [name for name in SIZES if found.get(name) is None and (name in found or getattr(row, name) is None)]
-    if not asked:
-        return found
-    source = found.get("source") or row.source
+    complete = dict(values)
+    if not row.pk and not complete.get("title"):
+        complete["title"] = complete.get("name", "")
+    missing = [
+        name for name in SIZES if complete.get(name) is None and (name in complete or getattr(row, name) is None)
+    ]
+    if not missing:
+        return complete
+    source = complete.get("source") or row.source
     if not source:
-        raise ValidationError({asked[0]: "Give it, or a source whose config.json tells."})
+        raise ValidationError({missing[0]: "Give it, or a source whose config.json has it."})
     try:
-        shape = read(source, context_tokens=found.get("context_tokens"))
+        shape = read(source, context_tokens=complete.get("context_tokens"))
     except ShapeError as error:
         raise ValidationError({"source": str(error)}) from error
-    return found | {name: getattr(shape, name) for name in asked}
+    return complete | {name: getattr(shape, name) for name in missing}

@@ -15,8 +15,8 @@ from controlplane.events.audit import record_change, record_creation, record_del
 from controlplane.fleet import places, services
 from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, Kind
 from controlplane.fleet.inventory.model_source import completed
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Launcher
-from controlplane.fleet.states import InstanceState
 
 
 @transaction.atomic

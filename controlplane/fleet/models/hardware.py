@@ -9,7 +9,7 @@ from django.db.models import F, Q, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
-from controlplane.fleet.states import InstanceState
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.validators import validate_host
 
 if TYPE_CHECKING:

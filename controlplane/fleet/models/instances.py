@@ -5,9 +5,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models.hardware import Node
 from controlplane.fleet.models.serving import Deployment
-from controlplane.fleet.states import InstanceState
 from controlplane.fleet.validators import validate_base_url
 
 
@@ -17,6 +17,12 @@ class Launcher(models.TextChoices):
     EMULATED = "emulated", "Emulated fleet"
     PROCESS = "process", "vLLM process on the node"
     EXTERNAL = "external", "Started elsewhere"
+
+
+class InstanceQuerySet(models.QuerySet["Instance"]):
+    def launched(self) -> "InstanceQuerySet":
+        """Those that Pilothouse starts and stops."""
+        return self.exclude(launcher=Launcher.EXTERNAL)
 
 
 class Instance(models.Model):
@@ -69,6 +75,8 @@ class Instance(models.Model):
     failures = models.PositiveIntegerField(default=0, help_text="Failures in a row; restarts wait longer with each.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     changed_at = models.DateTimeField(auto_now=True, db_index=True)
+
+    objects = InstanceQuerySet.as_manager()
 
     class Meta:
         ordering = ["name"]
@@ -149,6 +157,12 @@ class CommandState(models.TextChoices):
     FAILED = "failed", "Failed"
 
 
+class InstanceCommandQuerySet(models.QuerySet["InstanceCommand"]):
+    def open(self) -> "InstanceCommandQuerySet":
+        """Pending or running, the oldest first."""
+        return self.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk")
+
+
 class InstanceCommand(models.Model):
     """Something to be done to an instance by a Celery worker. Running one twice does no more than running it once."""
 
@@ -164,6 +178,8 @@ class InstanceCommand(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
+
+    objects = InstanceCommandQuerySet.as_manager()
 
     class Meta:
         ordering = ["-id"]

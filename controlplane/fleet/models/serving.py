@@ -256,7 +256,7 @@ class Deployment(models.Model):
 
     @property
     def scheduling_policy(self) -> Literal["fcfs", "priority"]:
-        """vLLM's --scheduling-policy: by arrival, or by the priority that it is told with each request."""
+        """vLLM's --scheduling-policy: by arrival, or by the priority that comes with each request."""
         return "fcfs" if self.ordering_policy == OrderingPolicy.FCFS else "priority"
 
     def profile(self) -> PerformanceProfile | None:
@@ -302,13 +302,13 @@ class Deployment(models.Model):
 
     def _errors_of_arguments(self) -> dict[str, str]:
         """vLLM's own parser is asked, which takes seconds, when something that it reads has changed."""
-        from controlplane.fleet.launching import arguments_problem
+        from controlplane.fleet.lifecycle.launching import arguments_problem
 
         held = Deployment.objects.filter(pk=self.pk).values_list("vllm_args", "environment").first()
         if held == (self.vllm_args, self.environment):
             return {}
-        said = arguments_problem(self)
-        return {"vllm_args": f"vLLM does not take this: {said}."} if said else {}
+        problem = arguments_problem(self)
+        return {"vllm_args": f"vLLM does not take this: {problem}."} if problem else {}
 
     def _errors_of_memory(self) -> dict[str, str]:
         """As vLLM does at its start: the KV cache must hold one request of full context."""

@@ -4,6 +4,6 @@
 - `client`    one streamed completion, timed and judged
 - `sender`    requests at a trace's own times, whatever becomes of those before (open loop)
 - `report`    the closing table
-- `books`     a key for the run, and the comparison with the server's ledger
+- `ledger_check` a key for the run, and the comparison with the server's ledger
 - `waves`     demo traffic
 """

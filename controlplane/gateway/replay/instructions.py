@@ -1,4 +1,4 @@
-"""Prompts in words for demo traffic: instructions of several kinds, whose answers have lengths that can be foreseen.
+"""Prompts in words for demo traffic: instructions of several kinds, whose answers have lengths that can be predicted.
 
 Some come again word for word, some nearly so, as from an application that asks the same things all day: that is what caches
 of lengths are for. Made up, and drawn from one seed.

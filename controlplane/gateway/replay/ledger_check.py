@@ -11,7 +11,7 @@ from rich.table import Table
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.accounts.services import create_api_key
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 
 ACTOR = "manage.py replay"
@@ -48,7 +48,7 @@ def terms_of(key: ApiKey, slo_class: str) -> SloTerms | None:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """One side of the books."""
+    """Counts of one side: what was sent and answered, or what the ledger has."""
 
     requests: int
     done: int
@@ -76,7 +76,7 @@ class Comparison:
         }
 
     def table(self) -> Table:
-        table = Table("books", "sender", "ledger", "")
+        table = Table("counts", "sender", "ledger", "")
         for name in Sums.__slots__:
             ours, theirs = getattr(self.sender, name), getattr(self.ledger, name)
             mark = "equal" if ours == theirs else f"differs by {theirs - ours:+,}"

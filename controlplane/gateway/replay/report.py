@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from controlplane.gateway.keys import SloTerms
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.replay.client import Answer
 from controlplane.gateway.replay.ledger_check import Comparison
 from controlplane.gateway.replay.sender import LATE_S, Tally
@@ -25,14 +25,14 @@ class Report:
     took_s: float
     tally: Tally
     terms: SloTerms | None = None
-    books: Comparison | None = None
+    ledger: Comparison | None = None
     interrupted: bool = False
 
     @property
     def balanced(self) -> bool:
         """Whether every request sent is accounted for, here and (if it was looked at) in the ledger."""
         tally = self.tally
-        return tally.sent == tally.done + tally.failed.total() and (self.books is None or self.books.equal)
+        return tally.sent == tally.done + tally.failed.total() and (self.ledger is None or self.ledger.equal)
 
     @property
     def slo_met(self) -> tuple[int, int] | None:
@@ -67,7 +67,7 @@ class Report:
             "late": tally.late,
             "latest_s": round(tally.latest_s, 3),
             "most_open": tally.most_open,
-            "ledger": self.books.as_json() if self.books else None,
+            "ledger": self.ledger.as_json() if self.ledger else None,
             "balanced": self.balanced,
         }
 
@@ -80,13 +80,13 @@ class Report:
                 f"[yellow]{tally.late} requests went out more than {LATE_S * 1000:.0f} ms late, "
                 f"the latest {tally.latest_s:.1f} s: lower --speed or raise --connections.[/]"
             )
-        if self.books is not None:
-            console.print(self.books.table())
+        if self.ledger is not None:
+            console.print(self.ledger.table())
         verdict = f"sent {tally.sent} = done {tally.done} + failed {tally.failed.total()}"
-        if self.books is None:
+        if self.ledger is None:
             console.print(f"{verdict}; the ledger was not compared.")
         else:
-            equal = "the ledger holds the same." if self.books.equal else "THE LEDGER DOES NOT HOLD THE SAME."
+            equal = "the ledger holds the same." if self.ledger.equal else "THE LEDGER DOES NOT HOLD THE SAME."
             console.print(f"{verdict}; {equal}")
 
     def _counts(self) -> Table:
@@ -146,5 +146,5 @@ def latencies(answers: Iterable[Answer]) -> dict[str, list[float]]:
 def quantiles(values: list[float]) -> dict[str, float | None]:
     if not values:
         return {f"p{percentile}": None for percentile in PERCENTILES}
-    found = np.percentile(values, PERCENTILES)
-    return {f"p{percentile}": round(float(value), 3) for percentile, value in zip(PERCENTILES, found, strict=True)}
+    values_ms = np.percentile(values, PERCENTILES)
+    return {f"p{percentile}": round(float(value), 3) for percentile, value in zip(PERCENTILES, values_ms, strict=True)}

@@ -1,7 +1,7 @@
 """Demo traffic: days of a few minutes that come to one region after another, with bursts, in three SLO classes.
 
 It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Prompts are in words, of kinds
-whose answers' lengths can be foreseen, and are answered at the length that they ask for. Each (model, region, class) is a
+whose answers' lengths can be predicted, and are answered at the length that they ask for. Each (model, region, class) is a
 Poisson process whose rate follows a wave; everything is drawn from one seed.
 """
 

@@ -19,8 +19,10 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet import places, restarts
+from controlplane.fleet import places
 from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle import restarts
+from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
     CommandVerb,
     Deployment,
@@ -30,9 +32,9 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
-from controlplane.fleet.states import PRESENT, ActionError, InstanceState
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
+from controlplane.rows import narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ DRAIN_LIMIT = timedelta(minutes=10)
 """A drained instance is stopped then, whatever still runs on it."""
 STOP_REST = timedelta(minutes=1)
 """When stopping a drained instance failed, it is tried again after this."""
-REFUSALS_KEPT_APART = timedelta(minutes=5)
+REFUSAL_REPEATED_AFTER = timedelta(minutes=5)
 """The same refusal of the same endpoint is an event once in this time."""
 
 
@@ -88,14 +90,13 @@ def present(model: str, region: str, gpu_type: str = "") -> int:
     rows = Instance.objects.filter(
         deployment__model__name=model, deployment__region__name=region, deployment__active=True, state__in=PRESENT
     )
-    return (rows.filter(deployment__gpu_type__name=gpu_type) if gpu_type else rows).count()
+    return narrowed(rows, deployment__gpu_type__name=gpu_type).count()
 
 
 def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
     """The active deployments of *model*, or of an endpoint, or of one GPU type there, locked by `places.lock`."""
     rows = Deployment.objects.filter(model__name=model, active=True, model__active=True, region__active=True)
-    exact = {"region__name": region, "gpu_type__name": gpu_type}
-    return places.lock(rows.filter(**{name: value for name, value in exact.items() if value}))
+    return places.lock(narrowed(rows, region__name=region, gpu_type__name=gpu_type))
 
 
 @transaction.atomic
@@ -157,7 +158,7 @@ def remove(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
             )
             continue
-        ready = deployment.instances.filter(state=InstanceState.READY).exclude(launcher=Launcher.EXTERNAL)
+        ready = deployment.instances.launched().filter(state=InstanceState.READY)
         rows = [row for row in ready.order_by("-pk") if fleet.open_command(row) is None]
         if not rows:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
@@ -168,11 +169,26 @@ def remove(
     raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
 
 
+def move(
+    delta: int,
+    model: str,
+    region: str,
+    why: Why,
+    gpu_type: str = "",
+    *,
+    load: Mapping[str, float] | None = None,
+    to_minimum: bool = False,
+) -> ScalingMove:
+    """`add` (delta 1) or `remove` (-1)."""
+    if delta > 0:
+        return add(model, region, why, gpu_type, to_minimum=to_minimum)
+    return remove(model, region, why, gpu_type, load)
+
+
 def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> ScalingMove | None:
-    """`add` (delta 1) or `remove` (-1); a refusal is an event, once in a while, and None."""
-    act = add if delta > 0 else remove
+    """`move`, with its options; a refusal is an event, once in a while, and None."""
     try:
-        return act(model, region, why, **options)
+        return move(delta, model, region, why, **options)
     except Waits as waits:
         logger.debug("scaling: %+d %s in %s: %s", delta, model, region, waits)
         return None
@@ -186,7 +202,7 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
     logger.info("scaling: %+d %s in %s refused: %s", delta, model, region, obstacle)
     subject = {"delta": delta, "model": model, "region": region}
     recent = Event.objects.filter(
-        kind="scaling.refused", at__gte=timezone.now() - REFUSALS_KEPT_APART, reason=obstacle, actor=why.actor
+        kind="scaling.refused", at__gte=timezone.now() - REFUSAL_REPEATED_AFTER, reason=obstacle, actor=why.actor
     )
     if any(event.after == subject for event in recent):
         return
@@ -204,8 +220,8 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 def drained() -> list[Instance]:
     """Instances that scaling or a rollout drains, without a command under way: to be stopped when nothing runs there."""
     now = timezone.now()
-    rows = Instance.objects.filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
-    rows = rows.exclude(launcher=Launcher.EXTERNAL).select_related("deployment__model", "deployment__region")
+    rows = Instance.objects.launched().filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
+    rows = rows.select_related("deployment__model", "deployment__region")
     tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, finished_at__gt=now - STOP_REST)
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)

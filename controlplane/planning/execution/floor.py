@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import connections
 from django.utils import timezone
 
-from controlplane.fleet import hosts
+from controlplane.fleet.lifecycle import hosts
 from controlplane.fleet.models import CommandState, InstanceCommand
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor
@@ -56,8 +56,7 @@ def move(
     if delta < 0 and executor.present(model, region) <= wanted_by_plan(model, region):
         return None
     why = executor.Why(MoveSource.FLOOR, STRATEGY, reason, inputs)
-    options: dict[str, Any] = {"load": load} if delta < 0 else {"to_minimum": to_minimum}
-    return executor.attempt(delta, model, region, why, **options)
+    return executor.attempt(delta, model, region, why, load=load, to_minimum=to_minimum)
 
 
 def wanted_by_plan(model: str, region: str) -> int:

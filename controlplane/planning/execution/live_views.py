@@ -14,8 +14,8 @@ from django.conf import settings
 from django.db.models import Max, Sum
 
 from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.fleet.states import PRESENT, InstanceState
 from controlplane.planning.models import ScalingMove
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _published() -> dict[str, Any] | None:
 
 
 def say_alive(models: Iterable[str], for_s: float) -> None:
-    """Tell the gateway that the strategies of *models* look after them, for the next *for_s* seconds."""
+    """Publish to the gateway that the strategies of *models* look after them, for the next *for_s* seconds."""
     try:
         with _redis() as client:
             client.set(STRATEGIST_KEY, orjson.dumps(sorted(models)), px=max(1, int(1000 * for_s)))

@@ -5,7 +5,6 @@ cut off, or met a full node, is taken up by the next one. A plan ends as carried
 what was not moved, and why.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,7 +17,6 @@ from controlplane.events.services import record
 from controlplane.planning.execution import executor, live_views, strategies
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
-logger = logging.getLogger(__name__)
 ACTOR = "planner"
 TO_CARRY_OUT = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS)
 
@@ -46,7 +44,7 @@ def apply_plan(plan: ScalingPlan, now: datetime, load: live_views.Load | None = 
 
     Targets are numbers of instances, not differences: what others moved since the plan was made is not moved again.
     """
-    # Its key stays free: whoever writes a move for this plan refers to it, with places locked that are wanted here.
+    # Its key stays free: a move for this plan that is just written refers to it, and its writer has places locked.
     rows = ScalingPlan.objects.select_for_update(of=("self",), no_key=True).select_related("model")
     row = rows.get(pk=plan.pk)
     if row.status not in TO_CARRY_OUT:
@@ -139,10 +137,7 @@ def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: live_views
     while target["left"] * step > 0:
         why = _why(plan, target)
         try:
-            if step > 0:
-                move = executor.add(model, region, why, gpu_type=gpu_type)
-            else:
-                move = executor.remove(model, region, why, gpu_type=gpu_type, load=load.running if load else None)
+            move = executor.move(step, model, region, why, gpu_type, load=load.running if load else None)
         except executor.Refused as refusal:
             target["obstacle"] = str(refusal)
             executor.refuse(step, model, region, why, str(refusal))
@@ -167,7 +162,7 @@ def _followed(plan: ScalingPlan) -> str:
     changed = {target["region"] for target in plan.targets if target["target"] != target["present"]}
     wanted = sum(abs(target["target"] - target["present"]) for target in plan.targets)
     moved = plan.moves.filter(region__in=changed).count()
-    since = plan.made_at - executor.REFUSALS_KEPT_APART  # what is refused again is no new event
+    since = plan.made_at - executor.REFUSAL_REPEATED_AFTER  # what is refused again is no new event
     refused = Event.objects.filter(kind="scaling.refused", at__gte=since, after__model=plan.model.name)
     obstacle = refused.order_by("-pk").values_list("reason", flat=True).first()
     why = f"refused: {obstacle}" if obstacle else strategies.pace(plan.strategy)
@@ -180,10 +175,6 @@ def _with_note(plan: ScalingPlan, words: str) -> str:
 
 def _why(plan: ScalingPlan, target: dict[str, Any]) -> executor.Why:
     inputs = {"plan": plan.pk, "approved_by": plan.decided_by, "target": {**target}}
-    reason = target.get("reason", "")
-    reason = (
-        reason
-        if reason and target["target"] != target["present"]
-        else f"The plan asks for {target['target']} instances."
-    )
+    reason = target.get("reason") if target["target"] != target["present"] else ""
+    reason = reason or f"The plan asks for {target['target']} instances."
     return executor.Why(MoveSource.PLAN, plan.strategy, reason, inputs, plan)

@@ -96,21 +96,17 @@ def _carry_out(
         inputs["advice"] = {name: getattr(advised, name) for name in advised.__dataclass_fields__}
     # Live, what is let go is stopped once drained; nobody borrows it.
     why = executor.Why(MoveSource.STRATEGY, policy.strategy, reason.replace(AS_SPOT, ""), inputs, plan)
-    made = []
+    made, step = [], 1 if delta > 0 else -1
     for _ in range(abs(delta)):
-        step = 1 if delta > 0 else -1
-        options: dict[str, Any] = {"load": load.running} if step < 0 else {}
         move = None
         # Where the plan says on which GPUs, these come first.
         for gpu_type in gpu_types(plan, view.region, step):
             try:
-                move = (executor.add if step > 0 else executor.remove)(
-                    view.model, view.region, why, gpu_type=gpu_type, **options
-                )
+                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.running)
                 break
             except executor.Refused:
                 continue
-        move = move or executor.attempt(step, view.model, view.region, why, **options)
+        move = move or executor.attempt(step, view.model, view.region, why, load=load.running)
         if move is None:
             break
         made.append(move)
@@ -126,8 +122,6 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         return None
     target = sum(row["target"] for row in rows)
     windows: Sequence[float] = plan.inputs.get("demand_tokens_per_s", {}).get(region, [])
-    served = sum(row["target"] * row.get("capability_tokens_per_s", 0.0) for row in rows)
-    some = max((row.get("capability_tokens_per_s", 0.0) for row in rows), default=0.0)
     soon = None
     if windows and "start_at" in plan.inputs:
         passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
@@ -138,7 +132,6 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         forecast_tokens_per_s=float(max(windows, default=0.0)),
         made_at_s=plan.made_at.timestamp(),
         valid_until_s=plan.valid_until.timestamp(),
-        tokens_per_s_per_instance=served / target if target else some,
         soon_instances=soon,
         next_plan_s=plan.made_at.timestamp() + settings.PLAN_EVERY_S,
     )

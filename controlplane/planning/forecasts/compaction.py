@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import Count
 from django.db.models.functions import TruncHour
 
+from controlplane.planning.forecasts.selectors import forecasts_of, latest_forecast, windows_of
 from controlplane.planning.models import Forecast
-from controlplane.planning.selectors import forecasts_of, latest_forecast, windows_of
 
 HOUR = timedelta(hours=1)
 SERIES = ("model", "region", "quantity", "slo_class")

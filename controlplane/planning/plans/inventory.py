@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.fleet.states import PRESENT, InstanceState
 
 if TYPE_CHECKING:
     from scheduling.planning.problem import Problem
 
+Place = tuple[str, str, str]
+"""(model, region, GPU type), by name."""
 Pool = tuple[str, tuple[str, ...]]
 """(GPU type, models deployed on it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Active deployments and how many instances each has; by place: (model, region, GPU type)."""
+    """Active deployments and how many instances each has, by place."""
 
-    deployments: dict[tuple[str, str, str], Deployment]
-    present: Counter[tuple[str, str, str]]
-    spare: Counter[tuple[str, str, str]]
+    deployments: dict[Place, Deployment]
+    present: Counter[Place]
+    spare: Counter[Place]
     """Sleeping instances, which wake in seconds: the live fleet's equivalent of spot."""
     units: dict[tuple[str, str], int]
     """GPUs by (region, GPU type) that planned instances may have; none where no hardware is kept."""
@@ -50,8 +52,8 @@ def read(models: set[str]) -> Fleet:
         (row.model.name, row.region.name, row.gpu_type.name): row
         for row in rows.select_related("model", "region", "gpu_type").order_by("model__name", "region__name", "pk")
     }
-    present: Counter[tuple[str, str, str]] = Counter()
-    spare: Counter[tuple[str, str, str]] = Counter()
+    present: Counter[Place] = Counter()
+    spare: Counter[Place] = Counter()
     taken: Counter[tuple[str, str]] = Counter()  # by what is not planned
     planned: Counter[tuple[str, str]] = Counter()
     instances = Instance.objects.exclude(state=InstanceState.STOPPED).values_list(
@@ -90,14 +92,15 @@ def read(models: set[str]) -> Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A problem, and the place that each of its (model, region, pool) stands for."""
+    """A problem, and which of its pools each (region, GPU type) is."""
 
     problem: "Problem"
-    pools: tuple[Pool, ...]
+    pool_at: dict[tuple[str, str], int]
 
-    def place(self, model: int, region: int, pool: int) -> tuple[str, str, str]:
-        names = self.problem
-        return names.models[model], names.regions[region], self.pools[pool][0]
+    def index(self, place: Place) -> tuple[int, int, int]:
+        """Where *place* is in the problem's arrays."""
+        model, region, gpu_type = place
+        return self.problem.models.index(model), self.problem.regions.index(region), self.pool_at[region, gpu_type]
 
 
 def problem_of(
@@ -117,6 +120,7 @@ def problem_of(
 
     pool_of = fleet.pools()
     pools = tuple(sorted(set(pool_of.values())))
+    pool_at = {place: pools.index(pool) for place, pool in pool_of.items()}
     models, regions = fleet.models, fleet.regions
     shape = len(models), len(regions), len(pools)
     windows = max((len(values) for values in demand_tokens_per_s.values()), default=1)
@@ -130,7 +134,7 @@ def problem_of(
     hours = horizon.total_seconds() / 3600
     for place, deployment in fleet.deployments.items():
         model, region, gpu_type = place
-        i, j, k = models.index(model), regions.index(region), pools.index(pool_of[region, gpu_type])
+        i, j, k = models.index(model), regions.index(region), pool_at[region, gpu_type]
         instances[i, j, k] = fleet.present[place]
         capability[i, k] = capability_tokens_per_s.get((model, gpu_type), 0.0)
         gpus[i, k] = max(gpus[i, k], deployment.tensor_parallel)
@@ -141,8 +145,8 @@ def problem_of(
         unbounded[j, k] += deployment.tensor_parallel * max(deployment.max_instances, held)
         price[k] = float(deployment.gpu_type.on_demand_usd_per_hour) * hours
     capacity = np.zeros(shape[1:], np.int64)
-    for (region, gpu_type), pool in pool_of.items():
-        j, k = regions.index(region), pools.index(pool)
+    for (region, gpu_type), k in pool_at.items():
+        j = regions.index(region)
         capacity[j, k] = fleet.units.get((region, gpu_type), unbounded[j, k])
     # An operator may have started more than the bounds allow, or more than the nodes are known to have.
     capacity = np.maximum(capacity, (gpus[:, None, :] * (instances + spot)).sum(axis=0))
@@ -167,7 +171,7 @@ def problem_of(
         epsilon=np.array(epsilon),
         buffer_tokens_per_s=buffer,
     )
-    return Planned(problem, pools)
+    return Planned(problem, pool_at)
 
 
 def _names(pools: tuple[Pool, ...]) -> list[str]:

@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions
 
-MEDIAN: Final = QUANTILES.index(0.5)
 BANDS: Final = 5  # of predictions from short to long, each with a spread of its own
 LEAST_IN_BAND: Final = 20
 

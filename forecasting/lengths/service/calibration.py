@@ -113,7 +113,6 @@ class DriftAlarm:
     """
 
     raised: str = ""
-    alarms: int = 0
     raised_at: float = 0.0
     """In the caller's clock."""
     _seen: int = 0
@@ -143,7 +142,6 @@ class DriftAlarm:
         what = ("longer", "shorter", "wilder")[sums.index(max(sums))]
         self.restart()
         self.raised = what
-        self.alarms += 1
         self.raised_at = now
         return True
 

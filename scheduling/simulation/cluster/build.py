@@ -34,7 +34,7 @@ FIRST_WAITING = 4096
 FIRST_CHANGES = 1024
 
 
-def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_flag_s: float) -> World:
+def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> World:
     """The world at time 0. ValueError for requests that make no sense on *cluster*."""
     check_requests(requests, cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
@@ -102,7 +102,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, wait_f
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
         affinity=_affinity(cluster, policies, slots),
-        run_state=_run_state(cluster, wait_flag_s),
+        run_state=_run_state(cluster),
     )
 
 
@@ -170,14 +170,14 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
         record.batch_wait_s = batching.wait_timeout_s
         record.batch_opened_s = np.inf
-        record.scaled_s = record.flagged_s = -np.inf
+        record.scaled_s = -np.inf
     return policies
 
 
-def _run_state(cluster: Cluster, wait_flag_s: float) -> NDArray[np.void]:
+def _run_state(cluster: Cluster) -> NDArray[np.void]:
     run_state = np.zeros(1, RUN_STATE)
     record = run_state[0]
-    record.threshold, record.wait_flag_s = cluster.threshold, wait_flag_s
+    record.threshold = cluster.threshold
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
         record[name] = getattr(cluster.delays, name)

@@ -195,10 +195,6 @@ class Cluster:
         """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""
         return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
 
-    def endpoint_index(self, model: str, region: str) -> int:
-        """ValueError if no instance serves *model* in *region*."""
-        return self.endpoints.index((model, region))
-
     def latencies(self) -> NDArray[np.float64]:
         """One way, regions x regions. ValueError if they are not that many, or not times."""
         count = len(self.regions)

@@ -294,13 +294,3 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
     if engines.ahead.clock.size > 0:
         leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
-
-
-@compiled_inline
-def flagged(world: World, endpoint: int, now_s: float) -> bool:
-    """Whether the head of the queue of *endpoint* has waited longer than `wait_flag_s`; said once in as long a time."""
-    head, policy, longest_s = peek(world.waiting, endpoint), world.policies[endpoint], world.run_state[0].wait_flag_s
-    if head < 0 or now_s - max(world.waiting.arrival_s[head], policy.flagged_s) <= longest_s:
-        return False
-    policy.flagged_s = now_s
-    return True

@@ -15,7 +15,7 @@ import numpy as np
 from scheduling.compiled import compiled, compiled_inline, index
 from scheduling.queueing.waiting_set import FREE_COUNT
 from scheduling.simulation.cluster.choices import choose_endpoint, column, trigger
-from scheduling.simulation.cluster.dispatcher import finish, flagged, land, pump, queue, refuse
+from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
     DRAINING,
@@ -36,10 +36,9 @@ from scheduling.simulation.engine.state import IDLE, NONE
 # Why the loop paused.
 ALL_DONE: Final = 0
 UNTIL: Final = 1
-WAITING_FLAG: Final = 2
-FULL: Final = 3  # the waiting set, a log or the delays drawn ahead are to be made larger
-SCALE: Final = 4  # the reactive trigger wants an instance that has another model: called_endpoint
-DRAINED: Final = 5  # called_instance has no work left and is to move to another endpoint
+FULL: Final = 2  # the waiting set, a log or the delays drawn ahead are to be made larger
+SCALE: Final = 3  # the reactive trigger wants an instance that has another model: called_endpoint
+DRAINED: Final = 4  # called_instance has no work left and is to move to another endpoint
 
 NOBODY: Final = -3
 CONTROL: Final = -2
@@ -198,9 +197,6 @@ def _run(
                 endpoint = int(world.fleet.endpoint[changed])
                 reached = NONE
                 what = NOTHING
-        if reached >= 0 and run_state.wait_flag_s < math.inf and flagged(world, endpoint, now_s):
-            run_state.called_endpoint = endpoint
-            return WAITING_FLAG
 
 
 @compiled

@@ -52,11 +52,9 @@ class Outcome(IntEnum):
     """No instance served its model or soon would, or the queue was full."""
 
 
-# The same as plain numbers, for kernels.
-READY: Final = 3
+# Outcomes as plain numbers, for kernels.
 RUNNING: Final = 1
 DONE: Final = 2
-FAILED: Final = 3
 REFUSED: Final = 4
 
 MAX_ATTEMPTS: Final = 3
@@ -95,16 +93,14 @@ RUN_STATE = record(
     [
         ("now_s", np.float64),
         ("threshold", np.float64),  # of the global router
-        ("wait_flag_s", np.float64),
         ("reactive", np.uint8),  # whether the trigger is on; then its parameters
         ("out_above", np.float64),
         ("in_below", np.float64),
         ("cooldown_s", np.float64),
         ("min_instances", np.int64),
         ("max_instances", np.int64),
-        ("called_endpoint", np.int64),  # what the loop wants the caller to look at: an endpoint,
-        ("called_instance", np.int64),  # an instance whose life goes on,
-        ("called_for", np.int64),  # and whether it wants more of them (1) or fewer (-1)
+        ("called_endpoint", np.int64),  # what the loop wants the caller to look at: an endpoint that scales out,
+        ("called_instance", np.int64),  # or an instance that is to move
         ("arrived", np.int64),  # requests by what became of them
         ("ended", np.int64),
         ("forwarded", np.int64),
@@ -146,7 +142,6 @@ ENDPOINT = record(
         ),  # of its largest instance: a longer prediction is cut, or it would wait for ever
         ("serving", np.int64),  # instances that serve it or soon will
         ("scaled_s", np.float64),  # when the reactive trigger last changed it
-        ("flagged_s", np.float64),  # when its queue last had the caller called
     ]
 )
 """How an endpoint is run."""

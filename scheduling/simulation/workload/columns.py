@@ -26,11 +26,6 @@ def buffered(values: "array[Any]", dtype: type[Scalar]) -> npt.NDArray[Scalar]:
     return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
 
 
-def same(name: str, requests: int) -> Coded:
-    """*name* for every request, in no memory."""
-    return Coded(np.broadcast_to(np.int16(0), requests), [name])
-
-
 class WorkloadError(ValueError):
     """A column holds what no request can be; names the column, the request (from 0) and the value."""
 

@@ -1,4 +1,4 @@
-// The twin of controlplane/console/live/deltas.py: how a page's state follows the messages of the live connection.
+// How a page's state follows the messages of the live connection, which controlplane/console/live/deltas.py makes.
 
 function patch(table, change) {
   if (change.all) return change.all;
@@ -31,7 +31,7 @@ export function apply(state, message) {
   }
 }
 
-// One row of a columnar table, found by the value of its first column; undefined if there is none.
+// The row of a columnar table that has *key* in its first column; undefined if there is none.
 export function rowOf(table, key) {
   const [column] = Object.keys(table ?? {});
   const at = column === undefined ? -1 : table[column].findIndex((value) => String(value) === String(key));

@@ -42,7 +42,7 @@ export function startKeys(live) {
     const actions = {
       "/": search,
       p: () => live?.togglePause(),
-      t: () => window.turnTheme(),
+      t: () => window.changeTheme(),
       g: () => { chordUntil = Date.now() + CHORD_MS; },
       "?": openHelp,
     };

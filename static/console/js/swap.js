@@ -8,7 +8,7 @@ function inUse(element) {
     document.activeElement.matches("input, select, textarea");
 }
 
-// How what has the focus within *element* can be found again in its successor; null if nothing there has it.
+// A selector, for the successor of *element*, of what has the focus within it; null if nothing there has it.
 function focusedIn(element) {
   const active = document.activeElement;
   if (!element.contains(active) || active === element) return null;

@@ -23,7 +23,7 @@
     label();
     document.dispatchEvent(new CustomEvent("themechange"));
   };
-  window.turnTheme = () => {
+  window.changeTheme = () => {
     const theme = next[current()];
     try { localStorage.setItem("theme", theme); } catch { /* private window: this page only */ }
     show(theme);
@@ -32,7 +32,7 @@
   document.addEventListener("DOMContentLoaded", () => {
     label();
     document.addEventListener("click", (event) => {
-      if (event.target.closest?.("[data-theme-button]")) window.turnTheme();
+      if (event.target.closest?.("[data-theme-button]")) window.changeTheme();
     });
   });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);

@@ -29,7 +29,7 @@ MOST_EXAMPLES = 20
 
 @dataclass(slots=True)
 class Account:
-    """What the comparison found, by request."""
+    """What the comparison gave, by request."""
 
     unaccounted: list[tuple[Seen, str]] = field(default_factory=list)
     failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
@@ -48,18 +48,18 @@ class Account:
 
 def account(seen: Iterable[Seen], rows: Mapping[str, list[dict[str, Any]]], kills: Iterable[Kill]) -> Account:
     """Compare what clients saw with the ledger's *rows* by request id, oldest first."""
-    found, kills = Account(), list(kills)
+    total, kills = Account(), list(kills)
     for one in seen:
-        by_end = found.by_kind.setdefault(one.kind, Counter())
+        by_end = total.by_kind.setdefault(one.kind, Counter())
         by_end[f"{one.end} {one.code or one.status or ''}".strip() if one.end is not End.DONE else "done"] += 1
-        _judge_row(found, one, rows.get(one.request_id, []), kills)
-        _judge_outcome(found, one, kills)
-    return found
+        _judge_row(total, one, rows.get(one.request_id, []), kills)
+        _judge_outcome(total, one, kills)
+    return total
 
 
-def _judge_row(found: Account, one: Seen, rows: list[dict[str, Any]], kills: list[Kill]) -> None:
+def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: list[Kill]) -> None:
     if len(rows) > one.attempts:
-        found.unaccounted.append((one, f"{len(rows)} rows for {one.attempts} attempts"))
+        total.unaccounted.append((one, f"{len(rows)} rows for {one.attempts} attempts"))
         return
     why = disagreement(one, rows)
     if not why:
@@ -68,11 +68,11 @@ def _judge_row(found: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
         kill.covers(one.sent_at, one.ended_at, SETTLES_S["web"]) for kill in web
     ):
-        found.cut_by_kill += 1
+        total.cut_by_kill += 1
     elif not rows and any(one.ended_at - 0.2 <= kill.at <= one.ended_at + LEDGER_FLUSH_S for kill in web):
-        found.rows_lost_by_kill += 1
+        total.rows_lost_by_kill += 1
     else:
-        found.unaccounted.append((one, why))
+        total.unaccounted.append((one, why))
 
 
 def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
@@ -109,20 +109,20 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
         return f"the ledger says class {row['slo_class']}"
     if one.end is End.DONE:
         for name in ("prompt_tokens", "output_tokens"):
-            told = getattr(one, name)
-            if told is not None and told != row[name]:
-                return f"{name}: the ledger says {row[name]}, the client saw {told}"
+            tokens = getattr(one, name)
+            if tokens is not None and tokens != row[name]:
+                return f"{name}: the ledger says {row[name]}, the client saw {tokens}"
     return ""
 
 
-def _judge_outcome(found: Account, one: Seen, kills: list[Kill]) -> None:
+def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     """Whether the request got what its kind should get; failures are excused by kills of web and emulator alone."""
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
         return
     if one.status in TURNED_AWAY:
-        found.turned_away += 1
+        total.turned_away += 1
         return
     if any(kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]) for kill in kills):
-        found.failed_in_kills += 1
+        total.failed_in_kills += 1
         return
-    found.failed_outside_kills.append((one, "failed"))
+    total.failed_outside_kills.append((one, "failed"))

@@ -1,4 +1,4 @@
-"""Kills parts with SIGKILL, in turn and in pairs, and waits until each does its work again."""
+"""Kills parts with SIGKILL, one by one and in pairs, and waits until each does its work again."""
 
 import asyncio
 import contextlib

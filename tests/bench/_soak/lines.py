@@ -20,7 +20,7 @@ BEFORE_S, AFTER_S = 0.5, 15.0
 
 @dataclass(slots=True)
 class Lines:
-    """What was found in a stack's output."""
+    """What there was in a stack's output."""
 
     tracebacks: int = 0
     outside: Counter[str] = field(default_factory=Counter)  # error lines outside kills, by kind
@@ -34,23 +34,23 @@ class Lines:
 
 def read(stamped: Iterable[tuple[float, str]], kills: Iterable[Kill]) -> Lines:
     """Judge the lines of a stack; each has the epoch second at which it came."""
-    found, kills = Lines(), list(kills)
+    judged, kills = Lines(), list(kills)
     tracing: dict[str, bool] = {}  # parts whose traceback is being printed
     for at, line in stamped:
         part, bar, text = line.partition(" | ")
         part, text = (part.strip(), text) if bar else ("", line)
         if tracing.get(part) and text and not text.startswith((" ", "Traceback")):
-            found.traced.append(f"{part}: {text[:KIND_CHARS]}")
+            judged.traced.append(f"{part}: {text[:KIND_CHARS]}")
             tracing[part] = False
         if TRACEBACK in text:
-            found.tracebacks += 1
+            judged.tracebacks += 1
             tracing[part] = True
         elif not _is_error(text):
             continue
         kind = f"{part}: {VARIES.sub('#', text)[:KIND_CHARS]}".lstrip(": ")
         explained = any(kill.covers(at - BEFORE_S, at + BEFORE_S, AFTER_S) for kill in kills)
-        (found.within if explained else found.outside)[kind] += 1
-    return found
+        (judged.within if explained else judged.outside)[kind] += 1
+    return judged
 
 
 def _is_error(text: str) -> bool:

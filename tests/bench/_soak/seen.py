@@ -27,7 +27,7 @@ class End(StrEnum):
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it. Times are epoch seconds; tokens are None where the client was not told."""
+    """One request as its client saw it. Times are epoch seconds; tokens are None where the answer did not say."""
 
     request_id: str
     kind: str

@@ -74,8 +74,7 @@ class Stack(RunningStack):
 
     def pids(self, part: str) -> list[int]:
         """Processes of *part* now: one, or those of the worker's pool."""
-        found = self.by_part().get(part, {})
-        return sorted(found)
+        return sorted(self.by_part().get(part, {}))
 
     def by_part(self) -> dict[str, dict[int, int]]:
         """Parts, each with its processes and their resident bytes."""
@@ -90,19 +89,19 @@ class Stack(RunningStack):
                 sizes[number] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
                 names[number] = next((part for part, words in PARTS.items() if words in line), "")
         supervisor = [number for number in parents if not names[number] and any(p == number for p in parents.values())]
-        found: dict[str, dict[int, int]] = {}
+        sizes_by_part: dict[str, dict[int, int]] = {}
         for number, name in names.items():
             parent = parents[number]
             if names.get(parent) == "celery":
-                found.setdefault(CHILD, {})[number] = sizes[number]
+                sizes_by_part.setdefault(CHILD, {})[number] = sizes[number]
             elif name and names.get(parent) != name:
-                found.setdefault(name, {})[number] = sizes[number]
+                sizes_by_part.setdefault(name, {})[number] = sizes[number]
             elif number in supervisor:
-                found.setdefault("supervisor", {})[number] = sizes[number]
-        return found
+                sizes_by_part.setdefault("supervisor", {})[number] = sizes[number]
+        return sizes_by_part
 
     def _retitled(self) -> list[str]:
-        """Redis writes its title over its environment, by which processes are found: the supervisor knows its id."""
+        """Redis writes its title over its environment, by which processes are recognised: the supervisor knows its id."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             parts = json.loads((self.folder / PARTS_FILE).read_text())["parts"]
             return [

@@ -42,22 +42,22 @@ class Memory:
 
         Median of the last quarter of its samples against that of the first, after a minute to warm up.
         """
-        found: dict[str, tuple[float, float]] = {}
+        steepest: dict[str, tuple[float, float]] = {}
         for (part, _), samples in self.samples.items():
             warm = [sample for sample in samples if sample[0] >= samples[0][0] + WARM_S]
             quarter = len(warm) // 4
             if not quarter or (watched_s := warm[-1][0] - warm[0][0]) < LEAST_WATCHED_S:
                 continue
             early, late = (statistics.median(size for _, size in some) for some in (warm[:quarter], warm[-quarter:]))
-            apart_h = watched_s * 0.75 / 3600
-            if watched_s > found.get(part, (0.0, 0.0))[0]:
-                found[part] = watched_s, (late - early) / 2**20 / apart_h
-        return {part: growth for part, (_, growth) in found.items()}
+            between_h = watched_s * 0.75 / 3600
+            if watched_s > steepest.get(part, (0.0, 0.0))[0]:
+                steepest[part] = watched_s, (late - early) / 2**20 / between_h
+        return {part: growth for part, (_, growth) in steepest.items()}
 
 
 @dataclass(slots=True)
 class Operator:
-    """Looks at every page and the REST API in turn, and keeps a live connection; notes what did not answer as it should."""
+    """Looks at pages and the REST API, one after the other, and keeps a live connection; notes every wrong answer."""
 
     stack: Stack
     session: aiohttp.ClientSession

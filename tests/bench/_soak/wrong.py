@@ -102,7 +102,7 @@ async def wrong_method(mix: Mix, seen: Seen) -> None:
 
 
 async def too_long(mix: Mix, seen: Seen) -> None:
-    """Longer than the model's context, which only the instance can tell; the gateway passes its words on."""
+    """Longer than the model's context, which only the instance knows; the gateway passes its words on."""
     ids = [7] * 5000
     asked = json.dumps({"model": "llama-2-70b", "prompt": ids, "max_tokens": 16}).encode()
     seen.model = "llama-2-70b"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths.query import LengthQuery
@@ -39,7 +39,6 @@ def measure(text: str, name: str) -> float:
     return float(extract(LengthQuery(text, 10)).measures[MEASURES.index(name)])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_kernel_reads_as_its_plain_twin(text: str) -> None:
     data = text.encode("utf-8", "replace")
@@ -102,7 +101,6 @@ def test_a_vocabulary_knows_what_prompts_share() -> None:
     assert vocabulary.features(extract(LengthQuery("", 0))).ids.tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(SOME_WORDS, max_size=40).map(" ".join))
 def test_look_up_finds_every_known_hash_once(text: str) -> None:
     vocabulary = Vocabulary.common([extract(LengthQuery("write a story about rome now", 6))], least=1, most=1000)

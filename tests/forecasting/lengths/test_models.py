@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample
+from forecasting.lengths import MODELS, LengthQuery, Sample
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.forest import Forest
 from forecasting.lengths.models.ours import Ours
@@ -15,6 +15,7 @@ from forecasting.lengths.models.spread import Spread
 from forecasting.lengths.models.state import save_model
 from forecasting.lengths.models.student import Student
 from forecasting.lengths.models.trees import Trees
+from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.text.encoder import TINY
 from tests.forecasting.lengths.made import samples
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths import MODELS, QUANTILES, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.models.state import save_model
+from forecasting.lengths.query import QUANTILES
 from tests.forecasting.lengths.made import samples
 
 
@@ -32,7 +33,6 @@ def test_it_learns_length_and_verbosity(student: Student) -> None:
     assert score([sample.output_tokens for sample in test], predictions.tokens)["rank_correlation"] > 0.85
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     text=st.text(max_size=300),
     prompt_tokens=st.integers(0, 10**6),

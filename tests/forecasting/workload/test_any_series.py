@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload import BEST, FORECASTERS, Series, load
 from forecasting.workload.forecasters import arima, mlstm
+from tests.examples import costly
 from tests.forecasting.workload.demand import daily
 from tests.forecasting.workload.test_forecasters import ALL, QUICK, check
 
@@ -92,7 +93,7 @@ def test_no_shape_breaks_it(name, width_s, tmp_path):
 
 
 @pytest.mark.parametrize("name", QUICK)
-@settings(max_examples=15, deadline=None)
+@costly(15)
 @given(
     width_s=st.sampled_from(WIDTHS_S),
     shape=st.sampled_from(SHAPES),

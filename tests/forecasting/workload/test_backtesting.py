@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.workload import FORECASTERS, Forecast, Series, backtest
+from forecasting.workload import FORECASTERS, Series, backtest
 from forecasting.workload.backtesting import PINBALL_LEVELS
+from forecasting.workload.forecast import Forecast
 from forecasting.workload.series import without_partial
 from tests.forecasting.workload.demand import daily
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload.bands import EAGERNESS, GROWTH, LOSS_DECAY, MEMORY, QUANTILES, Bands
@@ -16,7 +16,6 @@ def walk(bands, paths, actual):
     return np.array(ends)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0, 1e7), st.one_of(st.floats(0, 1e7), st.just(float("nan")))), max_size=12),
     st.integers(1, 12),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload.forecasters.blend import GRID, MEMORY, BlendModel, between_grid
@@ -8,6 +8,7 @@ from forecasting.workload.forecasters.experts import NAMES, Trail, days_before, 
 from forecasting.workload.forecasters.forest import LEAST_ROWS, Forest, _table
 from forecasting.workload.forecasters.points import PointModel, SeasonalNaive
 from forecasting.workload.forecasters.regression import Regression
+from tests.examples import costly
 from tests.forecasting.workload.demand import daily
 
 SEASON, WINDOW_S = 24, 3600.0
@@ -29,7 +30,6 @@ def test_a_trail_that_grew_is_the_trail_of_everything():
         assert np.allclose(getattr(grown, name), getattr(whole, name), equal_nan=True), name
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(30, 200))
 def test_nothing_after_the_origin_is_looked_at(seed, origin):
     """Other values after the origin change no opinion, and no forecast of a regression or the forest made at it."""
@@ -207,7 +207,7 @@ def test_a_burst_before_a_gap_is_not_taken_for_the_level_after_it():
 
 
 @given(st.integers(12, 400), st.floats(0, 1), st.integers(0, 1000))
-@settings(max_examples=15, deadline=None)
+@costly(15)
 def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):
     random = np.random.default_rng(seed)
     values = np.where(random.random(count) < share, 0.0, random.lognormal(5, 2, count))

@@ -5,12 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload import BEST, FORECASTERS, Series, StateError, load
 from forecasting.workload.files import FORMAT, write_state
 from forecasting.workload.forecasters import arima, mlstm
+from tests.examples import costly
 from tests.forecasting.workload.demand import daily
 
 WINDOW_S = 1800.0
@@ -118,7 +119,7 @@ def test_windows_one_by_one_or_all_at_once(name):
 
 
 @pytest.mark.parametrize("name", QUICK)
-@settings(max_examples=20, deadline=None)
+@costly(20)
 @given(values=rates, following=rates, horizon=st.integers(1, 30))
 def test_whatever_came_the_forecast_is_one(name, values, following, horizon):
     forecaster = FORECASTERS[name]()

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload.forecasters import mlstm
@@ -30,7 +30,6 @@ def plain_cell(weights, x, h, c):
     return next_h, next_c
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 5), st.integers(1, 4))
 def test_the_cell_is_that_of_the_paper(seed, hidden, batch):
     random = np.random.default_rng(seed)

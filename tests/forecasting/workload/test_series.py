@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload.series import (
@@ -69,7 +69,6 @@ def test_traces_that_cannot_be():
         from_trace([0.0, 1e12], [1, 1], 60.0)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0, 5000), st.integers(0, 10_000)), min_size=1, max_size=80),
     st.sampled_from([1.0, 60.0, 600.0]),
@@ -125,7 +124,6 @@ def test_groups_share_their_range_and_what_was_measured():
     assert group_minutes([]) == {}
 
 
-@settings(deadline=None, max_examples=50)
 @given(rates, st.integers(0, 20), st.sampled_from([1, 2, 5, 10]))
 def test_wide_windows_are_means_of_what_is_known(values, lead, factor):
     series = Series(60.0 * lead, 60.0, np.array(values))
@@ -161,7 +159,6 @@ def test_a_partly_collected_window_is_a_gap_and_a_quiet_one_is_not():
     assert mended[10] == 0.5
 
 
-@settings(deadline=None, max_examples=50)
 @given(rates)
 def test_mending_only_ever_makes_gaps(values):
     series = Series(0.0, 600.0, np.array(values))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
@@ -58,7 +58,6 @@ def test_exact_points_give_the_coefficients_back() -> None:
     assert result.points == 21 + 36
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     t0=st.floats(0, 0.1),
     a=st.floats(0.001, 0.05),

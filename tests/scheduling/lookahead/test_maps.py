@@ -1,12 +1,12 @@
 """The look-ahead map against the map as PreServe writes it: an element an iteration, moved by every request."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.lookahead import maps as lookahead
-from scheduling.lookahead.maps import FREE, NONE, add, advance, allocate, finish, grow, peak_tokens, project, token
+from scheduling.lookahead.maps import FREE, NONE, add, advance, allocate, finish, grow, peak_tokens, token
+from tests.oracles.lookahead import projected_tokens
 
 LONG = 400
 
@@ -73,9 +73,8 @@ def test_equals_the_map_of_the_paper(steps, horizon):
                     plain[instance].finish(slot)
             case ("grow",):
                 ahead = grow(ahead, 2, ahead.instance.size + 1)
-        projected = np.zeros(horizon // 2 + 1, np.int64)
         for instance, expected in enumerate(plain):
-            project(ahead, instance, projected)
+            projected = projected_tokens(ahead, instance, horizon // 2 + 1)
             assert projected.tolist() == expected.tokens[: projected.size]
             assert ahead.active[instance] == len(expected.requests)
             assert peak_tokens(ahead, instance, projected.size) == max(expected.tokens[: projected.size])
@@ -95,21 +94,18 @@ def test_all_is_taken_back_by_an_end_whenever_it_comes(prompt, predicted, produc
 
 
 def test_an_overrun_is_extended_by_a_fifth_of_what_was_produced():
-    ahead, tokens = allocate(1, 1, 64), np.zeros(30, np.int64)
+    ahead = allocate(1, 1, 64)
     add(ahead, 0, 100, 10)
     advance(ahead, 0, 9)
-    project(ahead, 0, tokens)
-    assert tokens[:3].tolist() == [109, 0, 0]
+    assert projected_tokens(ahead, 0, 30)[:3].tolist() == [109, 0, 0]
     advance(ahead, 0, 1)  # the eleventh token: two more are expected
-    project(ahead, 0, tokens)
-    assert tokens[:4].tolist() == [110, 111, 0, 0]
+    assert projected_tokens(ahead, 0, 30)[:4].tolist() == [110, 111, 0, 0]
     advance(ahead, 0, 2)  # and again, a fifth of 12 rounded up
-    project(ahead, 0, tokens)
-    assert tokens[:5].tolist() == [112, 113, 114, 0, 0]
+    assert projected_tokens(ahead, 0, 30)[:5].tolist() == [112, 113, 114, 0, 0]
 
 
 def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
-    ahead, tokens = allocate(1, 2, 64), np.zeros(4, np.int64)
+    ahead = allocate(1, 2, 64)
     first = add(ahead, 0, 10, 50)
     token(ahead, first, 1)
     second = add(ahead, 0, 20, 50)
@@ -117,16 +113,14 @@ def test_live_the_clock_follows_the_request_that_is_furthest_ahead():
     token(ahead, second, 1)
     token(ahead, second, 0)
     assert ahead.clock[0] == 2
-    project(ahead, 0, tokens)
-    assert tokens[0] == 12 + 21
+    assert projected_tokens(ahead, 0, 30)[0] == 12 + 21
     token(ahead, second, 3)  # several tokens in one chunk
     assert ahead.clock[0] == 5
     finish(ahead, first)
     token(ahead, first, 1)  # too late: nothing happens
     finish(ahead, first)
     assert ahead.clock[0] == 5
-    project(ahead, 0, tokens)
-    assert tokens[0] == 24
+    assert projected_tokens(ahead, 0, 30)[0] == 24
     assert ahead.counters[FREE] == 1
 
 

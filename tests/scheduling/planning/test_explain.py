@@ -87,8 +87,8 @@ def test_rows_that_could_not_hold_say_what_stood_in_the_way():
 def test_doing_nothing_is_priced_beside_the_plan():
     problem = one_model()
     plan = solve(problem, gap=0.0)
-    assert plan.do_nothing_cost_usd == 40.0
-    assert plan.do_nothing_unmet_tokens_per_s == 600.0 - 450.0
+    assert problem.cost_usd(problem.instances) == 40.0
+    assert problem.shortage(problem.instances).total_tokens_per_s.sum() == 600.0 - 450.0
     assert plan.cost_usd == problem.cost_usd(plan.targets)
     assert plan.start_usd == problem.start_usd(plan.targets)
     cheap = replace(plan, cost_usd=0.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.planning import planner
@@ -40,7 +40,6 @@ def every_plan(problem):
     return [targets for targets in plans if not broken_rows(problem, targets)]
 
 
-@settings(max_examples=25)
 @given(small_problems(most=(2, 2, 2), most_instances=3))
 def test_the_pulp_model_finds_the_best_of_all_plans(problem):
     plans = every_plan(problem)
@@ -55,7 +54,6 @@ def test_the_pulp_model_finds_the_best_of_all_plans(problem):
     assert not broken_rows(problem, solved.targets)
 
 
-@settings(max_examples=30)
 @given(small_problems())
 def test_solve_agrees_with_the_pulp_model(problem):
     plan = solve(problem, gap=0.0, time_limit_s=60.0)
@@ -75,7 +73,6 @@ def test_solve_agrees_with_the_pulp_model(problem):
     assert plan.bound_usd <= plan.cost_usd * (1 + CLOSE) + CLOSE
 
 
-@settings(max_examples=25)
 @given(small_problems())
 def test_the_relaxation_is_that_of_the_pulp_model(problem):
     relaxed, twin = Relaxation(problem).solve(), solve_split(problem)
@@ -88,7 +85,6 @@ def test_the_relaxation_is_that_of_the_pulp_model(problem):
     assert priced.objective_usd >= 1e3 * least - CLOSE * max(1.0, priced.objective_usd)
 
 
-@settings(max_examples=50)
 @given(small_problems(most=(2, 2, 3)), st.integers(0, 2**32 - 1))
 def test_cuts_lose_no_whole_plan(problem, seed):
     # Shares that just meet the needs, as those of the relaxation do, but anywhere.
@@ -105,7 +101,6 @@ def test_cuts_lose_no_whole_plan(problem, seed):
         assert np.all(enough @ cut.coefficients >= cut.least - 1e-6)
 
 
-@settings(max_examples=50)
 @given(small_problems(), st.data())
 def test_a_move_is_priced_as_the_plans_before_and_after_it(problem, data):
     size = int(np.prod(problem.shape))
@@ -129,7 +124,6 @@ def test_a_move_is_priced_as_the_plans_before_and_after_it(problem, data):
         assert price == pytest.approx(after - before, rel=1e-6, abs=1e-6 * max(before, after, 1.0))
 
 
-@settings(max_examples=30)
 @given(small_problems(), st.sampled_from([0.02, 0.5, 1.0]))
 def test_search_breaks_no_hard_row_wherever_it_starts(problem, threshold):
     random = np.random.default_rng(0)
@@ -204,11 +198,10 @@ def test_nothing_to_do_is_nothing_done():
     plan = solve(done, gap=0.0)
     # What was started is there now, so that the plan of before costs no start, and nothing beats it by more than starts.
     assert plan.cost_usd <= done.cost_usd(done.instances) + CLOSE
-    assert plan.do_nothing_cost_usd == pytest.approx(done.cost_usd(done.instances))
-    assert plan.do_nothing_unmet_tokens_per_s == 0.0
+    assert done.shortage(done.instances).total_tokens_per_s.sum() == 0.0
 
 
 def test_the_fast_method_starts_from_a_given_plan_too():
     problem = synthetic(4, 3, 2, seed=0)
-    best = solve(problem, gap=0.0, time_limit_s=60.0)
-    assert problem.cost_usd(plan_fast(problem, best.targets).targets) <= best.cost_usd + CLOSE
+    exact = solve(problem)
+    assert problem.cost_usd(plan_fast(problem, exact.targets).targets) <= exact.cost_usd + CLOSE

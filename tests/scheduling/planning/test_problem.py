@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.planning.problem import Problem, StartCosts, broken_rows
@@ -116,7 +116,6 @@ def test_arrays_are_copies_and_stay_as_they_are():
         problem.instances[0, 0, 0] = 9
 
 
-@settings(max_examples=50)
 @given(small_problems(), st.data())
 def test_cost_and_rows_agree_with_counting_one_by_one(problem, data):
     size = int(np.prod(problem.shape))

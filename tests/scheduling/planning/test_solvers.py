@@ -26,8 +26,9 @@ def problem():
 
 
 @pytest.fixture(scope="module")
-def best_usd(problem):
-    return solve(problem, gap=0.0, time_limit_s=60.0).cost_usd
+def good_usd(problem):
+    """Within half a percent of the least; to prove the least takes the exact solver a minute."""
+    return solve(problem).cost_usd
 
 
 @pytest.fixture
@@ -47,13 +48,13 @@ def test_without_highs_cbc_stands_in(monkeypatch):
     assert plan.bound_usd <= best_usd + 1e-6
 
 
-def test_without_any_solver_a_greedy_plan_stands_in(problem, best_usd, no_highs, monkeypatch):
+def test_without_any_solver_a_greedy_plan_stands_in(problem, good_usd, no_highs, monkeypatch):
     monkeypatch.setitem(sys.modules, "pulp", None)
     plan = solve(problem)
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
     assert (plan.solver, plan.status, plan.gap) == ("greedy", FEASIBLE, np.inf)
     assert plan.note.startswith("no solver; HiGHS cannot be imported")
-    assert plan.cost_usd < 1.1 * best_usd
+    assert plan.cost_usd < 1.1 * good_usd
     short = replace(problem, capacity=problem.capacity // 2)
     plan = solve(short)
     assert plan.status == SHORT

@@ -11,8 +11,8 @@ from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, due_s, engine_priority, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, pop
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
-from scheduling.simulation.single_instance import serve
 from tests.oracles.dispatch import plain_engine_priority, plain_queue_key
+from tests.oracles.single_instance import serve
 
 NAMES = sorted(ORDERINGS)
 # Whole multiples of a power of two: sums are exact, and ties are ties.

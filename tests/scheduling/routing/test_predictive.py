@@ -7,24 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead
-from scheduling.queueing.waiting_set import allocate_waiting, enqueue
-from scheduling.routing.predictive import (
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue, push
+from scheduling.routing.candidates import (
     CACHED,
     COLUMNS,
     DECODE,
+    IN_SECONDS,
+    INSTANCE,
+    KV,
     MEMORY,
-    PREDICTIVE,
     PREFILL,
+    QUEUED,
+    REMAINING,
     ROOM,
+    RUNNING,
     SCORE,
-    dispatch_ahead,
-    explain,
-    least_delay,
-    preserve,
-    route_ahead,
 )
+from scheduling.routing.predictive import dispatch_ahead, least_delay, preserve, route_ahead
 from scheduling.routing.prefix_affinity import allocate_affinity, learn, note
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled, release
 from tests.oracles.dispatch import PlainFleet, PlainInstance
@@ -32,6 +33,7 @@ from tests.oracles.lookahead import PREDICTIVE as TWINS
 from tests.oracles.lookahead import PlainMap, Sight, delay_s, load_tokens
 from tests.scheduling.fleets import ENDPOINTS, as_arrays
 
+ROUTERS = {"preserve": preserve, "least_delay": least_delay}
 SLOW = (0.03, 0.0, 1.2e-4, 1e-9, 0.026, 1.2e-4, 7.5e-7)
 FAST = tuple(each / 4 for each in SLOW)
 
@@ -86,7 +88,7 @@ def world(drawn):
 histories = st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=5), st.integers(0, 7)), max_size=6)
 
 
-@pytest.mark.parametrize("policy", PREDICTIVE)
+@pytest.mark.parametrize("policy", ROUTERS)
 @given(
     drawn=st.lists(loads(), min_size=1, max_size=8),
     endpoint=st.integers(0, ENDPOINTS - 1),
@@ -106,8 +108,18 @@ def test_kernel_decides_as_its_twin(policy, drawn, endpoint, prompt_tokens, outp
     note(affinity, 0, np.array(asked, np.int64), 0, len(asked), 2)
     expected = TWINS[policy](plain, sight, endpoint, prompt_tokens, output_tokens)
     request = (endpoint, 0, prompt_tokens, output_tokens)
-    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, *request) == expected
+    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, *request) == expected
     assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request) == expected
+    rows = np.full((3, COLUMNS), np.nan)
+    assert route_ahead(fleet, endpoints, ahead, affinity, POLICY_CODES[policy], *request, rows) == expected
+    if expected >= 0:
+        members = sum(instance.endpoint == endpoint for instance in plain.instances)
+        rows = rows[rows[:, INSTANCE] >= 0]
+        assert rows[0, INSTANCE] == expected
+        assert np.unique(rows[:, INSTANCE]).size == min(members, 3)
+        assert rows[0, SCORE] == rows[rows[:, ROOM] == 1, SCORE].min()
+    else:
+        assert np.isnan(rows).all()
     assert expected < 0 or plain.instances[expected].has_room(prompt_tokens, output_tokens)
     assert (expected < 0) == (not plain.with_room(endpoint, prompt_tokens, output_tokens))
     assert not affinity.matched.any()
@@ -125,7 +137,7 @@ def test_no_number_keeps_it_from_an_instance_with_room(drawn, scale, prompt_toke
     fleet.profile[:] *= scale
     fleet.kv_capacity_tokens[:] *= 10**10
     fleet.memory_tokens[::2] = 1
-    for router in PREDICTIVE.values():
+    for router in ROUTERS.values():
         for endpoint in range(ENDPOINTS):
             chosen = router(fleet, endpoints, ahead, affinity, endpoint, -1, prompt_tokens, output_tokens)
             able = [
@@ -153,11 +165,11 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         lookahead.add(ahead, instance, prompt_tokens, output_tokens)
 
 
-@pytest.mark.parametrize("policy", PREDICTIVE)
+@pytest.mark.parametrize("policy", ROUTERS)
 def test_ties_go_to_the_lowest_slot(policy):
     fleet, endpoints, ahead, affinity = idle(4)
     fleet.accepting[0] = 0
-    assert PREDICTIVE[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
+    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
 
 
 def test_preserve_passes_over_an_instance_that_is_to_overflow():
@@ -227,14 +239,20 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     note(affinity, slot, np.arange(1, 9, dtype=np.int64), 0, 8, 50)
     learn(fleet, affinity, 0, slot, 0)
     before = [array.copy() for array in fleet]
-    taken, chosen = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy)
+    alone = [array.copy() for array in before], [array.copy() for array in endpoints]
+    rows = np.full((4, COLUMNS), np.nan)
+    taken, chosen = dispatch_ahead(fleet, endpoints, waiting, ahead, affinity, 0, policy, rows)
     assert taken == slot
-    placed = [array.copy() for array in fleet]
-    rows = np.zeros((3, COLUMNS))
-    in_seconds = explain(fleet, endpoints, ahead, affinity, policy, 0, slot, 500, 80, chosen, rows)
-    assert in_seconds == (policy == LEAST_DELAY)
-    assert all((old == new).all() for old, new in zip(placed, fleet, strict=True)), "it leaves no trace"
+    push(waiting, 0, slot, 0.0)
+    unasked = FleetArrays(*alone[0]), EndpointArrays(*alone[1])
+    assert dispatch_ahead(*unasked, waiting, ahead, affinity, 0, policy) == (slot, chosen)
+    assert all((old == new).all() for old, new in zip(unasked[0], fleet, strict=True)), "asking changes nothing"
+    assert rows[:, INSTANCE].tolist() == [chosen, 1 - chosen, 2, -1]
+    rows = rows[np.argsort(rows[:3, INSTANCE])]
+    assert (rows[:, IN_SECONDS] == (policy == LEAST_DELAY)).all()
     assert rows[:, ROOM].tolist() == [1, 1, 0]
+    for column, loads in ((RUNNING, before[4]), (KV, before[6]), (REMAINING, before[8]), (QUEUED, before[10])):
+        assert rows[:, column].tolist() == loads[:3].tolist(), "without this request"
     able = rows[:2]
     assert int(np.argmin(able[:, SCORE])) == chosen
     # Against the plain twin, over what was there before.

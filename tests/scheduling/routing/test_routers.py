@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.routing.predictive import PREDICTIVE
 from scheduling.routing.routers import (
     POLICIES,
     POLICY_CODES,
@@ -35,8 +34,7 @@ def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
 
 def test_every_policy_has_a_twin_and_a_code():
     assert set(POLICIES) == set(reference.POLICIES)
-    assert set(PREDICTIVE) == set(reference_ahead.PREDICTIVE)
-    assert set(POLICIES) | set(PREDICTIVE) == set(POLICY_CODES)
+    assert set(POLICIES) | set(reference_ahead.PREDICTIVE) == set(POLICY_CODES)
     assert len(set(POLICY_CODES.values())) == len(POLICY_CODES)
 
 

@@ -5,11 +5,11 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
-from scheduling.lookahead.maps import add, allocate, finish, project, token
+from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy, reactive_trigger
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
@@ -17,9 +17,10 @@ from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held, project_engine
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.single_instance import serve
 from scheduling.simulation.strategies import Bounds, Control, Demand, run_strategy
 from scheduling.simulation.workload.requests import make_requests
+from tests.oracles.lookahead import projected_tokens
+from tests.oracles.single_instance import serve
 from tests.scheduling.fleets import as_arrays, plain_fleets
 from tests.scheduling.scaling.views import view
 
@@ -60,7 +61,6 @@ class Fixed:
 # The look-ahead figures
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.floats(0.3, 20))
 def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
     random = np.random.default_rng(seed)
@@ -94,12 +94,9 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
                 token(ahead, slots[n], 1)
             if at + 1 == output[n]:
                 finish(ahead, slots[n])
-    expected = np.zeros(100, np.int64)
-    project(ahead, 0, expected)
-    assert projected.tolist() == expected.tolist()
+    assert projected.tolist() == projected_tokens(ahead, 0, 100).tolist()
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.floats(0.3, 20))
 def test_memory_held_is_that_of_the_tokens_in_it(seed, at_s):
     random = np.random.default_rng(seed)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, soon_of, sources
-from scheduling.scaling.endpoint import GRACE_S
+from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, soon_of
+from scheduling.scaling.endpoint import GRACE_S, sources
 from tests.scheduling.scaling.views import advice, advices, view, views
 
 BY_PLAN = ["lt_i", "proactive"]
@@ -205,7 +205,7 @@ def test_at_the_demos_pace_instances_follow_the_day_and_do_not_flap(name):
     for now_s in range(0, 4 * 480, 15):
         demand = each * (1.1 + 0.6 * sin(2 * pi * now_s / 480))
         made_s = now_s // 60 * 60.0
-        plan = Advice(2, 1.7 * each, made_s, made_s + 600.0, each, next_plan_s=made_s + 60.0)
+        plan = Advice(2, 1.7 * each, made_s, made_s + 600.0, next_plan_s=made_s + 60.0)
         one = view(
             ready=instances, min_instances=1, tokens_per_s=demand, use=demand / (0.8 * each * instances),
             since_change_s=now_s - changed_s,

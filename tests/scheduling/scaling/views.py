@@ -61,6 +61,5 @@ advices = st.none() | st.builds(
     forecast_tokens_per_s=st.floats(0, 20_000),
     made_at_s=st.floats(0, 3000),
     valid_until_s=st.floats(0, 8000),
-    tokens_per_s_per_instance=st.floats(0, 3000),
     soon_instances=st.none() | st.integers(0, 20),
 )

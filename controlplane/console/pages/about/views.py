@@ -1,4 +1,4 @@
-"""About: the state of Pilothouse itself, so that whoever watches the fleet can watch the watcher."""
+"""About: the state of Pilothouse itself, so that its operators can watch the watcher."""
 
 import platform
 import time
@@ -18,20 +18,20 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, Source
-from controlplane.fleet.models import CommandState, InstanceCommand
+from controlplane.fleet.models import InstanceCommand
 
 PACKAGES = ("django", "channels", "celery", "uvicorn", "aiohttp", "redis", "numpy", "numba", "plotly")
 TIMEOUT_S = 1.0
 
 
 def package_versions() -> list[tuple[str, str]]:
-    found = [("python", platform.python_version())]
+    versions = [("python", platform.python_version())]
     for name in PACKAGES:
         try:
-            found.append((name, version(name)))
+            versions.append((name, version(name)))
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def database() -> dict[str, Any]:
@@ -90,7 +90,7 @@ def about(request: HttpRequest) -> HttpResponse:
     state = hub.state()
     table = state.tables["instances"]
     reachable = [at for at, ok in zip(table["heartbeat_at"], table["reachable"], strict=True) if ok]
-    waiting = InstanceCommand.objects.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).count()
+    waiting = InstanceCommand.objects.open().count()
     context = {
         "pilothouse": __version__,
         "packages": package_versions(),

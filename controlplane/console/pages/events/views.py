@@ -1,26 +1,22 @@
 """Events: one stream with filters, a permalink for each, paged by cursor."""
 
 import json
-from datetime import timedelta
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import choice, number, view_of
+from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, number
+from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.selectors.events import event_row, event_title, subject_href
-from controlplane.console.tables import Columns, table
+from controlplane.console.tables import Columns
 from controlplane.events.models import Severity
-from controlplane.events.selectors import event_kinds, filter_events, page_of_events, visible_events
-from controlplane.exports import ROW_LIMIT
+from controlplane.events.selectors import event_kinds, filter_events, visible_events
 
-SINCE_H = (1, 24, 168)
 COLUMNS: Columns = {
     "Event": "pk",
     "At (UTC)": "at",
@@ -40,40 +36,29 @@ COLUMNS: Columns = {
 @require_safe
 @fleet_role(Role.VIEWER)
 def events(request: HttpRequest) -> HttpResponseBase:
-    query = request.GET
-    kinds = event_kinds()
-    hours = number(query, "hours")
-    hours = hours if hours in SINCE_H else None
-    filters: dict[str, Any] = {
-        "kind": choice(query, "kind", kinds),
-        "severity": choice(query, "severity", Severity.values),
-        "actor": query.get("actor", "").strip()[:120],
-        "text": query.get("q", "").strip()[:120],
-    }
-    since = timezone.now() - timedelta(hours=hours) if hours else None
-    rows = filter_events(visible_events(request.user), **filters, since=since)
-    if query.get("format") == "csv":
-        limited = rows.order_by("-pk")[:ROW_LIMIT]
-        return table(COLUMNS, limited.iterator(chunk_size=1000)).csv("events")
-    cursor = number(query, "before")
-    page = page_of_events(rows, cursor)
-    filtered = any(filters.values()) or hours is not None
-    follows = cursor is None and not filtered  # the newest page, unfiltered, grows while it is open
+    filters = Filters(
+        request.GET,
+        Search("q", "Search in subject, reason, kind and actor", length=120),
+        Select("kind", "Kind", every("kinds", event_kinds())),
+        Select("severity", "Severity", every("severities", Severity.choices)),
+        Select("hours", "When", [("", "Any time"), *last_hours(1, 24, 168)]),
+        Hidden("actor"),
+    )
+    rows = filter_events(
+        visible_events(request.user),
+        kind=filters["kind"],
+        severity=filters["severity"],
+        actor=filters["actor"],
+        text=filters["q"],
+        since=filters.since,
+    )
     context = {
-        **live_context(hub.state(), view_of(request, ()), "overview,events"),
-        "rows": [event_row(row) for row in page.rows],
-        "next_cursor": page.next_cursor,
-        "cursor": cursor,
-        "kinds": kinds,
-        "severities": Severity.choices,
+        **live_context(hub.state(), "overview,events"),
         "filters": filters,
-        "filtered": filtered,
-        "follows": follows,
-        "hours": hours,
-        "since_hours": SINCE_H,
-        "row_limit": ROW_LIMIT,
+        # The newest page, unfiltered, grows while it is open.
+        "follows": number(request.GET.get("before", "")) is None and not filters.narrow,
     }
-    return render(request, "console/events/events.html", context)
+    return list_page(request, "console/events/events.html", rows, COLUMNS, "events", context, event_row)
 
 
 @require_safe

@@ -22,7 +22,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
 from controlplane.console.tables import Table
-from controlplane.planning.selectors import Window
+from controlplane.planning.forecasts.selectors import Window
 
 SMALL = 10.0  # tokens a second
 ENDS = ("lower_80", "upper_80", "lower_95", "upper_95")
@@ -148,9 +148,9 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
     shown = [score for score in scores if last(score.by_horizon) is not None][: len(STYLES)]
     longest = max((len(score.by_horizon) for score in shown), default=0)
     ahead = [(at + 1) * window_s / 60 for at in range(longest)]
-    said = "no backtest has measured it"
+    statement = "no backtest has measured it"
     if shown and shown[0].by_horizon[0] is not None:
-        said = (
+        statement = (
             f"{shown[0].title} is off by {percent_fine(shown[0].by_horizon[0])} one window ahead "
             f"and by {percent_fine(last(shown[0].by_horizon))} at {count(ahead[-1])} minutes"
         )
@@ -158,7 +158,7 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
         key="horizon",
         title="Error by horizon",
         caption=f"Mean absolute percentage error by minutes ahead, {what}",
-        sentence=f"Error by horizon: {said}.",
+        sentence=f"Error by horizon: {statement}.",
         x=ahead,
         across=NUMBERS.but(heading="Ahead (min)", ticksuffix=" min", hoverformat=",.0f", rangemode="tozero"),
         up=SHARE.but(hoverformat=".1%"),
@@ -176,9 +176,9 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
     """Share of windows within each band, beside what the band promises."""
     shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
     lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
-    said = "no backtest has measured it"
+    statement = "no backtest has measured it"
     if shown:
-        said = (
+        statement = (
             f"of {shown[0].title}'s bands, the 80 % one holds {percent_fine(shown[0].coverage_80)} "
             f"and the 95 % one {percent_fine(shown[0].coverage_95)} of the windows"
         )
@@ -187,7 +187,7 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
         key="coverage",
         title="Coverage of the bands",
         caption=f"Share of windows within each band, {what}",
-        sentence=f"Coverage: {said}.",
+        sentence=f"Coverage: {statement}.",
         x=[score.title for score in shown],
         across=NAMES.but(heading="Forecaster"),
         up=SHARE.but(range=[max(0.0, min(0.7, lowest - 0.05)), 1.01], rangemode="normal"),

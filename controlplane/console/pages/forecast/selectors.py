@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.planning import selectors
-from controlplane.planning.forecasts import demand
+from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts import demand, selectors
+from controlplane.planning.forecasts.selectors import Accuracy, Series, Window
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
-from controlplane.planning.selectors import Accuracy, Series, Window
 from controlplane.planning.titles import title_of
 
 RANGES_H = (6, 24, 72)
-DEFAULT_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
@@ -109,8 +108,8 @@ def see(asked: Asked, now: datetime) -> Seen:
     by_start = {window.start: window for window in expected}
     judged = selectors.accuracy(expected, dict(zip(starts, actual, strict=True)))
     whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
-    plan = selectors.current_plans().get(asked.model) if whole else None
-    capability = _of_model(asked.model, selectors.capabilities(asked.quantity, now)) if whole else {}
+    plan = planning.current_plans().get(asked.model) if whole else None
+    capability = _of_model(asked.model, planning.capabilities(asked.quantity, now)) if whole else {}
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
     outlook = Outlook(
@@ -141,7 +140,7 @@ def _capacity(
     """What the instances that were ready could do, at the begin of each window up to *now*."""
     if not capability or not starts:
         return [None] * len(starts)
-    steps = selectors.ready_over_time(asked.model, asked.region, starts[0])
+    steps = planning.ready_over_time(asked.model, asked.region, starts[0])
     moments = [at for at, _ in steps]
     values: Series = []
     for start in starts:
@@ -189,8 +188,8 @@ def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[d
     """One row a series, all classes together: demand now, what is expected, and how much of the capacity that takes."""
     now_by_series = selectors.demand_now(quantity, now)
     forecasts = selectors.latest_forecasts(quantity, now - timedelta(days=1))
-    places = selectors.instances_by_place()
-    capabilities = selectors.capabilities(quantity, now)
+    places = planning.instances_by_place()
+    capabilities = planning.capabilities(quantity, now)
     rows = []
     for model, region in sorted({*demand.endpoints(), *forecasts}):
         ready = {
@@ -245,7 +244,7 @@ def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
     for row in backtest.rows:
         if row.get("quantity") == quantity and (not series or row.get("series") == series):
             groups[row["forecaster"]].append(row)
-    found = [
+    board = [
         Score(
             forecaster=name,
             title=title_of(name),
@@ -259,7 +258,7 @@ def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
         )
         for name, rows in groups.items()
     ]
-    return sorted(found, key=lambda score: (score.mean_ape is None, score.mean_ape or 0.0, score.forecaster))
+    return sorted(board, key=lambda score: (score.mean_ape is None, score.mean_ape or 0.0, score.forecaster))
 
 
 def _mean(rows: Sequence[dict[str, Any]], field: str) -> float | None:
@@ -283,15 +282,15 @@ def series_of(backtest: Backtest) -> list[str]:
 
 
 def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
-    """One row a forecaster with its scores on prompt and on output tokens apart, best mean APE over both first.
+    """One row a forecaster with its scores on prompt and on output tokens, best mean APE over both first.
 
     `scores` holds a dict for each quantity, with `best` where no other forecaster has a lower mean APE, or None.
     """
     by_quantity = [scores(backtest, quantity, series) for quantity in Quantity.values]
-    titles = {score.forecaster: score.title for found in by_quantity for score in found}
+    titles = {score.forecaster: score.title for board in by_quantity for score in board}
     rows = []
     for name, title in titles.items():
-        pair = [_with_best(found, name) for found in by_quantity]
+        pair = [_with_best(board, name) for board in by_quantity]
         known = [score["mean_ape"] for score in pair if score and score["mean_ape"] is not None]
         fits = [score["fit_s"] for score in pair if score and score["fit_s"] is not None]
         rows.append(
@@ -308,8 +307,8 @@ def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def _with_best(found: list[Score], name: str) -> dict[str, Any] | None:
-    score = next((score for score in found if score.forecaster == name), None)
+def _with_best(board: list[Score], name: str) -> dict[str, Any] | None:
+    score = next((score for score in board if score.forecaster == name), None)
     if score is None:
         return None
-    return {**asdict(score), "best": score.mean_ape is not None and score.mean_ape == found[0].mean_ape}
+    return {**asdict(score), "best": score.mean_ape is not None and score.mean_ape == board[0].mean_ape}

@@ -14,12 +14,11 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import choice, number, view_of
+from controlplane.console.filters import Filters, Select, every, last_hours, named
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
 from controlplane.console.pages.forecast.selectors import (
-    DEFAULT_RANGE_H,
     RANGES_H,
     Asked,
     Seen,
@@ -34,8 +33,8 @@ from controlplane.console.selectors.names import region_names
 from controlplane.console.tables import Columns, table, value
 from controlplane.events.models import Event
 from controlplane.fleet.models import SloClass
-from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
 
 USE_WARNING = 0.8
@@ -71,34 +70,35 @@ BACKTEST: Columns = {
 }
 
 
-def class_names() -> list[str]:
-    return list(SloClass.objects.values_list("name", flat=True))
-
-
-def asked_of(request: HttpRequest, endpoints: list[tuple[str, str]], classes: list[str]) -> Asked | None:
-    """The series that the query string asks for, else the first there is; None without any deployment."""
+def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_titles: dict[str, str]) -> Filters | None:
+    """Of the first series there is, if the query string names no other; None without any deployment."""
     if not endpoints:
         return None
-    query = request.GET
-    model = choice(query, "model", [name for name, _ in endpoints], endpoints[0][0])
-    regions = [region for name, region in endpoints if name == model]
-    hours = number(query, "hours", DEFAULT_RANGE_H)
-    return Asked(
-        model=model,
-        region=choice(query, "region", regions, regions[0]),
-        quantity=choice(query, "quantity", Quantity.values, Quantity.OUTPUT.value),
-        hours=hours if hours in RANGES_H else DEFAULT_RANGE_H,
-        slo_class=choice(query, "class", classes),
+    model = Select("model", "Model", named(sorted({name for name, _ in endpoints})), endpoints[0][0])
+    regions = [region for name, region in endpoints if name == model.read(request.GET)]
+    return Filters(
+        request.GET,
+        model,
+        Select("region", "Region", [(name, region_titles.get(name, name)) for name in regions], regions[0]),
+        Select("quantity", "Tokens", Quantity.choices, Quantity.OUTPUT.value),
+        Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True))),
+        Select("hours", "How far back", last_hours(*RANGES_H), str(RANGES_H[0])),
     )
 
 
-def chosen_backtest(request: HttpRequest, found: list[Backtest]) -> tuple[Backtest | None, str]:
+def asked_of(filters: Filters | None) -> Asked | None:
+    if filters is None:
+        return None
+    return Asked(filters["model"], filters["region"], filters["quantity"], int(filters["hours"]), filters["class"])
+
+
+def chosen_backtest(request: HttpRequest, backtests: list[Backtest]) -> tuple[Backtest | None, str]:
     """The backtest that the query string asks for, else the newest; and the series within it, "" for all."""
-    if not found:
+    if not backtests:
         return None, ""
-    pk = number(request.GET, "backtest", found[0].pk)
-    backtest = next((row for row in found if row.pk == pk), found[0])
-    return backtest, choice(request.GET, "of", series_of(backtest))
+    by_key = {str(row.pk): row for row in backtests}
+    backtest = by_key.get(request.GET.get("backtest", ""), backtests[0])
+    return backtest, Select("of", "Series", named(series_of(backtest))).read(request.GET)
 
 
 def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None, series: str) -> list[Chart]:
@@ -106,15 +106,15 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
     if asked and seen:
         charts.append(demand_and_forecast(seen.outlook, "Nothing is known of this series yet."))
     if backtest and asked:
-        found = scores(backtest, asked.quantity, series)
+        board = scores(backtest, asked.quantity, series)
         what = f"{asked.quantity} tokens of {series or 'all series'}"
-        charts.append(error_by_horizon(found, backtest.window_s, what))
-        charts.append(coverage(found, what))
+        charts.append(error_by_horizon(board, backtest.window_s, what))
+        charts.append(coverage(board, what))
     return charts
 
 
 def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
-    """Why a series has no forecast yet, and how long until the first: a full window, then the forecasters' next turn."""
+    """Why a series has no forecast yet, and how long until the first: a full window, then the next forecast."""
     days = settings.FORECAST_HISTORY_DAYS
     since = now - timedelta(days=days) if asked.slo_class else None  # a class without demand since then has no forecast
     minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
@@ -135,7 +135,7 @@ def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
 
 
 def is_stale(seen: Seen, now: datetime) -> bool:
-    """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others have their turn."""
+    """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others are forecast first."""
     newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
     return newest is not None and now - newest.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
 
@@ -161,11 +161,11 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     endpoints = demand.endpoints()
     regions = dict(region_names())
-    classes = class_names()
-    asked = asked_of(request, endpoints, classes)
+    filters = filters_of(request, endpoints, regions)
+    asked = asked_of(filters)
     seen = see(asked, now) if asked else None
-    found = planning.backtests()
-    backtest, series = chosen_backtest(request, found)
+    backtests = planning.backtests()
+    backtest, series = chosen_backtest(request, backtests)
     charts = {chart.key: chart for chart in charts_of(asked, seen, backtest, series)}
     rows = series_rows(asked.quantity, regions, now) if asked else []
     row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
@@ -175,18 +175,14 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), charts, rows, board)
     context = {
-        **live_context(hub.state(), view_of(request, ()), "overview"),
+        **live_context(hub.state(), "overview"),
+        "filters": filters,
         "asked": asked,
         "seen": seen,
         "charts": charts,
-        "models": sorted({model for model, _ in endpoints}),
-        "regions": [(name, regions.get(name, name)) for model, name in endpoints if asked and model == asked.model],
         "region_title": regions.get(asked.region, asked.region) if asked else "",
-        "quantities": Quantity.choices,
-        "classes": classes,
-        "ranges": RANGES_H,
         "rows": rows,
-        "backtests": found,
+        "backtests": backtests,
         "backtest": backtest,
         "backtest_series": series_of(backtest) if backtest else [],
         "series": series,
@@ -217,7 +213,7 @@ def _csv(
 def charts(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/forecast-charts?charts=forecast,horizon&model=…`: the figures of the page, redrawn."""
     now = timezone.now()
-    asked = asked_of(request, demand.endpoints(), class_names())
+    asked = asked_of(filters_of(request, demand.endpoints(), {}))
     backtest, series = chosen_backtest(request, planning.backtests())
     key = ("forecast", asked, backtest.pk if backtest else 0, series, int(now.timestamp()) // 30)
     drawn = once(key, lambda: charts_of(asked, see(asked, now) if asked else None, backtest, series))

@@ -2,7 +2,6 @@
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import COUNT, NO_SAMPLES, SHARE, STYLES, Chart, Series, change, last
-from controlplane.console.filters import View
 from controlplane.console.formats import count, percent
 from controlplane.console.live import history
 from controlplane.console.live.history import Sample
@@ -50,9 +49,9 @@ def instance_kv(samples: list[Sample], name: str) -> Chart:
     )
 
 
-def instance_charts(state: LiveState, view: View, row: Instance) -> list[Chart]:
+def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart]:
     def build() -> list[Chart]:
-        samples = history.latest(state.history, view.range_s)
+        samples = history.latest(state.history, int(minutes))
         return [instance_load(samples, row.name, row.max_num_seqs), instance_kv(samples, row.name)]
 
-    return once(("instance", row.pk, row.name, view.range_min, history.newest_s(state.history)), build)
+    return once(("instance", row.pk, row.name, minutes, history.newest_s(state.history)), build)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -11,24 +10,27 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import reason_of
-from controlplane.console.filters import RANGES_MIN, choice, order_of, view_of
+from controlplane.console.actions import act_with_reason
+from controlplane.console.filters import CHART_RANGE, Filters, Search, Select, every, model_select, sort_by
 from controlplane.console.formats import STATUS_WORDS
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.timeline import timeline
-from controlplane.console.pages.requests.selectors import visible_requests
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.console.selectors.names import model_names, region_names
-from controlplane.console.tables import Columns, moment, table
+from controlplane.console.tables import Columns, moment, sorted_by, table
 from controlplane.events.selectors import events_about
-from controlplane.fleet import engine_logs, revisions, rollouts, services
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Instance
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
-from controlplane.fleet.states import Action, ActionError, InstanceState
+from controlplane.gateway.selectors import visible_requests
 
 ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10
@@ -93,47 +95,32 @@ def instances_csv(rows: Iterable[dict[str, Any]]) -> HttpResponseBase:
     return table(COLUMNS, rows).csv("instances")
 
 
-def sort_rows(rows: list[dict[str, Any]], field: str, descending: bool) -> list[dict[str, Any]]:
-    """By *field*, then by name; instances without a value come last either way."""
-    known = [row for row in rows if row.get(field) is not None]
-    unknown = [row for row in rows if row.get(field) is None]
-    known.sort(key=lambda row: row["name"])
-    known.sort(key=lambda row: row[field], reverse=descending)
-    return known + sorted(unknown, key=lambda row: row["name"])
-
-
 @require_safe
 @fleet_role(Role.VIEWER)
 def instances(request: HttpRequest) -> HttpResponseBase:
     state = hub.state()
-    models, regions = model_names(), region_names()
-    view = view_of(request, models)
-    region = choice(request.GET, "region", [name for name, _ in regions])
-    status = choice(request.GET, "state", STATUS_WORDS)
-    text = request.GET.get("q", "").strip()[:80]
-    order = order_of(request, SORTED_BY, "name")
-    rows = instance_rows(state, model=view.model, region=region, text=text)
-    every = len(rows)
-    if status:
-        rows = [row for row in rows if row["status"] == status]
-    rows = sort_rows(rows, order.field, order.descending)
+    filters = Filters(
+        request.GET,
+        Search("q", "Search by name or address"),
+        model_select(model_names()),
+        Select("region", "Region", every("regions", region_names())),
+        Select("state", "State", every("states", STATUS_WORDS.items())),
+        sort_by(SORTED_BY, "name"),
+    )
+    model, region, status = filters["model"], filters["region"], filters["state"]
+    rows = instance_rows(state, model=model, region=region, text=filters["q"])
+    any_instances = bool(rows) or Instance.objects.exists()
+    rows = sorted_by(filters.order, [row for row in rows if status in ("", row["status"])])
     if request.GET.get("format") == "csv":
         return instances_csv(rows)
     context = {
-        **live_context(state, view, "overview,instances"),
-        "models": models,
-        "regions": regions,
-        "region": region,
-        "statuses": STATUS_WORDS,
-        "status": status,
-        "text": text,
-        "order": order,
+        **live_context(state, "overview,instances"),
+        "filters": filters,
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
         "rows_limit": ROWS_SHOWN,
-        "rollouts": [found for found in rollouts.statuses(view.model, region) if found.is_worth_a_look],
-        "any_instances": every > 0 or Instance.objects.exists(),
-        "filtered": bool(view.model or region or status or text),
+        "rollouts": [status for status in statuses(model, region) if status.is_worth_a_look],
+        "any_instances": any_instances,
     }
     return render(request, "console/instances/instances.html", context)
 
@@ -143,16 +130,16 @@ def instances(request: HttpRequest) -> HttpResponseBase:
 def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     row = get_object_or_404(instances_with_all(), name=name)
     state = hub.state()
-    view = view_of(request, ())
-    charts = instance_charts(state, view, row)
+    filters = Filters(request.GET, CHART_RANGE)
+    charts = instance_charts(state, filters["range"], row)
     if request.GET.get("format") == "csv":
-        chart = next((chart for chart in charts if chart.key == view.table), charts[0])
+        chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
         return chart.csv(f"{row.name}-{chart.key}")
     context = {
-        **live_context(state, view, "overview,instances,events"),
+        **live_context(state, "overview,instances,events"),
+        "filters": filters,
         "instance": row,
         "row": instance_row(row, state.instance_rows().get(row.pk)),
-        "ranges": RANGES_MIN,
         "engine": row.engine,
         "outdated": revisions.outdated([row]).get(row.pk, ()),
         "log": _log(row) if may(request, Role.OPERATOR) else None,
@@ -193,12 +180,9 @@ def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
     row = get_object_or_404(Instance, name=name)
     if action not in Action.values:
         raise Http404(f"There is no action {action}.")
-    reason = reason_of(request)
-    if not reason:
-        messages.error(request, f"{row.name} was left as it is: give a reason, which is kept with the event.")
-    else:
-        try:
-            messages.success(request, services.act(Action(action), row, user_of(request), reason))
-        except ActionError as refusal:
-            messages.error(request, f"{refusal}.")
+    act_with_reason(
+        request,
+        lambda reason: services.act(Action(action), row, user_of(request), reason),
+        f"{row.name} was left as it is",
+    )
     return redirect("console:instance", name=row.name)

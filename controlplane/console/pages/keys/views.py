@@ -1,6 +1,5 @@
 """API keys: the list, a new one (its secret is shown once), and revoking."""
 
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
@@ -15,8 +14,8 @@ from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import signed_in
-from controlplane.console.actions import reason_of
-from controlplane.console.filters import choice
+from controlplane.console.actions import act_with_reason
+from controlplane.console.filters import Hidden
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 
@@ -52,7 +51,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         else:
             return handover.redirect_with(request, reverse("console:key-created", args=[key.pk]), secret)
     rows = visible_api_keys(request.user)
-    show = choice(request.GET, "show", ("usable", "all"), "usable")
+    show = Hidden("show", ("usable", "all"), "usable").read(request.GET)
     if show == "usable":
         rows = rows.filter(revoked_at__isnull=True)
     if request.GET.get("format") == "csv":
@@ -85,12 +84,10 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
 @signed_in
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
-    reason = reason_of(request)
-    if not reason:
-        messages.error(request, f"{key.name} was not revoked: give a reason, which is kept with the event.")
-    else:
+
+    def act(reason: str) -> str:
         revoke_api_key(key, user_of(request), reason)
-        messages.success(
-            request, f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
-        )
+        return f"{key.name} ({key.prefix}…) is revoked; requests with it are refused within seconds."
+
+    act_with_reason(request, act, f"{key.name} was not revoked")
     return redirect("console:keys")

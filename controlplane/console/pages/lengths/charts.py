@@ -115,11 +115,11 @@ def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
     ]
     skip = {"hoverinfo": "skip"}
     right = Series("right", [low, high], ("text", "dash"), [low, high], width=1.25, layer=-1, more=skip)
-    said = "no samples in this range"
+    statement = "no samples in this range"
     if pairs:
         twice = sum(pair.predicted_tokens > 2 * pair.output_tokens for pair in pairs) / len(pairs)
         half = sum(2 * pair.predicted_tokens < pair.output_tokens for pair in pairs) / len(pairs)
-        said = (
+        statement = (
             f"of {count(len(pairs))} requests, {percent(1 - twice - half)} were predicted "
             f"within a factor of two, {percent(twice)} as more than twice as long, {percent(half)} as less than half"
         )
@@ -129,7 +129,7 @@ def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
         key="pairs",
         title="Predicted against actual",
         caption=f"{shown} samples of this range; on the dashed line a prediction was right" if pairs else "",
-        sentence=f"Predicted against actual: {said}.",
+        sentence=f"Predicted against actual: {statement}.",
         across=replace(axis.but(title=_title("tokens that came")), time_format="%d %b %H:%M:%S"),
         up=axis.but(title=_title("tokens predicted"), fixedrange=False),
         series=[*series, right],
@@ -140,28 +140,30 @@ def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
     )
 
 
-def calibration(found: dict[str, Measures]) -> Chart:
+def calibration(by_predictor: dict[str, Measures]) -> Chart:
     """Share of requests at most as long as the predicted quantile, beside what the quantile promises."""
-    names = [name for name in sorted(found, key=source_order) if found[name].requests][: len(STYLES)]
-    said = "nothing was predicted in this range"
+    names = [name for name in sorted(by_predictor, key=source_order) if by_predictor[name].requests][: len(STYLES)]
+    statement = "nothing was predicted in this range"
     if names:
-        most = max(names, key=lambda name: found[name].requests)
-        said = (
-            f"of {count(found[most].requests)} requests predicted by {most}, "
-            f"{percent_fine(found[most].coverage_median)} were at most as long as the median and "
-            f"{percent_fine(found[most].coverage_upper)} at most as long as the 0.9 quantile"
+        most = max(names, key=lambda name: by_predictor[name].requests)
+        statement = (
+            f"of {count(by_predictor[most].requests)} requests predicted by {most}, "
+            f"{percent_fine(by_predictor[most].coverage_median)} were at most as long as the median and "
+            f"{percent_fine(by_predictor[most].coverage_upper)} at most as long as the 0.9 quantile"
         )
 
     def points(quantile: str, field: str, style: tuple[str, str], shape: str) -> Series:
         label = f"at most the predicted {quantile}"
         hover = {"hovertemplate": "%{y:.1%} " + label + "<extra></extra>"}
-        return Series(label, [getattr(found[name], field) for name in names], style, shape=shape, size=11, more=hover)
+        return Series(
+            label, [getattr(by_predictor[name], field) for name in names], style, shape=shape, size=11, more=hover
+        )
 
     return Chart(
         key="calibration",
         title="Calibration",
         caption="Share of requests whose real length was at most the predicted quantile",
-        sentence=f"Calibration: {said}.",
+        sentence=f"Calibration: {statement}.",
         x=names,
         across=NAMES,
         up=SHARE.but(range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 0.9, 1], nticks=0),
@@ -170,7 +172,7 @@ def calibration(found: dict[str, Measures]) -> Chart:
             points("0.9 quantile", "coverage_upper", STYLES[1], "diamond"),
         ],
         levels=Levels("promised", [0.5, 0.9]),
-        table=table(CALIBRATION, [(name, found[name]) for name in names]),
+        table=table(CALIBRATION, [(name, by_predictor[name]) for name in names]),
         empty="" if names else NO_MEASURES,
         size="large",
         hover="closest",
@@ -183,34 +185,34 @@ def bucket_title(tokens: int) -> str:
     return f"{tokens}" if last <= tokens else f"{tokens:,} to {last:,}"
 
 
-def error_by_length(found: dict[int, Measures]) -> Chart:
+def error_by_length(by_bucket: dict[int, Measures]) -> Chart:
     """Absolute error and bias against the length that came, in tokens."""
-    buckets = [tokens for tokens, measures in found.items() if measures.requests]
+    buckets = [tokens for tokens, measures in by_bucket.items() if measures.requests]
     names = [bucket_title(tokens) for tokens in buckets]
-    errors = {tokens: max(0.5, found[tokens].mae or 0.0) for tokens in buckets}  # logarithms want more than nought
+    errors = {tokens: max(0.5, by_bucket[tokens].mae or 0.0) for tokens in buckets}  # logarithms want more than nought
     hover = (
         "%{x} tokens: error %{y:,.0f}, bias %{customdata[1]:+,.0f}<br>of %{customdata[0]:,d} requests<extra></extra>"
     )
 
     def points(label: str, style: tuple[str, str], shape: str, members: list[int]) -> Series:
-        numbers = [[found[tokens].requests, found[tokens].bias] for tokens in members]
+        numbers = [[by_bucket[tokens].requests, by_bucket[tokens].bias] for tokens in members]
         more = {"customdata": numbers, "hovertemplate": hover}
         x, y = [bucket_title(tokens) for tokens in members], [errors[tokens] for tokens in members]
         return Series(label, y, style, x, shape=shape, size=9, more=more)
 
-    long = [tokens for tokens in buckets if (found[tokens].bias or 0.0) >= 0]
-    said = "nothing was predicted in this range"
+    long = [tokens for tokens in buckets if (by_bucket[tokens].bias or 0.0) >= 0]
+    statement = "nothing was predicted in this range"
     if buckets:
-        worst = max(buckets, key=lambda tokens: found[tokens].mae or 0.0)
-        said = (
-            f"the largest is {quantity(found[worst].mae)} tokens, for answers of "
-            f"{bucket_title(worst)} tokens, with a bias of {signed(found[worst].bias)}"
+        worst = max(buckets, key=lambda tokens: by_bucket[tokens].mae or 0.0)
+        statement = (
+            f"the largest is {quantity(by_bucket[worst].mae)} tokens, for answers of "
+            f"{bucket_title(worst)} tokens, with a bias of {signed(by_bucket[worst].bias)}"
         )
     return Chart(
         key="buckets",
         title="Error by length",
         caption="Mean absolute error in tokens by the length that came, on a logarithmic axis",
-        sentence=f"Error by length: {said}.",
+        sentence=f"Error by length: {statement}.",
         x=names,
         across=Axis(
             {
@@ -228,20 +230,20 @@ def error_by_length(found: dict[int, Measures]) -> Chart:
             points("predicted too long on the whole", ("s2", "solid"), "circle", long),
             points("too short", ("s4", "solid"), "diamond", [tokens for tokens in buckets if tokens not in long]),
         ],
-        table=table(BUCKETS, [(tokens, found[tokens]) for tokens in buckets]),
+        table=table(BUCKETS, [(tokens, by_bucket[tokens]) for tokens in buckets]),
         empty="" if buckets else NO_MEASURES,
         hover="closest",
     )
 
 
-def error_over_time(found: selectors.Series) -> Chart:
+def error_over_time(errors: selectors.Series) -> Chart:
     """Mean absolute error of each predictor, of the busiest ones."""
-    busiest = sorted(sorted(found.lines, key=source_order), key=lambda n: -sum(w.requests for w in found.lines[n]))
+    busiest = sorted(sorted(errors.lines, key=source_order), key=lambda n: -sum(w.requests for w in errors.lines[n]))
     named = styles(sorted(busiest[: len(STYLES)], key=source_order))
     series = [
         Series(
             name,
-            [window.mae for window in found.lines[name]],
+            [window.mae for window in errors.lines[name]],
             style,
             width=2,
             size=4,
@@ -250,14 +252,14 @@ def error_over_time(found: selectors.Series) -> Chart:
         for name, style in named.items()
     ]
     newest = ", ".join(f"{one.label} {quantity(last(one.y))}" for one in series)
-    said = f"mean absolute error in tokens in the newest window of each, {newest}"
-    step = f"{found.step_s // 60} min" if found.step_s < 3600 else "1 h"
+    statement = f"mean absolute error in tokens in the newest window of each, {newest}"
+    step = f"{errors.step_s // 60} min" if errors.step_s < 3600 else "1 h"
     return Chart(
         key="trend",
         title="Error over time",
         caption=f"Mean absolute error in tokens, by what predicted, in windows of {step}",
-        sentence=f"Error over time: {said if series else 'nothing was predicted in this range'}.",
-        x=[timezone.localtime(start) for start in found.starts],
+        sentence=f"Error over time: {statement if series else 'nothing was predicted in this range'}.",
+        x=[timezone.localtime(start) for start in errors.starts],
         across=DAYS,
         up=AMOUNT.but(unit="tokens"),
         series=series,

@@ -7,7 +7,7 @@ from typing import Any
 from controlplane.console.filters import Order
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
-from controlplane.console.tables import Columns
+from controlplane.console.tables import Columns, sorted_by
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Duel, Measures, Scope
@@ -24,8 +24,8 @@ MEASURES = {
     "At most the median (ratio)": "coverage_median",
     "At most the 0.9 quantile (ratio)": "coverage_upper",
 }
-COLUMNS = ("model", "tenant", *MEASURES.values())
 _MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
+SORTED_BY = ("model", "tenant", *MEASURES.values())
 LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
 SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
 VERSIONS: Columns = {
@@ -63,19 +63,14 @@ class Line:
     drifting: bool = False
 
 
-def lines(found: Mapping[tuple[str, str], Measures], order: Order, drifting: set[tuple[str, str]]) -> list[Line]:
-    """Sorted as asked for; what is not known comes last either way."""
+def lines(by_series: Mapping[tuple[str, str], Measures], order: Order, drifting: set[tuple[str, str]]) -> list[Line]:
+    """*by_series* is by model and tenant; sorted by *order*."""
     rows = [
         Line(model, tenant, measures, (model, tenant) in drifting)
-        for (model, tenant), measures in sorted(found.items())
+        for (model, tenant), measures in sorted(by_series.items(), key=lambda item: item[0])
     ]
-
-    def value(row: Line) -> Any:
-        return getattr(row if order.field in ("model", "tenant") else row.measures, order.field)
-
-    known = [row for row in rows if value(row) is not None]
-    known.sort(key=value, reverse=order.descending)
-    return known + [row for row in rows if value(row) is None]
+    path = order.field if order.field in ("model", "tenant") else f"measures.{order.field}"
+    return sorted_by(Order(path, order.descending), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +89,16 @@ def _meaning(name: str) -> str:
     return "the version that came with Pilothouse" if name.endswith(" 0") else "a length model"
 
 
-def sources(found: Mapping[str, Measures]) -> list[Source]:
-    answered = sum(measures.requests for name, measures in found.items() if not name.startswith(SHADOW))
+def sources(by_predictor: Mapping[str, Measures]) -> list[Source]:
+    answered = sum(measures.requests for name, measures in by_predictor.items() if not name.startswith(SHADOW))
     return [
         Source(
             name,
-            found[name],
-            None if name.startswith(SHADOW) or not answered else found[name].requests / answered,
+            measures := by_predictor[name],
+            None if name.startswith(SHADOW) or not answered else measures.requests / answered,
             MEANINGS.get(name, _meaning(name)),
         )
-        for name in sorted(found, key=source_order)
+        for name in sorted(by_predictor, key=source_order)
     ]
 
 
@@ -129,12 +124,12 @@ class VersionRow:
         return self.version.state == VersionState.SHADOW
 
 
-def version_rows(found: Mapping[str, Measures], duel: Duel | None) -> list[VersionRow]:
-    """The newest versions; *found* is by predictor."""
+def version_rows(by_predictor: Mapping[str, Measures], duel: Duel | None) -> list[VersionRow]:
+    """The newest versions with how they fare live."""
     rows = []
     _, shadow = services.in_use()
     for version in selectors.versions(VERSIONS_SHOWN):
-        own = [found[name] for name in (str(version), f"{SHADOW} {version}") if name in found]
+        own = [by_predictor[name] for name in (str(version), f"{SHADOW} {version}") if name in by_predictor]
         gain = duel.gain if duel and shadow and shadow.number == version.number else None
         rows.append(VersionRow(version, selectors.total(own), gain))
     return rows

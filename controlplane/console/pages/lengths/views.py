@@ -1,10 +1,8 @@
 """Lengths: how long answers were predicted to be and how long they came, what predicted them, and its versions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -14,10 +12,10 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import fleet_role, may, signed_in
-from controlplane.console.actions import back, reason_of
+from controlplane.console.actions import act_with_reason, back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import choice, number, order_of, view_of
+from controlplane.console.filters import Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.console.live import length_service, tiles
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
@@ -29,13 +27,11 @@ from controlplane.console.pages.lengths.charts import (
     predicted_against_actual,
 )
 from controlplane.console.tables import table
-from controlplane.fleet.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
 
-RANGES_H = (1, 6, 24, 168)
-DEFAULT_RANGE_H = 6
 CHARTS_EVERY_S = 15
 
 
@@ -43,38 +39,41 @@ CHARTS_EVERY_S = 15
 class Asked:
     """What the query string asks for, within what the user may see."""
 
-    model: str
-    tenant: str
-    hours: int
-    models: list[str]
-    tenants: list[str]
+    filters: Filters
+    own_tenants: list[str]
     everything: bool  # the fleet's people see all tenants
 
     def scope(self, now: datetime) -> Scope:
-        tenants = [self.tenant] if self.tenant else None if self.everything else self.tenants
-        return selectors.scope_of(now, self.hours, self.model, tenants)
+        tenant = self.filters["tenant"]
+        tenants = [tenant] if tenant else None if self.everything else self.own_tenants
+        return selectors.scope_of(now, int(self.filters["hours"]), self.filters["model"], tenants)
 
 
 def asked_of(request: HttpRequest) -> Asked:
     everything = may(request, Role.VIEWER)
     own = [tenant.name for tenant in visible_tenants(request.user)]
     models, known_tenants = selectors.known_series(None if everything else own)
-    tenants = sorted({*own, *known_tenants}) if everything else own
-    hours = number(request.GET, "hours", DEFAULT_RANGE_H)
-    return Asked(
-        model=choice(request.GET, "model", models),
-        tenant=choice(request.GET, "tenant", tenants),
-        hours=hours if hours in RANGES_H else DEFAULT_RANGE_H,
-        models=models,
-        tenants=tenants,
-        everything=everything,
+    tenants = every("tenants", sorted({*own, *known_tenants})) if everything else every("your tenants", own)
+    filters = Filters(
+        request.GET,
+        model_select(models),
+        Select("tenant", "Tenant", tenants),
+        Select("hours", "How far back", last_hours(1, 6, 24, 168), "6"),
+        sort_by(tables.SORTED_BY, "-requests"),
     )
+    return Asked(filters, own, everything)
 
 
 def charts_of(asked: Asked, now: datetime) -> list[Chart]:
     """The figures of the page, made once for everybody who asks for the same within a while."""
     scope = asked.scope(now)
-    key = ("lengths", asked.model, asked.hours, scope.tenants, int(now.timestamp()) // CHARTS_EVERY_S)
+    key = (
+        "lengths",
+        asked.filters["model"],
+        asked.filters["hours"],
+        scope.tenants,
+        int(now.timestamp()) // CHARTS_EVERY_S,
+    )
 
     def build() -> list[Chart]:
         pairs, of = selectors.pairs(scope)
@@ -94,32 +93,30 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     asked = asked_of(request)
     scope = asked.scope(now)
-    order = order_of(request, tables.COLUMNS, "-requests")
     state = hub.state()
     service = state.lengths() if asked.everything else None
     drifts = (service or {}).get("drift") or []
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
-    lines = tables.lines(selectors.by_model_and_tenant(scope), order, drifting)
-    found = selectors.by_predictor(scope)
+    lines = tables.lines(selectors.by_model_and_tenant(scope), asked.filters.order, drifting)
+    by_predictor = selectors.by_predictor(scope)
     duel = tables.compare(scope) if asked.everything else None
     charts = {chart.key: chart for chart in charts_of(asked, now)}
     if request.GET.get("format") == "csv":
-        return _csv(request, charts, lines, found, asked)
+        return _csv(request, charts, lines, by_predictor, asked)
     whole = selectors.total(line.measures for line in lines)
     context = {
-        **live_context(state, view_of(request, ()), "overview,lengths"),
+        **live_context(state, "overview,lengths"),
         "asked": asked,
-        "ranges": RANGES_H,
-        "order": order,
+        "filters": asked.filters,
         "whole": whole,
         "lines": lines,
         "charts": charts,
         "every_s": CHARTS_EVERY_S,
-        "sources": tables.sources(found),
+        "sources": tables.sources(by_predictor),
         "service": service,
         "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
         "drifts": drifts,
-        "versions": tables.version_rows(found, duel) if asked.everything else [],
+        "versions": tables.version_rows(by_predictor, duel) if asked.everything else [],
         "duel": duel,
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }
@@ -130,16 +127,16 @@ def _csv(
     request: HttpRequest,
     charts: dict[str, Chart],
     lines: list[tables.Line],
-    found: dict[str, selectors.Measures],
+    by_predictor: dict[str, selectors.Measures],
     asked: Asked,
 ) -> HttpResponseBase:
     name = request.GET.get("table", "")
     if name in charts:
         return charts[name].csv(f"lengths-{name}")
     if name == "sources":
-        return table(tables.SOURCES, tables.sources(found)).csv("lengths-sources")
+        return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
     if name == "versions" and asked.everything:
-        return table(tables.VERSIONS, tables.version_rows(found, None)).csv("length-versions")
+        return table(tables.VERSIONS, tables.version_rows(by_predictor, None)).csv("length-versions")
     return table(tables.LINES, lines).csv("lengths")
 
 
@@ -154,19 +151,7 @@ def charts(request: HttpRequest) -> HttpResponse:
 # Acting on versions
 
 
-def _acted(request: HttpRequest, act: Callable[[str], str]) -> HttpResponse:
-    """Do *act* with the reason that was given; it says in a sentence what was done."""
-    reason = reason_of(request)
-    if not reason:
-        messages.error(request, "Nothing was changed: give a reason, which is kept with the event.")
-        return back(request, "console:lengths")
-    try:
-        done = act(reason)
-    except ActionError as refusal:
-        messages.error(request, f"{str(refusal).rstrip('.')}.")
-    else:
-        messages.success(request, done)
-    return back(request, "console:lengths")
+UNCHANGED = "Nothing was changed"
 
 
 @require_POST
@@ -186,7 +171,8 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
     acts = {"promote": promote, "reject": reject}
     if decision not in acts:
         raise Http404(f"There is no decision {decision}.")
-    return _acted(request, acts[decision])
+    act_with_reason(request, acts[decision], UNCHANGED)
+    return back(request, "console:lengths")
 
 
 @require_POST
@@ -198,7 +184,8 @@ def roll_back(request: HttpRequest) -> HttpResponse:
         version = services.rollback(None, user_of(request), reason)
         return f"{version or 'The bundled student'} predicts again; gateways take it up within seconds."
 
-    return _acted(request, act)
+    act_with_reason(request, act, UNCHANGED)
+    return back(request, "console:lengths")
 
 
 @require_POST
@@ -211,4 +198,5 @@ def train(request: HttpRequest) -> HttpResponse:
             raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later")
         return "A worker trains a new version; it predicts in shadow first."
 
-    return _acted(request, act)
+    act_with_reason(request, act, UNCHANGED)
+    return back(request, "console:lengths")

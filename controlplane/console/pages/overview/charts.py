@@ -18,7 +18,7 @@ from controlplane.console.charts.spec import (
     change,
     last,
 )
-from controlplane.console.filters import DEMANDS, View
+from controlplane.console.filters import Filters
 from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
@@ -30,21 +30,26 @@ HEAT_ROWS = 12
 HEAT_COLUMNS = 60
 REGIONS_SHOWN = 5
 OTHERS = "other regions"
+DEMANDS = {
+    "output": ("output_tokens_per_s", "Output tokens per second", "tok/s", "Output tok/s"),
+    "prompt": ("prompt_tokens_per_s", "Prompt tokens per second", "tok/s", "Prompt tok/s"),
+    "requests": ("requests_per_s", "Requests per second", "/s", "Requests/s"),
+}
 KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
 def time_to_first_token(samples: list[Sample], model: str) -> Chart:
     p50, p95, p99 = (history.tile_series(samples, f"ttft_p{p}_ms", model) for p in (50, 95, 99))
     slo, now = last(history.tile_series(samples, "ttft_slo_ms", model)), last(p95)
-    said = "no traffic in this range"
+    statement = "no traffic in this range"
     if now is not None:
         against = f", {'above' if now > slo else 'within'} the SLO of {milliseconds(slo)}" if slo else ""
-        said = f"p95 is {milliseconds(now)}{against}{change(p95)}"
+        statement = f"p95 is {milliseconds(now)}{against}{change(p95)}"
     return Chart(
         key="ttft",
         title="Time to first token",
         caption="p50, p95 and p99 of the last minute",
-        sentence=f"Time to first token: {said}.",
+        sentence=f"Time to first token: {statement}.",
         x=history.times(samples),
         up=MILLISECONDS,
         series=[
@@ -88,17 +93,17 @@ def demand(samples: list[Sample], model: str, kind: str, region_titles: dict[str
 def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
     """KV cache use of instances over time; the HEAT_ROWS fullest, fullest above. The table has them all."""
     known = {
-        name: found
+        name: reported
         for name, values in history.kv_by_instance(samples, names).items()
-        if (found := [value for value in values if value is not None])
+        if (reported := [value for value in values if value is not None])
     }
     fullest = sorted(known, key=lambda name: (-known[name][-1], name))
     thinned = samples[::-1][:: max(1, -(-len(samples) // HEAT_COLUMNS))][::-1]
     picked = history.kv_by_instance(thinned, fullest[:HEAT_ROWS][::-1])  # the first row is drawn at the bottom
-    said, caption = "no instance has reported in this range", "One row an instance, fullest above"
+    statement, caption = "no instance has reported in this range", "One row an instance, fullest above"
     if fullest:
         highest = max(value for values in known.values() for value in values)
-        said = (
+        statement = (
             f"{fullest[0]} is the fullest of {count(len(fullest))} instances at {percent(known[fullest[0]][-1])}; "
             f"the highest in this range was {percent(highest)}"
         )
@@ -109,7 +114,7 @@ def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
         key="kv",
         title="KV cache by instance",
         caption=caption,
-        sentence=f"KV cache: {said}.",
+        sentence=f"KV cache: {statement}.",
         x=history.times(thinned),
         across=TIME.but(showgrid=False, showline=False, nticks=4),
         up=Axis({"showgrid": False, "fixedrange": True, "automargin": True, "tickfont": {"size": 10}, "dtick": 1}),
@@ -121,29 +126,31 @@ def kv_heat_map(samples: list[Sample], names: Sequence[str]) -> Chart:
 
 
 def shortened(name: str, length: int = 22) -> str:
-    """*name* with its middle left out if it is longer than *length*: both ends tell instances apart."""
+    """*name* with its middle left out if it is longer than *length*: instances differ at either end."""
     if len(name) <= length:
         return name
     head = (length - 1) // 2
     return f"{name[:head]}…{name[-(length - 1 - head) :]}"
 
 
-def overview_charts(state: LiveState, view: View) -> list[Chart]:
+def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
+    model, minutes, demand_kind = filters["model"], filters["range"], filters["demand"]
+
     def build() -> list[Chart]:
-        samples = history.latest(state.history, view.range_s)
+        samples = history.latest(state.history, int(minutes))
         table = state.tables["instances"]
         pairs = zip(table["name"], table["model"], strict=True)
-        names = [name for name, model in pairs if not view.model or model == view.model]
+        names = [name for name, own in pairs if model in ("", own)]
         return [
-            time_to_first_token(samples, view.model),
-            demand(samples, view.model, view.demand, dict(region_names())),
+            time_to_first_token(samples, model),
+            demand(samples, model, demand_kind, dict(region_names())),
             kv_heat_map(samples, names),
         ]
 
-    return once(("overview", view.model, view.range_min, view.demand, history.newest_s(state.history)), build)
+    return once(("overview", model, minutes, demand_kind, history.newest_s(state.history)), build)
 
 
-def sparks(state: LiveState, view: View) -> list[str]:
+def sparks(state: LiveState, filters: Filters) -> list[str]:
     """The line of each tile over the range, as points of an SVG polyline."""
-    samples = history.latest(state.history, view.range_s)
-    return [tiles.spark(history.tile_series(samples, tile.field, view.model)) for tile in tiles.TILES]
+    samples = history.latest(state.history, int(filters["range"]))
+    return [tiles.spark(history.tile_series(samples, tile.field, filters["model"])) for tile in tiles.TILES]

@@ -92,12 +92,12 @@ def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _demand_of(said: Mapping[str, Any] | str) -> str:
+def _demand_of(demand: Mapping[str, Any] | str) -> str:
     """What of the forecast was planned for; older plans have the name of one end alone."""
-    if isinstance(said, str):
-        said = {"band": said, "kept": 0.0 if said == "mean" else 1.0}
-    kept, end = said["kept"], f"upper end of the forecast's {BANDS.get(said['band'], said['band'])} band"
-    soon = said.get("soon", kept)
+    if isinstance(demand, str):
+        demand = {"band": demand, "kept": 0.0 if demand == "mean" else 1.0}
+    kept, end = demand["kept"], f"upper end of the forecast's {BANDS.get(demand['band'], demand['band'])} band"
+    soon = demand.get("soon", kept)
     words = {0.0: "the mean of the forecast", 1.0: f"the {end}"}.get(
         kept, f"{kept:.0%} of the way from the mean to the {end}"
     )

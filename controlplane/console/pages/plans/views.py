@@ -1,7 +1,6 @@
 """Plans and moves: every plan that was made with all that it was made from, and every instance that scaling moved."""
 
 import json
-from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -10,7 +9,8 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import choice, number, view_of
+from controlplane.console.filters import Filters, Select, every, model_select
+from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
@@ -20,42 +20,28 @@ from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.names import model_names, place_titles, region_names
 from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
-from controlplane.exports import ROW_LIMIT
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
-
-PAGE_SIZE = 50
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
 def plans(request: HttpRequest) -> HttpResponseBase:
-    """Every plan, newest first, in pages by cursor."""
-    models, known = model_names(), planning.plan_strategies()
-    filters = {
-        "model": choice(request.GET, "model", models),
-        "status": choice(request.GET, "status", PlanStatus.values),
-        "strategy": choice(request.GET, "strategy", known),
-    }
-    rows = planning.plans(**filters)
-    if request.GET.get("format") == "csv":
-        return table(PLANS, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("plans")
-    page, cursor, next_cursor = _page(request, rows)
+    filters = Filters(
+        request.GET,
+        model_select(model_names()),
+        Select("status", "Status", every("statuses", PlanStatus.choices)),
+        Select(
+            "strategy", "Strategy", every("strategies", [(name, title_of(name)) for name in planning.plan_strategies()])
+        ),
+    )
+    rows = planning.plans(model=filters["model"], status=filters["status"], strategy=filters["strategy"])
+    context = {**live_context(hub.state(), "overview,events"), "filters": filters}
     titles, now = place_titles(), timezone.now()
-    context = {
-        **live_context(hub.state(), view_of(request, ()), "overview,events"),
-        "plans": [card_of(row, titles, now) for row in page],
-        "cursor": cursor,
-        "next_cursor": next_cursor,
-        "filters": filters,
-        "filtered": any(filters.values()),
-        "models": models,
-        "statuses": PlanStatus.choices,
-        "strategies": [(name, title_of(name)) for name in known],
-        "row_limit": ROW_LIMIT,
-    }
-    return render(request, "console/plans/plans.html", context)
+    return list_page(
+        request, "console/plans/plans.html", rows, PLANS, "plans", context, lambda row: card_of(row, titles, now)
+    )
 
 
 @require_safe
@@ -76,7 +62,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
-        **live_context(hub.state(), view_of(request, ()), "overview,events"),
+        **live_context(hub.state(), "overview,events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
@@ -93,37 +79,12 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
 @require_safe
 @fleet_role(Role.VIEWER)
 def moves(request: HttpRequest) -> HttpResponseBase:
-    """Every move, newest first, in pages by cursor."""
-    models, regions = model_names(), region_names()
-    filters = {
-        "model": choice(request.GET, "model", models),
-        "region": choice(request.GET, "region", [name for name, _ in regions]),
-        "source": choice(request.GET, "source", MoveSource.values),
-    }
-    rows = planning.moves(**filters)
-    if request.GET.get("format") == "csv":
-        return table(MOVES, rows[:ROW_LIMIT].iterator(chunk_size=500)).csv("moves")
-    page, cursor, next_cursor = _page(request, rows)
-    context = {
-        **live_context(hub.state(), view_of(request, ()), "overview,events"),
-        "titles": place_titles(),
-        "moves": page,
-        "cursor": cursor,
-        "next_cursor": next_cursor,
-        "filters": filters,
-        "filtered": any(filters.values()),
-        "models": models,
-        "regions": regions,
-        "sources": MoveSource.choices,
-        "row_limit": ROW_LIMIT,
-    }
-    return render(request, "console/plans/moves.html", context)
-
-
-def _page(request: HttpRequest, rows: Any) -> tuple[list[Any], int | None, int | None]:
-    """A page of *rows* (newest first), the cursor it was asked with, and that of the page after it."""
-    cursor = number(request.GET, "before")
-    if cursor is not None:
-        rows = rows.filter(pk__lt=cursor)
-    found = list(rows[: PAGE_SIZE + 1])
-    return found[:PAGE_SIZE], cursor, found[PAGE_SIZE - 1].pk if len(found) > PAGE_SIZE else None
+    filters = Filters(
+        request.GET,
+        model_select(model_names()),
+        Select("region", "Region", every("regions", region_names())),
+        Select("source", "Asked by", [("", "Asked by anything"), *MoveSource.choices]),
+    )
+    rows = planning.moves(model=filters["model"], region=filters["region"], source=filters["source"])
+    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "titles": place_titles()}
+    return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context)

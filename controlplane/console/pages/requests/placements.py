@@ -11,7 +11,7 @@ from controlplane.console.formats import NONE, count, duration, fixed, milliseco
 from controlplane.gateway.models import LedgerRow, Outcome
 
 POLICY_WHY = {
-    "round_robin": "the next in turn that has room",
+    "round_robin": "the next in rotation that has room",
     "least_request": "the fewest running requests among those with room",
     "minimum_use": "the lowest use of KV cache among those with room",
     "join_shortest_queue": "the fewest tokens still to process among those with room",

@@ -1,28 +1,23 @@
 """Requests from the ledger: the list, and one request with the trace of how it was placed."""
 
-from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.filters import choice, number
+from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, model_select
+from controlplane.console.lists import list_page
 from controlplane.console.pages.requests import placements
-from controlplane.console.pages.requests.selectors import filter_requests, visible_requests
 from controlplane.console.selectors.names import model_names
-from controlplane.console.tables import Columns, table
-from controlplane.exports import ROW_LIMIT
+from controlplane.console.tables import Columns
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.models import Outcome
+from controlplane.gateway.selectors import filter_requests, visible_requests
 
-PAGE_SIZE = 50
-SINCE_H = (1, 6, 24, 168)
 COLUMNS: Columns = {
     "Request": "request_id",
     "Arrived (UTC)": "arrived_at",
@@ -49,51 +44,36 @@ COLUMNS: Columns = {
 FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
 
 
-def requests_csv(rows: Iterable[LedgerRow], with_fleet: bool) -> HttpResponseBase:
-    return table(dict(COLUMNS) | dict(FLEET_COLUMNS if with_fleet else {}), rows).csv("requests")
-
-
 @require_safe
 @signed_in
 def requests(request: HttpRequest) -> HttpResponseBase:
-    """Newest first, in pages by cursor: rows that arrive meanwhile neither repeat nor skip anything."""
-    query = request.GET
     sees_fleet = may(request, Role.VIEWER)
-    tenants = list(visible_tenants(request.user))
-    filters = {
-        "model": query.get("model", "")[:160],
-        "outcome": choice(query, "outcome", Outcome.values),
-        "tenant": choice(query, "tenant", [tenant.name for tenant in tenants]),
-        "instance": query.get("instance", "")[:80] if sees_fleet else "",
-        "slo_class": query.get("class", "")[:40],
-        "request_id": query.get("q", "").strip()[:80],
-    }
-    hours = number(query, "hours")
-    hours = hours if hours in SINCE_H else None
-    since = timezone.now() - timedelta(hours=hours) if hours else None
-    rows = filter_requests(visible_requests(request.user), **filters, since=since)
-    if query.get("format") == "csv":
-        limited = rows.order_by("-pk")[:ROW_LIMIT]
-        return requests_csv(limited.iterator(chunk_size=1000), sees_fleet)
-    cursor = number(query, "before")
-    if cursor is not None:
-        rows = rows.filter(pk__lt=cursor)
-    page = list(rows.order_by("-pk")[: PAGE_SIZE + 1])
-    context = {
-        "rows": page[:PAGE_SIZE],
-        "next_cursor": page[PAGE_SIZE - 1].pk if len(page) > PAGE_SIZE else None,
-        "cursor": cursor,
-        "filters": filters,
-        "filtered": any(filters.values()) or hours,
-        "hours": hours,
-        "since_hours": SINCE_H,
-        "models": model_names(),
-        "outcomes": Outcome.choices,
-        "classes": list(SloClass.objects.values_list("name", flat=True)),
-        "tenants": tenants,
-        "row_limit": ROW_LIMIT,
-    }
-    return render(request, "console/requests/requests.html", context)
+    tenants = {tenant.name: str(tenant) for tenant in visible_tenants(request.user)}
+    whose = (
+        Select("tenant", "Tenant", every("tenants", tenants.items())) if len(tenants) > 1 else Hidden("tenant", tenants)
+    )
+    filters = Filters(
+        request.GET,
+        Search("q", "Beginning of the request id", "Request id"),
+        model_select(model_names(), free=160),
+        Select("outcome", "Outcome", every("outcomes", Outcome.choices)),
+        Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
+        whose,
+        Select("hours", "Arrived", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
+        *([Hidden("instance")] if sees_fleet else []),
+    )
+    rows = filter_requests(
+        visible_requests(request.user),
+        model=filters["model"],
+        outcome=filters["outcome"],
+        tenant=filters["tenant"],
+        instance=filters["instance"] if sees_fleet else "",
+        slo_class=filters["class"],
+        request_id=filters["q"],
+        since=filters.since,
+    )
+    columns = {**COLUMNS, **FLEET_COLUMNS} if sees_fleet else COLUMNS
+    return list_page(request, "console/requests/requests.html", rows, columns, "requests", {"filters": filters})
 
 
 @require_safe

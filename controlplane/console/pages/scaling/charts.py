@@ -46,11 +46,11 @@ def cost_against_service(
         points("in use", STYLES[0], "circle", [row for row in known if row["strategy"] in used]),
         points("simulated only", STYLES[1], "diamond", [row for row in known if row["strategy"] not in used]),
     )
-    said = "not compared yet"
+    statement = "not compared yet"
     if known:
         best = min(known, key=lambda row: (-row["slo_met"], row["instance_hours"]))
         least = min(known, key=lambda row: row["instance_hours"])
-        said = (
+        statement = (
             f"{title_of(best['strategy'])} met the SLO for {percent(best['slo_met'])} of the requests with "
             f"{count(best['instance_hours'])} instance-hours; {title_of(least['strategy'])} used the fewest, "
             f"{count(least['instance_hours'])}, and met it for {percent(least['slo_met'])}"
@@ -65,7 +65,7 @@ def cost_against_service(
         key="strategies",
         title="Cost against service",
         caption=caption,
-        sentence=f"Strategies: {said}.",
+        sentence=f"Strategies: {statement}.",
         across=NUMBERS.but(ticksuffix=" h", hoverformat=",.1f", range=across),
         up=SHARE.but(tickformat=".1%", range=up, rangemode="normal"),
         series=[group for group in groups if group.y],

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from controlplane.console.pages.plans.cards import without_place
+from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment
-from controlplane.fleet.states import COMING, PRESENT, InstanceState
 from controlplane.planning import selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.titles import title_of
@@ -20,28 +20,35 @@ OUT_OF_SERVICE = (
 )  # neither serving nor on their way
 
 
-class Planned:
-    """Instances as they are against as they are planned."""
+@dataclass(frozen=True, kw_only=True)
+class Amounts:
+    """Instances as they are and as they are planned, and what they cost an hour."""
 
-    @property
-    def present(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def planned(self) -> int:
-        raise NotImplementedError
+    present: int  # serving or on their way: what a target counts
+    planned: int
+    usd_now: float
+    usd_planned: float
 
     @property
     def delta(self) -> int:
         return self.planned - self.present
 
     @property
+    def usd_delta(self) -> float:
+        return round(self.usd_planned - self.usd_now, 2)
+
+    @property
     def tone(self) -> str:
         return "more" if self.delta > 0 else "fewer" if self.delta < 0 else ""
 
 
-@dataclass(frozen=True)
-class Cell(Planned):
+def total(parts: Sequence[Amounts]) -> dict[str, Any]:
+    """The fields of `Amounts`, each summed over *parts*."""
+    return {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Amounts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Amounts):
     """Instances of one model in one region on one GPU type. *target* is None where no plan says anything."""
 
     region: str
@@ -52,15 +59,6 @@ class Cell(Planned):
     deployed: bool = True
 
     @property
-    def present(self) -> int:
-        """Serving or on their way: what a target counts."""
-        return sum(self.states[state] for state in PRESENT)
-
-    @property
-    def planned(self) -> int:
-        return self.present if self.target is None else self.target
-
-    @property
     def not_ready(self) -> str:
         """`1 loading, 2 draining`: what the number alone does not say."""
         coming = sum(self.states[state] for state in COMING)
@@ -69,8 +67,8 @@ class Cell(Planned):
         return ", ".join(words)
 
 
-@dataclass(frozen=True)
-class Line(Planned):
+@dataclass(frozen=True, kw_only=True)
+class Line(Amounts):
     """One row of the matrix: a model on a GPU type, with a cell for each region."""
 
     model: str
@@ -78,30 +76,13 @@ class Line(Planned):
     gpu_title: str
     tensor_parallel: int
     cells: tuple[Cell, ...]
-    usd_each: Mapping[str, float]  # an hour, by region: the number of GPUs may differ
     plan: ScalingPlan | None
-    first: bool = False  # of its model
-    of_model: int = 1  # lines of its model
-
-    @property
-    def present(self) -> int:
-        return sum(cell.present for cell in self.cells)
-
-    @property
-    def planned(self) -> int:
-        return sum(cell.planned for cell in self.cells)
-
-    @property
-    def usd_now(self) -> float:
-        return sum(cell.present * self.usd_each.get(cell.region, 0.0) for cell in self.cells)
-
-    @property
-    def usd_planned(self) -> float:
-        return sum(cell.planned * self.usd_each.get(cell.region, 0.0) for cell in self.cells)
+    first: bool  # of its model
+    of_model: int  # lines of its model
 
 
-@dataclass(frozen=True)
-class Matrix(Planned):
+@dataclass(frozen=True, kw_only=True)
+class Matrix(Amounts):
     """Present against planned instances by model x GPU type and region."""
 
     regions: tuple[tuple[str, str], ...]  # name and title
@@ -113,26 +94,6 @@ class Matrix(Planned):
         columns = zip(*(line.cells for line in self.lines), strict=True)
         return [(sum(cell.present for cell in column), sum(cell.planned for cell in column)) for column in columns]
 
-    @property
-    def present(self) -> int:
-        return sum(line.present for line in self.lines)
-
-    @property
-    def planned(self) -> int:
-        return sum(line.planned for line in self.lines)
-
-    @property
-    def usd_now(self) -> float:
-        return sum(line.usd_now for line in self.lines)
-
-    @property
-    def usd_planned(self) -> float:
-        return sum(line.usd_planned for line in self.lines)
-
-    @property
-    def usd_delta(self) -> float:
-        return round(self.usd_planned - self.usd_now, 2)
-
 
 def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, str], now: datetime) -> Matrix:
     """The matrix of *model*, or of every model (empty). Plans that are out of date say nothing."""
@@ -141,23 +102,24 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
     if model:
         deployments = deployments.filter(model__name=model)
     places = selectors.instances_by_place()
-    regions: dict[str, None] = {}
     groups: dict[tuple[str, str], dict[str, Deployment]] = {}
     for row in deployments.order_by("model__name", "gpu_type__name", "region__name"):
         groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
-        regions[row.region.name] = None
-    names = sorted(regions)
-    lines = []
+    regions = sorted({region for by_region in groups.values() for region in by_region})
     of_models = Counter(name for name, _ in groups)
-    before = ""
+    lines: list[Line] = []
     for (name, gpu_type), by_region in groups.items():
         plan = plans.get(name)
         targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
         cells = tuple(
             _cell(
-                name, region, places.get((name, region, gpu_type), Counter()), targets.get(region), region in by_region
+                name,
+                region,
+                places.get((name, region, gpu_type), Counter()),
+                targets.get(region, {}),
+                by_region.get(region),
             )
-            for region in names
+            for region in regions
         )
         some = next(iter(by_region.values()))
         lines.append(
@@ -167,33 +129,34 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
                 gpu_title=some.gpu_type.title,
                 tensor_parallel=some.tensor_parallel,
                 cells=cells,
-                usd_each={
-                    region: row.tensor_parallel * float(row.gpu_type.on_demand_usd_per_hour)
-                    for region, row in by_region.items()
-                },
                 plan=plan,
-                first=name != before,
+                first=not lines or name != lines[-1].model,
                 of_model=of_models[name],
+                **total(cells),
             )
         )
-        before = name
-    return Matrix(tuple((name, titles.get(name, name)) for name in names), tuple(lines))
+    return Matrix(regions=tuple((name, titles.get(name, name)) for name in regions), lines=tuple(lines), **total(lines))
 
 
 def _targets(plan: ScalingPlan, gpu_type: str) -> dict[str, dict[str, Any]]:
     return {target["region"]: target for target in plan.targets if target["gpu_type"] == gpu_type}
 
 
-def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any] | None, deployed: bool) -> Cell:
-    if target is None:
-        return Cell(region, states, deployed=deployed)
+def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any], deployment: Deployment | None) -> Cell:
+    present = sum(states[state] for state in PRESENT)
+    planned = target.get("target", present)
+    usd_each = deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour) if deployment else 0.0
     return Cell(
         region=region,
         states=states,
-        target=target["target"],
+        present=present,
+        planned=planned,
+        usd_now=present * usd_each,
+        usd_planned=planned * usd_each,
+        target=target.get("target"),
         demand_tokens_per_s=target.get("demand_tokens_per_s"),
         reason=without_place(target.get("reason") or "", model),
-        deployed=deployed,
+        deployed=deployment is not None,
     )
 
 
@@ -211,7 +174,7 @@ def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict
         )
         if (known := [row[name] for row in rows if row.get(name) is not None])
     }
-    found = [
+    compared = [
         {
             **row,
             "title": title_of(row["strategy"]),
@@ -221,5 +184,5 @@ def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict
         for row in rows
     ]
     return sorted(
-        found, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
+        compared, key=lambda row: (row.get("instance_hours") is None, row.get("instance_hours") or 0.0, row["title"])
     )

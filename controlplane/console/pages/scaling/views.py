@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from django.conf import settings
-from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -14,10 +13,10 @@ from django.views.decorators.http import require_GET, require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.actions import back, reason_of
+from controlplane.console.actions import act_with_reason, back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import view_of
+from controlplane.console.filters import Filters, model_select
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import card_of
@@ -27,8 +26,8 @@ from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.console.selectors.names import model_names, place_titles
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.fleet.states import ActionError
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
 from controlplane.planning.execution import strategies
@@ -44,8 +43,8 @@ MATRIX: Columns = {
     "Present (instances)": "cell.present",
     "Planned (instances)": "cell.target",
     "Change (instances)": "cell.delta",
-    "Cost now (USD/h)": lambda row: round(row["cell"].present * row["usd_each"], 4),
-    "Cost planned (USD/h)": lambda row: round(row["cell"].planned * row["usd_each"], 4),
+    "Cost now (USD/h)": "cell.usd_now",
+    "Cost planned (USD/h)": "cell.usd_planned",
     "Demand (tok/s)": "cell.demand_tokens_per_s",
     "Reason": "cell.reason",
 }
@@ -78,32 +77,32 @@ def comparison_chart(comparison: StrategyComparison | None, used: set[str]) -> C
 @fleet_role(Role.VIEWER)
 def scaling(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
-    models = model_names()
-    view = view_of(request, models)
+    filters = Filters(request.GET, model_select(model_names()))
+    model = filters["model"]
     titles = place_titles()
     current = planning.current_plans()
-    matrix = tables.matrix(view.model, current, titles, now)
+    matrix = tables.matrix(model, current, titles, now)
     comparison, used = planning.latest_comparison(), strategies_used()
     compared = tables.comparison_rows(comparison.rows, used) if comparison else []
     chart = comparison_chart(comparison, used)
     if request.GET.get("format") == "csv":
-        return _csv(view.table, view.model, matrix, compared, chart)
+        return _csv(request.GET.get("table", ""), model, matrix, compared, chart)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
-    shown = {plan.pk: plan for plan in [*waiting, *current.values()] if not view.model or plan.model.name == view.model}
+    shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
     cards = [card_of(plan, titles, now) for plan in shown.values()]
     cards.sort(key=lambda card: (not card.decidable, card.expired, card.plan.model.name))
     operator = may(request, Role.OPERATOR)
-    policies = [(model, policy) for model, policy in planning.policies() if not view.model or model.name == view.model]
+    policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
     context = {
-        **live_context(hub.state(), view, "overview,events"),
-        "models": models,
+        **live_context(hub.state(), "overview,events"),
+        "filters": filters,
         "now": now,
         "titles": titles,
         "matrix": matrix,
         "cards": cards,
         "waiting_count": len(waiting),
-        "newest_plan": planning.plans(model=view.model).first(),
-        "moves_day": planning.moves_since(planning.hours_ago(24), view.model),
+        "newest_plan": planning.plans(model=model).first(),
+        "moves_day": planning.moves_since(planning.hours_ago(24), model),
         "unmet": [card for card in cards if card.shortage and not card.expired],
         "comparison": comparison,
         "compared": compared,
@@ -114,8 +113,8 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compare_every": settings.COMPARE_EVERY_S,
         "compare_hours": settings.COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
-        "moves": planning.moves(model=view.model)[:MOVES_SHOWN],
-        "plans": [card_of(plan, titles, now) for plan in planning.plans(model=view.model)[:PLANS_SHOWN]],
+        "moves": planning.moves(model=model)[:MOVES_SHOWN],
+        "plans": [card_of(plan, titles, now) for plan in planning.plans(model=model)[:PLANS_SHOWN]],
     }
     return render(request, "console/scaling/scaling.html", context)
 
@@ -131,12 +130,7 @@ def _csv(
         return table(MOVES, planning.moves(model=model)[:ROW_LIMIT]).csv("moves")
     if name == "plans":
         return table(PLANS, planning.plans(model=model)[:ROW_LIMIT]).csv("plans")
-    cells = [
-        {"line": line, "cell": cell, "usd_each": line.usd_each[cell.region]}
-        for line in matrix.lines
-        for cell in line.cells
-        if cell.deployed
-    ]
+    cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
 
 
@@ -157,16 +151,11 @@ def decide(request: HttpRequest, pk: int, decision: str) -> HttpResponse:
     plan = get_object_or_404(ScalingPlan.objects.select_related("model"), pk=pk)
     if decision not in DECISIONS:
         raise Http404(f"There is no decision {decision}.")
-    reason = reason_of(request)
-    if not reason:
-        messages.error(request, f"The plan for {plan.model} still waits: give a reason, which is kept with the event.")
-    else:
-        try:
-            decided = DECISIONS[decision](plan, user_of(request), reason)
-        except ActionError as refusal:
-            messages.error(request, f"{str(refusal).rstrip('.')}.")
-        else:
-            messages.success(request, _decided(decided, plan))
+    act_with_reason(
+        request,
+        lambda reason: _decided(DECISIONS[decision](plan, user_of(request), reason), plan),
+        f"The plan for {plan.model} still waits",
+    )
     return back(request, "console:plan", plan.pk)
 
 
@@ -182,21 +171,20 @@ def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
 def policy(request: HttpRequest, pk: int) -> HttpResponse:
     """Set the strategy and mode of one model."""
     model = get_object_or_404(Model, pk=pk)
-    reason = reason_of(request)
-    if not reason:
-        messages.error(request, f"{model} is scaled as before: give a reason, which is kept with the event.")
-        return back(request, "console:scaling")
-    given = request.POST
-    try:
-        parameters = json.loads(given.get("parameters", "").strip() or "{}")
-        row = services.set_policy(
-            model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
-        )
-    except ValueError as error:
-        messages.error(request, f"{model} is scaled as before: the parameters are not JSON ({error}).")
-    except ValidationError as error:
-        messages.error(request, f"{model} is scaled as before: {' '.join(error.messages)}")
-    else:
+    unchanged, given = f"{model} is scaled as before", request.POST
+
+    def act(reason: str) -> str:
+        try:
+            parameters = json.loads(given.get("parameters", "").strip() or "{}")
+            row = services.set_policy(
+                model, given.get("strategy", ""), given.get("mode", ""), parameters, user_of(request), reason
+            )
+        except ValueError as error:
+            raise ActionError(f"{unchanged}: the parameters are not JSON ({error})") from error
+        except ValidationError as error:
+            raise ActionError(f"{unchanged}: {' '.join(error.messages)}") from error
         mode = PolicyMode(row.mode).label.partition(":")[0].lower()
-        messages.success(request, f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on.")
+        return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
+
+    act_with_reason(request, act, unchanged)
     return back(request, "console:scaling")

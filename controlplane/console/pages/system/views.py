@@ -9,7 +9,6 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.filters import view_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
@@ -59,7 +58,7 @@ def job_row(job: dict[str, Any]) -> dict[str, Any]:
         "title": job_title(job["name"]),
         "run_by": RUN_BY.get(job["kind"], job["kind"]),
         "duration_ms": None if job["last_duration_s"] is None else job["last_duration_s"] * 1000,
-        "said": trouble(job) if bad else job["last_error"],
+        "trouble": trouble(job) if bad else job["last_error"],
     }
 
 
@@ -71,7 +70,7 @@ def part_row(part: dict[str, Any]) -> dict[str, Any]:
 @require_safe
 @fleet_role(Role.VIEWER)
 def system(request: HttpRequest) -> HttpResponseBase:
-    if not may(request, Role.OPERATOR):  # what a viewer's attention list points to is told by events too
+    if not may(request, Role.OPERATOR):  # events say of it what a viewer's attention list points to
         return redirect(f"{reverse('console:events')}?q=monitor")
     state = hub.state()
     tables = state.system()
@@ -80,7 +79,7 @@ def system(request: HttpRequest) -> HttpResponseBase:
         return table(COLUMNS, jobs).csv("jobs")
     bad = sum(job["state"] in ("late", "failing") for job in jobs)
     context = {
-        **live_context(state, view_of(request, []), "system"),
+        **live_context(state, "system"),
         "jobs": [job_row(job) for job in jobs],
         "bad": bad,
         "parts": [part_row(part) for part in tables["parts"]],

@@ -1,17 +1,14 @@
 import json
-import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from controlplane.experiments.experiment import Comparison, Experiment, Result, figure
 from controlplane.experiments.registry import EXPERIMENTS
-
-WIDTH = 170  # where no terminal says otherwise
+from controlplane.terminal import Column, console, progress, table
 
 
 class Command(BaseCommand):
@@ -42,36 +39,26 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(result))
             return
-        console = Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH)
-        experiment.show(console, result)
+        shown = console(self.stdout)
+        experiment.show(shown, result)
         if rows := experiment.compare(result):
-            console.print(comparison_table(experiment, rows))
+            shown.print(comparison_table(experiment, rows))
 
     @staticmethod
     def _run(experiment: Experiment, options: dict[str, Any]) -> Result:
         settings = experiment.settings(options)
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        console = Console(stderr=True, quiet=options["json"])
-        with Progress(*columns, console=console, refresh_per_second=4) as progress:
-            bars: dict[str, Any] = {}
-
-            def report(step: str, done: int, total: int) -> None:
-                if step not in bars:
-                    for bar in bars.values():
-                        progress.update(bar, visible=False)
-                    bars[step] = progress.add_task(step, total=total)
-                progress.update(bars[step], completed=done)
-
+        with progress(quiet=options["json"]) as report:
             return experiment.run(settings, report)
+
+
+COMPARED = (
+    Column("Measure", "measure"),
+    Column("Section", "section"),
+    Column("Paper", lambda row: figure(row["paper"], row["unit"]), "{}"),
+    Column("Ours", lambda row: figure(row["ours"], row["unit"]), "{}"),
+)
 
 
 def comparison_table(experiment: Experiment, rows: list[Comparison]) -> Table:
     """The paper's figures beside ours."""
-    table = Table(title=f"Against the paper: {experiment.paper}")
-    for head in ("Measure", "Section"):
-        table.add_column(head)
-    for head in ("Paper", "Ours"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(row.measure, row.section, figure(row.paper, row.unit), figure(row.ours, row.unit))
-    return table
+    return table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows))

@@ -23,19 +23,19 @@ class Command(BaseCommand):
 
     def handle(self, *, region: str, name: str, address: str, **options: Any) -> None:
         try:
-            found = machine()
+            this_machine = machine()
         except HardwareError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(tables(found, region=region, node=slug(name), address=address))
+        self.stdout.write(tables(this_machine, region=region, node=slug(name), address=address))
 
 
-def tables(found: Machine, *, region: str, node: str, address: str) -> str:
+def tables(machine: Machine, *, region: str, node: str, address: str) -> str:
     """TOML of the GPU types and nodes: one node for each kind of GPU, one of CPUs where there are no GPUs."""
     kinds: dict[str, list[Gpu]] = {}
-    for gpu in found.gpus:
+    for gpu in machine.gpus:
         kinds.setdefault(gpu.name, []).append(gpu)
     if not kinds:
-        memory = int(found.memory_bytes * KEPT_BACK)
+        memory = int(machine.memory_bytes * KEPT_BACK)
         return _gpu_type("cpu", "CPU", memory, "cpu") + _node(node, region, "cpu", 1, address)
     written = [
         _gpu_type(type_name(gpus[0]), title, min(gpu.memory_bytes for gpu in gpus), "gpu")

@@ -1,21 +1,20 @@
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import numpy as np
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
+from controlplane.terminal import Column, console, progress, table
 from forecasting.workload import BEST, FORECASTERS, backtest
 from forecasting.workload.series import (
     DAY_S,
@@ -29,7 +28,6 @@ from forecasting.workload.series import (
 from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
 from scheduling.table_files import Row, csv_rows
 
-WIDTH = 170  # where no terminal says otherwise
 HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown separately
 FIT_DAYS = 7.0
 FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
@@ -98,21 +96,35 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         quantities = [options["quantity"]] if options["quantity"] else list(QUANTITIES)
         chosen = {name: FORECASTERS[name] for name in dict.fromkeys(options["forecasters"])}
-        console = Console(stderr=True, quiet=options["json"])
         rows: list[dict[str, Any]] = []
         judged: list[dict[str, Any]] = []
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        with Progress(*columns, console=console, refresh_per_second=4) as progress:
+        with progress(quiet=options["json"]) as report:
             for name, pair in demand.series.items():
                 for quantity in quantities:
                     series = pair[quantity] if options["keep_partial"] else without_partial(pair[quantity])
                     fit, test = split(series, name, options["fit_days"], options["test_days"])
-                    judged.append(
-                        {"series": name, "quantity": quantity, "fit_windows": fit, "test_windows": test,
-                         "gaps": int(np.count_nonzero(~series.known[: fit + test]))}
-                    )  # fmt: skip
-                    results = self._run(progress, series, chosen, fit, test, horizon, f"{name} {quantity}")
-                    rows += [{**row, "series": name, "quantity": quantity} for row in results]
+                    gaps = int(np.count_nonzero(~series.known[: fit + test]))
+                    of_series = {"series": name, "quantity": quantity}
+                    judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
+                    for forecaster, make in chosen.items():
+                        step = f"{name} {quantity}: {forecaster}"
+                        report(step, 0, test)
+
+                        def advance(_: str, done: int, total: int, step: str = step) -> None:
+                            report(step, done, total)
+
+                        try:
+                            results = backtest(
+                                series,
+                                {forecaster: make},
+                                fit,
+                                horizon,
+                                test_windows=test,
+                                progress=advance,
+                            )
+                        except ValueError as error:
+                            raise CommandError(f"{name} {quantity}: {error}") from error
+                        rows += [{**row, **of_series} for row in results]
         if not options["no_store"]:
             try:
                 services.store_backtest(demand.source, round(window_s), horizon, rows)
@@ -130,31 +142,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))
         else:
-            show(Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH), about, rows)
-
-    def _run(
-        self, progress: Progress, series: Series, chosen: dict[str, Any], fit: int, test: int, horizon: int, name: str
-    ) -> list[dict[str, Any]]:
-        results = []
-        for forecaster, make in chosen.items():
-            bar = progress.add_task(f"{name}: {forecaster}", total=test)
-
-            def advance(_: str, done: int, __: int, bar: TaskID = bar) -> None:
-                progress.update(bar, completed=done)
-
-            try:
-                results += backtest(
-                    series,
-                    {forecaster: make},
-                    fit,
-                    horizon,
-                    test_windows=test,
-                    progress=advance,
-                )
-            except ValueError as error:
-                raise CommandError(f"{name}: {error}") from error
-            progress.remove_task(bar)
-        return results
+            show(console(self.stdout), about, rows)
 
 
 def split(series: Series, name: str, fit_days: float | None, test_days: float | None) -> tuple[int, int]:
@@ -262,40 +250,49 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     return Demand("ledger", series)
 
 
-def show(console: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def step_column(step: int) -> Column:
+    return Column(f"step {step}", lambda row: row["mean_ape_by_horizon"][step - 1], percent)
+
+
+def columns(horizon: int) -> list[Column]:
+    """Of the table of one series: errors over all windows ahead and at some, bands, one origin, and times."""
+    return [
+        Column("Forecaster", "forecaster"),
+        Column("APE mean", "mean_ape", percent),
+        Column("max", "max_ape", percent),
+        *(step_column(step) for step in sorted({1, min(2, horizon), horizon})),
+        Column("pinball", "pinball", percent),
+        Column("in 80 %", "coverage_80", percent),
+        Column("in 95 %", "coverage_95", percent),
+        Column("once mean", "one_origin_mean_ape", percent),
+        Column("once max", "one_origin_max_ape", percent),
+        Column("fit", "fit_s", "{:.2f} s"),
+        Column("update", lambda row: 1000 * row["update_s"], "{:.1f} ms"),
+        Column("predict", lambda row: 1000 * row["predict_s"], "{:.1f} ms"),
+    ]
+
+
+def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """One table a series and quantity, best mean APE first."""
     horizon = about["horizon_windows"]
-    console.print(
+    shown.print(
         f"[bold]{about['source']}[/], windows of {about['window_s'] / 60:g} min, forecast {horizon} ahead before each window"
     )
     for judged in about["series"]:
-        table = Table(
-            title=f"{judged['series']}, {judged['quantity']} tokens: fitted on {judged['fit_windows']:,} windows,"
+        title = (
+            f"{judged['series']}, {judged['quantity']} tokens: fitted on {judged['fit_windows']:,} windows,"
             f" judged on {judged['test_windows']:,} ({judged['gaps']:,} gaps in both)"
         )
-        table.add_column("Forecaster")
-        steps = sorted({1, min(2, horizon), horizon})
-        titles = ["APE mean", "max", *(f"step {step}" for step in steps), "pinball", "in 80 %", "in 95 %", "once mean",
-                  "once max", "fit", "update", "predict"]  # fmt: skip
-        for title in titles:
-            table.add_column(title, justify="right", no_wrap=True)
         mine = [row for row in rows if (row["series"], row["quantity"]) == (judged["series"], judged["quantity"])]
-        for place, row in enumerate(sorted(mine, key=lambda row: row["mean_ape"])):
-            table.add_row(
-                row["forecaster"],
-                *(percent(row[name]) for name in ("mean_ape", "max_ape")),
-                *(percent(row["mean_ape_by_horizon"][step - 1]) for step in steps),
-                *(percent(row[name]) for name in ("pinball", "coverage_80", "coverage_95")),
-                *(percent(row[name]) for name in ("one_origin_mean_ape", "one_origin_max_ape")),
-                f"{row['fit_s']:.2f} s",
-                *(f"{1000 * row[name]:.1f} ms" for name in ("update_s", "predict_s")),
-                style="bold" if place == 0 else "",
-            )
-        console.print(table)
+        ranked = [
+            {**row, "style": "" if place else "bold"}
+            for place, row in enumerate(sorted(mine, key=lambda row: row["mean_ape"]))
+        ]
+        shown.print(table(title, columns(horizon), ranked, itemgetter("style")))
         for row in mine:
             words = ". ".join(filter(None, (row["note"], row["parameters"])))
             if words:
-                console.print(f"  {row['forecaster']}: {words}", highlight=False, markup=False)
+                shown.print(f"  {row['forecaster']}: {words}", highlight=False, markup=False)
 
 
 def percent(value: float | None) -> str:

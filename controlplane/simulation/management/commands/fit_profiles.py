@@ -1,15 +1,15 @@
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO, cast
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from rich.console import Console
-from rich.table import Table
 
 from controlplane.simulation.selectors import ledger_measurements, ledger_rows
 from controlplane.simulation.services import store_profiles
+from controlplane.terminal import Column, console, table
 from scheduling.fleet.profile_fitting import Error, Fit, Setting
 from scheduling.fleet.published_profiles import MEASURED, fit_all, read_blis
 from scheduling.table_files import TraceError
@@ -45,14 +45,14 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(as_json(fits, failed, stored)))
             return
-        console = Console(file=cast(TextIO, self.stdout), width=150)
-        console.print(as_table(fits))
+        shown = console(self.stdout)
+        shown.print(table(TITLE, COLUMNS, fits))
         for setting, why in failed.items():
-            console.print(f"[yellow]{setting}[/]: {why}")
+            shown.print(f"[yellow]{setting}[/]: {why}")
         for line in summary(fits):
-            console.print(line)
+            shown.print(line)
         if options["write"]:
-            console.print(f"Stored {len(stored)} profiles" + "".join(f"\n  {name}" for name in stored))
+            shown.print(f"Stored {len(stored)} profiles" + "".join(f"\n  {name}" for name in stored))
 
     @staticmethod
     def _fits(options: dict[str, Any]) -> tuple[list[Fit], dict[Setting, str]]:
@@ -66,40 +66,37 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
 
-def as_table(fits: list[Fit]) -> Table:
-    table = Table(title="Seconds and tokens; errors in percent: of points fitted / held-out mean / held-out median")
-    for name in ("Model", "GPU", "TP", "Variant"):
-        table.add_column(name, overflow="fold")
-    for name in ("n", "prefill t0 / a / b / c", "TTFT error", "decode a / b / c", "TPOT error"):
-        table.add_column(name, justify="right")
-    for fit in fits:
-        setting, profile = fit.setting, fit.profile
-        prefill = (
-            profile.prefill_t0_s,
-            profile.prefill_a_s,
-            profile.prefill_b_s_per_token,
-            profile.prefill_c_s_per_token2,
-        )
-        decode = (profile.decode_a_s, profile.decode_b_s_per_sequence, profile.decode_c_s_per_token)
-        table.add_row(
-            setting.model.rpartition("/")[2],
-            setting.gpu_type,
-            str(setting.tensor_parallel),
-            setting.variant,
-            f"{fit.points}/{fit.configurations}" if fit.points else "-",
-            " ".join(f"{value:.3g}" for value in prefill),
-            error_words(fit.prefill_error),
-            " ".join(f"{value:.3g}" for value in decode),
-            error_words(fit.decode_error),
-        )
-    return table
-
-
 def error_words(error: Error | None) -> str:
     if error is None:
         return "-"
     values = (error.fitted_pct, error.held_out_pct, error.held_out_median_pct)
     return " / ".join("-" if value is None else f"{value:.1f}" for value in values)
+
+
+def coefficients(*names: str) -> Callable[[Fit], str]:
+    return lambda fit: " ".join(f"{getattr(fit.profile, name):.3g}" for name in names)
+
+
+TITLE = "Seconds and tokens; errors in percent: of points fitted / held-out mean / held-out median"
+COLUMNS = (
+    Column("Model", lambda fit: fit.setting.model.rpartition("/")[2]),
+    Column("GPU", lambda fit: fit.setting.gpu_type),
+    Column("TP", lambda fit: fit.setting.tensor_parallel),
+    Column("Variant", lambda fit: fit.setting.variant),
+    Column("n", lambda fit: f"{fit.points}/{fit.configurations}" if fit.points else None, "{}"),
+    Column(
+        "prefill t0 / a / b / c",
+        coefficients("prefill_t0_s", "prefill_a_s", "prefill_b_s_per_token", "prefill_c_s_per_token2"),
+        "{}",
+    ),
+    Column("TTFT error", lambda fit: fit.prefill_error, error_words),
+    Column(
+        "decode a / b / c",
+        coefficients("decode_a_s", "decode_b_s_per_sequence", "decode_c_s_per_token"),
+        "{}",
+    ),
+    Column("TPOT error", lambda fit: fit.decode_error, error_words),
+)
 
 
 def summary(fits: list[Fit]) -> list[str]:

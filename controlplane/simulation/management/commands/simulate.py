@@ -1,16 +1,15 @@
 import json
 import math
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, Measures, latency_s, measure
 from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
@@ -21,7 +20,6 @@ from scheduling.table_files import TraceError
 
 PROGRESS_STEPS = 200
 CHUNK = 100_000
-WIDTH = 150  # where no terminal says otherwise
 DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
 REQUEST_COLUMNS = (
     "arrival_s", "model", "region", "slo_class", "tenant", "prompt_tokens", "output_tokens", "outcome", "instance",
@@ -56,12 +54,11 @@ class Command(BaseCommand):
             staged = stage(scenario, path, seed)
         except (ScenarioError, TraceError) as error:
             raise CommandError(str(error)) from error
-        console = Console(stderr=True, quiet=options["json"])
         try:
-            with console.status("Compiling, once for each release"):
+            with Console(stderr=True, quiet=options["json"]).status("Compiling, once for each release"):
                 compile_for(staged)
             began = time.monotonic()
-            result = simulate(scenario, staged, seed, console, decisions=options["decisions"])
+            result = simulate(scenario, staged, seed, quiet=options["json"], decisions=options["decisions"])
         except (ValueError, RuntimeError) as error:
             raise CommandError(f"{path}: {error}") from error
         took_s = time.monotonic() - began
@@ -87,7 +84,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(as_json(about, measures)))
         else:
-            show(Console(file=cast(TextIO, self.stdout), width=None if sys.stdout.isatty() else WIDTH), about, measures)
+            show(console(self.stdout), about, measures)
 
 
 def compile_for(staged: Stage) -> None:
@@ -99,20 +96,20 @@ def compile_for(staged: Stage) -> None:
     Simulation(staged.cluster, first).run()
 
 
-def simulate(scenario: Scenario, staged: Stage, seed: int, console: Console, *, decisions: bool) -> Result:
+def simulate(scenario: Scenario, staged: Stage, seed: int, *, quiet: bool, decisions: bool) -> Result:
     """Run *staged* under a progress bar."""
     simulation = Simulation(staged.cluster, staged.requests, seed=seed, sample_s=scenario.sample_s, decisions=decisions)
     last_s = float(staged.requests.arrival_s[-1])
     until_s = math.inf if scenario.until_h is None else 3600 * scenario.until_h
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, refresh_per_second=4) as progress:
-        bar = progress.add_task(scenario.title or "simulating", total=staged.requests.count)
+    title = scenario.title or "simulating"
+    with progress(quiet) as report:
         result = simulation.run(
             tick_s=max(1.0, last_s / PROGRESS_STEPS),
             until_s=until_s,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=lambda done, total: report(title, done, total),
         )
-        progress.update(bar, completed=int(np.count_nonzero(result.outcomes["state"] >= Outcome.DONE)))
+        ended = int(np.count_nonzero(result.outcomes["state"] >= Outcome.DONE))
+        report(title, ended, staged.requests.count)
     return result
 
 
@@ -185,54 +182,59 @@ def as_json(about: dict[str, Any], measures: Measures) -> dict[str, Any]:
     return {**about, "measures": tables["requests"], "hours": tables["hours"], "counters": tables["counters"]}
 
 
-def show(console: Console, about: dict[str, Any], measures: Measures) -> None:
-    console.print(
+def show(shown: Console, about: dict[str, Any], measures: Measures) -> None:
+    shown.print(
         f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
         f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"
     )
     if about["left_out"] or about["clipped"]:
-        console.print(f"{about['left_out']:,} requests left out, {about['clipped']:,} clipped to the context")
-    console.print(_latencies(measures))
-    console.print(_fleet(measures))
+        shown.print(f"{about['left_out']:,} requests left out, {about['clipped']:,} clipped to the context")
+    groups = dict.fromkeys(row[:2] for row in measures.requests.rows)
+    shown.print(table("Requests", _of_requests({row[:4]: row[4] for row in measures.requests.rows}), groups))
+    groups = dict.fromkeys(row[:2] for row in measures.hours.rows)
+    shown.print(table("Fleet, hours of instances", _of_fleet({row[:3]: row[3] for row in measures.hours.rows}), groups))
     counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
-    console.print(f"Counters: {counters}")
+    shown.print(f"Counters: {counters}")
 
 
-def _latencies(measures: Measures) -> Table:
-    table = Table(title="Requests")
-    for name in ("By", "Group"):
-        table.add_column(name, overflow="fold")
-    for name in ("requests", "done", "TTFT p50", "p95", "ITL p95", "E2E p50", "p95", "p99", "queue p95", "SLO met"):
-        table.add_column(name, justify="right")
-    values = {row[:4]: row[4] for row in measures.requests.rows}
-    for by, group in dict.fromkeys(row[:2] for row in measures.requests.rows):
-        table.add_row(
-            by,
-            group,
-            *(f"{values[by, group, name, 'count']:,}" for name in ("requests", "done")),
-            *(
-                seconds(values[by, group, f"{name}_s", statistic])
-                for name, statistic in (
-                    ("ttft", "p50"), ("ttft", "p95"), ("itl", "p95"), ("e2e", "p50"), ("e2e", "p95"), ("e2e", "p99"),
-                    ("queue", "p95"),
-                )
-            ),
-            share(values.get((by, group, "slo_attainment", "ratio"))),
-        )  # fmt: skip
-    return table
+GROUP = (Column("By", lambda group: group[0]), Column("Group", lambda group: group[1]))
 
 
-def _fleet(measures: Measures) -> Table:
-    table = Table(title="Fleet, hours of instances")
-    for name in ("By", "Group"):
-        table.add_column(name, overflow="fold")
-    for name in ("paid", "ready", "wasted", "donated", "cost (USD)", "spot income (USD)"):
-        table.add_column(name, justify="right")
-    values = {row[:3]: row[3] for row in measures.hours.rows}
-    for by, group in dict.fromkeys(row[:2] for row in measures.hours.rows):
-        names = ("instance_h", "ready_h", "wasted_h", "donated_h", "cost_usd", "spot_income_usd")
-        table.add_row(by, group, *(f"{values.get((by, group, name), 0.0):,.2f}" for name in names))
-    return table
+def _of_requests(values: dict[tuple[Any, ...], Any]) -> list[Column]:
+    def column(head: str, name: str, statistic: str, form: str | Callable[[Any], str]) -> Column:
+        return Column(head, lambda group: values.get((*group, name, statistic)), form)
+
+    return [
+        *GROUP,
+        column("requests", "requests", "count", "{:,}"),
+        column("done", "done", "count", "{:,}"),
+        column("TTFT p50", "ttft_s", "p50", seconds),
+        column("p95", "ttft_s", "p95", seconds),
+        column("ITL p95", "itl_s", "p95", seconds),
+        column("E2E p50", "e2e_s", "p50", seconds),
+        column("p95", "e2e_s", "p95", seconds),
+        column("p99", "e2e_s", "p99", seconds),
+        column("queue p95", "queue_s", "p95", seconds),
+        column("SLO met", "slo_attainment", "ratio", share),
+    ]
+
+
+def _of_fleet(values: dict[tuple[Any, ...], float]) -> list[Column]:
+    def column(head: str, name: str) -> Column:
+        return Column(head, lambda group: values.get((*group, name), 0.0), "{:,.2f}")
+
+    names = {
+        "paid": "instance_h",
+        "ready": "ready_h",
+        "wasted": "wasted_h",
+        "donated": "donated_h",
+        "cost (USD)": "cost_usd",
+        "spot income (USD)": "spot_income_usd",
+    }
+    return [
+        *GROUP,
+        *(column(head, name) for head, name in names.items()),
+    ]
 
 
 def seconds(value: float) -> str:

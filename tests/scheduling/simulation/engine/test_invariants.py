@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngine
-from scheduling.simulation.single_instance import serve
+from tests.oracles.single_instance import serve
 from tests.scheduling.simulation.engine.engines import config
 
 BLOCK_SIZE_TOKENS = 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from scheduling.simulation.engine.reference import ReferenceEngine
-from scheduling.simulation.single_instance import serve
+from tests.oracles.single_instance import serve
 from tests.scheduling.simulation.engine.engines import config, request
 
 

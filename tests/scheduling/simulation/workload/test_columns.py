@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduling.simulation.workload.columns import Workload, WorkloadError, same
+from scheduling.simulation.workload.columns import Coded, Workload, WorkloadError
 from scheduling.simulation.workload.traces import TraceError, load_trace, read_trace
 
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens
@@ -31,6 +31,11 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "trace"
     path.write_text(text)
     return path
+
+
+def same(name: str, requests: int) -> Coded:
+    """*name* for every request."""
+    return Coded(np.zeros(requests, np.int16), [name])
 
 
 def workload(**values) -> Workload:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.simulation.workload.generator import (
@@ -19,6 +19,7 @@ from scheduling.simulation.workload.generator import (
     random_bursts,
     weibull_shape,
 )
+from tests.examples import costly
 
 LENGTHS = LengthsByClass(Lognormal(1000, 4000, maximum=20_000), Lognormal(200, 600))
 
@@ -36,7 +37,6 @@ def equal(one, other) -> bool:
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rate=st.floats(2, 20),
     cv=st.floats(0.3, 3),
@@ -55,7 +55,7 @@ def test_rate_and_cv_come_out(rate: float, cv: float, gaps: str, seed: int) -> N
     assert workload.arrival_s[-1] <= duration_s
 
 
-@settings(max_examples=20, deadline=None)
+@costly(20)
 @given(seed=st.integers(0, 2**31))
 def test_the_same_seed_gives_the_same_requests(seed: int) -> None:
     clients = [client(), client(tenant="b", cv=2.0, gaps="weibull")]

@@ -92,7 +92,6 @@ def test_lengths_of_columns_are_checked():
         ),
         (lambda: Reactive(out_above=0.2), "in_below"),
         (lambda: Simulation(cluster(), make_requests(**GOOD), sample_s=-1.0), "sample_s"),
-        (lambda: Simulation(cluster(), make_requests(**GOOD), wait_flag_s=0.0), "wait_flag_s"),
         (lambda: Simulation(cluster(), make_requests(**GOOD)).run(tick_s=0.0), "tick_s"),
     ],
 )

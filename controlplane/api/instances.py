@@ -1,0 +1,187 @@
+"""`/api`: instances, what operators do to them, and a changed deployment on its way to them."""
+
+from typing import Any, TypedDict, cast
+
+from django.shortcuts import get_object_or_404
+from django_stubs_ext import WithAnnotations
+from ninja import Field, Router, Status
+from ninja.params.functions import Query as QueryParam
+
+from controlplane.accounts.models import Role
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema
+from controlplane.fleet import selectors, services
+from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle.states import Action, InstanceState
+from controlplane.fleet.models import (
+    CommandState,
+    CommandVerb,
+    Deployment,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Rollout,
+    RolloutState,
+)
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.rollouts import selectors as rollout_selectors
+from controlplane.fleet.rollouts import services as rollouts
+
+router = Router(auth=VIEWERS, tags=["Instances"])
+
+
+class InstanceOut(RowSchema):
+    class Meta:
+        model = Instance
+        fields = ("name", "url", "state_reason", "state_changed_at", "startup", "kv_capacity_tokens", "host", "failures",
+                  "created_at")  # fmt: skip
+
+    model: str = Field(alias="deployment.model.name")
+    region: str = Field(alias="deployment.region.name")
+    gpu_type: str = Field(alias="deployment.gpu_type.name")
+    tensor_parallel: int = Field(alias="deployment.tensor_parallel")
+    node: str | None
+    launcher: Launcher
+    state: InstanceState
+    outdated: list[str] = Field(default_factory=list)
+    """Engine settings of its deployment that are other than those it was started with."""
+
+    @staticmethod
+    def resolve_outdated(row: Any) -> list[str]:
+        return list(row.outdated if hasattr(row, "outdated") else revisions.outdated([row]).get(row.pk, ()))
+
+    @staticmethod
+    def resolve_node(row: Any) -> str | None:
+        return row.node.name if row.node else None
+
+
+class CommandOut(RowSchema):
+    class Meta:
+        model = InstanceCommand
+        fields = ("id", "actor", "reason", "error", "created_at", "finished_at")
+
+    verb: CommandVerb
+    state: CommandState
+
+
+class InstanceDetail(InstanceOut):
+    possible_actions: list[Action]
+    """What may be asked of it in its present state."""
+    commands: list[CommandOut]
+    """The newest ten."""
+    engine: dict[str, Any]
+    """What its server is, as measured: version, arguments, KV cache in tokens and blocks, memory in bytes."""
+
+    @staticmethod
+    def resolve_possible_actions(row: Any) -> list[Action]:
+        return selectors.possible_actions(row)
+
+    @staticmethod
+    def resolve_commands(row: Any) -> list[Any]:
+        return selectors.recent_commands(row)
+
+
+class ActionOut(Described):
+    message: str
+    """What happened, in one sentence."""
+    instance: InstanceOut
+
+
+class LogOut(Described):
+    lines: list[str]
+    """The last ones, oldest first; none if the log is not on the machine that answers."""
+    file: str
+    """Where the log is, on the machine whose worker started the server; "" for a server that is no process of ours."""
+    error: str
+    """The error that ended the server, if it has ended by one."""
+
+
+class RolloutOut(RowSchema):
+    class Meta:
+        model = Rollout
+        fields = ("id", "actor", "reason", "total", "up_to_date", "message", "started_at", "ended_at")
+
+    state: RolloutState
+
+
+class RolloutStatus(Described):
+    total: int
+    """Instances that Pilothouse started and that run."""
+    up_to_date: int
+    outdated: dict[str, list[str]]
+    """Instances that were started with other settings, and which; an empty list where it is not known what they were."""
+    rollout: RolloutOut | None
+    """The newest."""
+
+
+class Compared(TypedDict):
+    outdated: tuple[str, ...]
+
+
+@router.get("/instances", response=Items[InstanceOut])
+def list_instances(
+    request: ApiRequest,
+    model: str = "",
+    region: str = "",
+    gpu_type: str = "",
+    state: InstanceState | None = None,
+    q: str = "",
+) -> dict[str, Any]:
+    """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
+    rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
+    differ = revisions.outdated(rows)
+    for row in rows:
+        cast("WithAnnotations[Instance, Compared]", row).outdated = differ.get(row.pk, ())
+    return {"items": rows}
+
+
+@router.get("/instances/{name}", response=InstanceDetail)
+def get_instance(request: ApiRequest, name: str) -> Instance:
+    return get_object_or_404(selectors.instances(), name=name)
+
+
+@router.get("/instances/{name}/log", response=LogOut)
+def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200, ge=1, le=2000)) -> dict[str, Any]:
+    """The end of its server's log. It may hold what tenants sent, so it needs the role operator."""
+    request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(selectors.instances(), name=name)
+    failed = row.state == InstanceState.FAILED
+    return {
+        "lines": engine_logs.last_lines(row, lines),
+        "file": str(engine_logs.path_of(row) or ""),
+        "error": engine_logs.root_error(row) if failed else "",
+    }
+
+
+@router.post("/instances/{name}/{action}", response={202: ActionOut})
+def act_on_instance(request: ApiRequest, name: str, action: Action, body: ActionIn) -> Status[dict[str, Any]]:
+    """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
+
+    What a worker must do goes on after this answer: watch `state`, or the commands of the instance.
+    """
+    user = request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(selectors.instances(), name=name)
+    message = services.act(action, row, user, body.reason)
+    return Status(202, {"message": message, "instance": row})
+
+
+@router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus)
+def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.Status:
+    """Which instances have the deployment's present engine settings, and the newest rollout."""
+    get_object_or_404(Deployment, pk=deployment_id)
+    return rollout_selectors.statuses(pk=deployment_id)[0]
+
+
+@router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut})
+def start_rollout(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
+    """Start its instances again with the present settings, one by one. 409 when one is in progress or all are up to
+    date."""
+    user = request.auth.require(Role.OPERATOR)
+    return Status(202, rollouts.start(get_object_or_404(Deployment, pk=deployment_id), user, body.reason))
+
+
+@router.delete("/deployments/{int:deployment_id}/rollout", response=RolloutOut)
+def cancel_rollout(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Rollout:
+    """End the rollout in progress where it stands; what drains for it serves again. 409 when none is in progress."""
+    user = request.auth.require(Role.OPERATOR)
+    return rollouts.cancel(get_object_or_404(Deployment, pk=deployment_id), user, reason)

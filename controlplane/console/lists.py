@@ -1,0 +1,36 @@
+"""Lists of rows, newest first: a page of them by cursor, or all that fit as CSV."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+
+from controlplane.console.filters import number
+from controlplane.console.tables import Columns, table
+from controlplane.exports import ROW_LIMIT
+from controlplane.rows import page_of
+
+
+def list_page(
+    request: HttpRequest,
+    template: str,
+    rows: QuerySet[Any],
+    columns: Columns,
+    name: str,
+    context: dict[str, Any],
+    show: Callable[[Any], Any] = lambda row: row,
+) -> HttpResponseBase:
+    """The page of *rows* after the cursor, each as *show* makes it, or with `?format=csv` the file *name*."""
+    if request.GET.get("format") == "csv":
+        return table(columns, rows.order_by("-pk")[:ROW_LIMIT].iterator(chunk_size=1000)).csv(name)
+    cursor = number(request.GET.get("before", ""))
+    page = page_of(rows, cursor)
+    listed = {
+        "rows": [show(row) for row in page.rows],
+        "cursor": cursor,
+        "next_cursor": page.next_cursor,
+        "row_limit": ROW_LIMIT,
+    }
+    return render(request, template, listed | context)

@@ -1,0 +1,146 @@
+"""What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from django.db.models import Min
+
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
+from scheduling.fleet.profile import USUAL, Profile
+from scheduling.queueing.ordering import STRETCH
+from scheduling.routing.requests_ahead import MEASURED
+
+POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """A model in a region, over all its active deployments."""
+
+    model: str
+    region: str
+    routing_policy: str
+    ordering_policy: str
+    queue_bound: int
+    min_instances: int = 0
+    max_instances: int = 0
+    missing_instances: int = 0
+    """Of the minimum of each deployment, how many neither serve nor are on their way."""
+    launches: bool = False
+    """Whether Pilothouse has started instances of the model, so that it can start one here."""
+    ordering_stretch: float = STRETCH
+    profile: Profile = USUAL
+    """By which orderings measure requests: that of the oldest deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    instance_id: int
+    name: str
+    url: str
+    state: str
+    state_changed_at: float  # epoch seconds
+    model: str
+    region: str
+    gpu_type: str
+    max_num_seqs: int
+    kv_capacity_tokens: int
+    requests_ahead_limit: int = MEASURED
+    launched: bool = False  # by Pilothouse, which could start it again
+    failures: int = 0  # in a row
+    profile: Profile | None = None
+    """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
+    api_key: str = field(default="", repr=False)
+    """The token that its server asks for; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    name: str
+    context_tokens: int
+    created_at: int  # epoch seconds, for /v1/models
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    models: dict[str, ModelSpec]
+    endpoints: tuple[EndpointSpec, ...]
+    instances: tuple[InstanceSpec, ...]
+    ttft_slo_ms: int | None  # the strictest target of an interactive class
+
+
+def read() -> Inventory:
+    """The active inventory, in six queries. Order is stable: endpoints and instances by name."""
+    models = {row.name: row for row in Model.objects.filter(active=True)}
+    rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
+    instances = list(rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
+    present = Counter(row.deployment_id for row in instances if row.state in PRESENT)
+    launched = Instance.objects.launched().order_by()
+    launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
+    endpoints: dict[tuple[str, str], EndpointSpec] = {}
+    deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
+    for row in deployments.select_related("model", "region").order_by("model__name", "region__name", "pk"):
+        key = (row.model.name, row.region.name)
+        known = endpoints.get(key)
+        endpoints[key] = EndpointSpec(
+            model=row.model.name,
+            region=row.region.name,
+            # where several GPU types serve one endpoint, the oldest deployment sets the policies
+            routing_policy=known.routing_policy if known else row.routing_policy,
+            ordering_policy=known.ordering_policy if known else row.ordering_policy,
+            queue_bound=row.queue_bound + (known.queue_bound if known else 0),
+            min_instances=row.min_instances + (known.min_instances if known else 0),
+            max_instances=row.max_instances + (known.max_instances if known else 0),
+            missing_instances=max(0, row.min_instances - present[row.pk]) + (known.missing_instances if known else 0),
+            launches=(row.max_instances > 0 and row.model_id in launched_models) or bool(known and known.launches),
+            ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
+            profile=known.profile
+            if known
+            else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
+        )
+    return Inventory(
+        models={
+            name: ModelSpec(name, row.context_tokens, int(row.created_at.timestamp())) for name, row in models.items()
+        },
+        endpoints=tuple(endpoints.values()),
+        instances=tuple(
+            InstanceSpec(
+                instance_id=row.pk,
+                name=row.name,
+                url=row.url.rstrip("/"),
+                state=row.state,
+                state_changed_at=row.state_changed_at.timestamp(),
+                model=row.deployment.model.name,
+                region=row.deployment.region.name,
+                gpu_type=row.deployment.gpu_type.name,
+                max_num_seqs=row.max_num_seqs,
+                kv_capacity_tokens=row.kv_capacity_tokens,
+                requests_ahead_limit=MEASURED
+                if row.deployment.requests_ahead_limit is None
+                else row.deployment.requests_ahead_limit,
+                launched=row.launcher != Launcher.EXTERNAL,
+                api_key=row.token,
+                failures=row.failures,
+                profile=_measured(
+                    profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
+                ),
+            )
+            for row in instances
+        ),
+        ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
+    )
+
+
+def _measured(row: PerformanceProfile | None) -> Profile | None:
+    """The coefficients of *row*; None where nobody has measured, or the row makes no sense."""
+    try:
+        return None if row is None else row.coefficients()
+    except ValueError:
+        return None
+
+
+def _coefficients(row: PerformanceProfile | None) -> Profile:
+    """As `_measured`; the usual ones where there are none."""
+    return _measured(row) or USUAL

@@ -1,0 +1,242 @@
+"""The gateway's live picture of the fleet: inventory rows turned into slots of the arrays that the kernels read."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.round_trips import RoundTrip
+from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.routing.prefix_affinity import forget
+from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
+from workers.vllm.metrics import VllmMetrics
+
+if TYPE_CHECKING:
+    from controlplane.dispatch.requests.request import Request
+
+RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """All instances of a model in a region."""
+
+    index: int
+    spec: EndpointSpec
+    finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
+    largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
+    can_start: bool = False  # the floor would start an instance for what waits here
+
+    @property
+    def model(self) -> str:
+        return self.spec.model
+
+    @property
+    def region(self) -> str:
+        return self.spec.region
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
+
+    slot: int
+    endpoint: Endpoint
+    spec: InstanceSpec
+    reachable: bool = True
+    lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
+    silent_count: int = 0  # heartbeats missed in a row
+    heartbeat_at: float | None = None  # epoch seconds
+    metrics: VllmMetrics | None = None
+    preemptions_per_min: float | None = None
+    prefix_hit_ratio: float | None = None
+    moving: bool = False  # a change of state is being written
+    output_tokens_per_s: float = 0.0  # as its counters grow
+    prompt_tokens_per_s: float = 0.0
+    round_trip: RoundTrip = field(default_factory=RoundTrip)
+    requests: set["Request"] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+class Topology:
+    """Slots, endpoints and the arrays over them. `apply` takes in a reading of the inventory.
+
+    A slot is given back only when its instance has gone and nothing runs there, so that bookkeeping never lands on a
+    stranger.
+    """
+
+    def __init__(self, instances: int = 64, endpoints: int = 16) -> None:
+        self.fleet = allocate_fleet(instances)
+        self.arrays = allocate_endpoints(endpoints, instances)
+        self.models: dict[str, ModelSpec] = {}
+        self.ttft_slo_ms: int | None = None
+        self.endpoints: list[Endpoint] = []
+        self.replicas: dict[int, Replica] = {}  # by instance id
+        self.by_slot: dict[int, Replica] = {}
+        self.by_prefix: frozenset[str] = frozenset()  # models of which some router goes by how prompts begin
+        self.changed = asyncio.Event()  # set on every change that may make room
+        self.on_lost: Callable[[Replica], None] = lambda replica: None
+        """What is done about the requests of an instance that will not answer them."""
+        self._active: set[tuple[str, str]] = set()
+        self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
+        self._candidates: dict[tuple[str, str], NDArray[np.int32]] = {}
+        self._regions: dict[str, int] = {}
+        self._models: dict[str, int] = {}
+
+    def endpoint(self, model: str, region: str) -> Endpoint | None:
+        return self._endpoint_of.get((model, region))
+
+    def candidates(self, model: str, region: str) -> NDArray[np.int32]:
+        """Endpoints of *model*, the one in *region* first, then the others by name of region."""
+        indices = self._candidates.get((model, region))
+        if indices is None:
+            of_model = [endpoint for endpoint in self.endpoints if endpoint.model == model and self.serves(endpoint)]
+            of_model.sort(key=lambda endpoint: (endpoint.region != region, endpoint.region))
+            indices = np.array([endpoint.index for endpoint in of_model], np.int32)
+            if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: do not remember without end
+                self._candidates[model, region] = indices
+        return indices
+
+    def members(self, endpoint: Endpoint) -> list[Replica]:
+        return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
+
+    def apply(self, inventory: Inventory) -> None:
+        """Make the live picture agree with *inventory*."""
+        self.models, self.ttft_slo_ms = inventory.models, inventory.ttft_slo_ms
+        active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
+        for key, endpoint_spec in active.items():
+            known = self._endpoint_of.get(key)
+            if known is None:
+                self._add_endpoint(endpoint_spec)
+            else:
+                known.spec = endpoint_spec
+        self._active = set(active)
+        self.by_prefix = frozenset(
+            spec.model for spec in active.values() if POLICY_CODES[spec.routing_policy] == LEAST_DELAY
+        )
+        self._candidates.clear()
+
+        seen = set()
+        for spec in inventory.instances:
+            seen.add(spec.instance_id)
+            self._take(spec)
+        for instance_id in list(self.replicas):
+            if instance_id not in seen:
+                replica = self.replicas[instance_id]
+                self.fleet.accepting[replica.slot] = 0
+                if not replica.requests:
+                    self._forget(replica)
+        index_members(self.fleet, self.arrays)
+        self.changed.set()
+
+    def lose(self, replica: Replica) -> None:
+        """*replica* is given up: its requests go elsewhere, or end."""
+        self.on_lost(replica)
+
+    def settle(self, replica: Replica) -> None:
+        """Write whether *replica* accepts work into the arrays."""
+        accepting = (
+            replica.spec.state == InstanceState.READY
+            and replica.reachable
+            and not replica.lost
+            and self.serves(replica.endpoint)
+            and self.fleet.kv_capacity_tokens[replica.slot] > 0
+            and not (replica.metrics and replica.metrics.sleeping)  # it would hang until somebody wakes it
+        )
+        self.fleet.accepting[replica.slot] = accepting
+        endpoint = replica.endpoint
+        endpoint.largest_kv_tokens = max(endpoint.largest_kv_tokens, int(self.fleet.kv_capacity_tokens[replica.slot]))
+        if accepting:
+            self.changed.set()
+
+    def observe(self, replica: Replica, metrics: VllmMetrics) -> None:
+        """Take in what an instance says of itself."""
+        replica.metrics = metrics
+        self.fleet.observed_waiting[replica.slot] = metrics.waiting
+        capacity = metrics.kv_cache_size_tokens or replica.spec.kv_capacity_tokens
+        if not capacity:  # a server that does not say: as if every sequence could be as long as the context
+            capacity = replica.spec.max_num_seqs * self.models[replica.spec.model].context_tokens
+        self.fleet.kv_capacity_tokens[replica.slot] = capacity
+        self.settle(replica)
+
+    def round_trip_ms(self, replica: Replica) -> float | None:
+        """The measured dispatch round trip; None before the first."""
+        return float(self.fleet.round_trips[replica.slot, ROUND_TRIP_S]) * 1000 or None
+
+    def requests_ahead(self, replica: Replica) -> int:
+        """Requests given to *replica* beyond what it has room for."""
+        return int(requests_ahead(self.fleet, replica.slot))
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether its deployment is active: requests are given to it."""
+        return (endpoint.model, endpoint.region) in self._active
+
+    def _add_endpoint(self, spec: EndpointSpec) -> Endpoint:
+        endpoint = Endpoint(index=len(self.endpoints), spec=spec)
+        if endpoint.index >= self.arrays.cursor.size:
+            self.arrays = grow_endpoints(self.fleet, self.arrays, 2 * self.arrays.cursor.size)
+        self.endpoints.append(endpoint)
+        self._endpoint_of[spec.model, spec.region] = endpoint
+        return endpoint
+
+    def _take(self, spec: InstanceSpec) -> None:
+        endpoint = self._endpoint_of.get((spec.model, spec.region))
+        if endpoint is None:  # its deployment is not active; what runs there may finish
+            endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
+        replica = self.replicas.get(spec.instance_id)
+        if replica is not None and replica.spec.url != spec.url:  # nothing it said of itself holds any more
+            if replica.requests:  # they run, or hang, where it was
+                self.lose(replica)
+                self.fleet.accepting[replica.slot] = 0
+                return
+            self._forget(replica)
+            replica = None
+        if replica is None:
+            replica = self._add_replica(spec, endpoint)
+        elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model now
+            self._forget(replica)
+            replica = self._add_replica(spec, endpoint)
+        if replica.spec.state != spec.state and spec.state == InstanceState.READY:
+            replica.reachable, replica.silent_count, replica.lost = True, 0, ""
+            forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
+        replica.spec = spec
+        self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
+        self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit
+        self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
+        if not self.fleet.kv_capacity_tokens[replica.slot]:
+            self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
+        self.settle(replica)
+
+    def _add_replica(self, spec: InstanceSpec, endpoint: Endpoint) -> Replica:
+        free = np.flatnonzero(self.fleet.endpoint == EMPTY)
+        if not free.size:
+            self.fleet = grow_fleet(self.fleet, 2 * self.fleet.endpoint.size)
+            self.arrays = grow_endpoints(self.fleet, self.arrays, self.arrays.cursor.size)
+            free = np.flatnonzero(self.fleet.endpoint == EMPTY)
+        slot = int(free[0])
+        placed_tokens = int(self.fleet.placed_tokens[slot])
+        for array in self.fleet:
+            array[slot] = 0
+        self.fleet.placed_tokens[slot] = placed_tokens
+        forget(self.fleet, slot)
+        self.fleet.endpoint[slot] = endpoint.index
+        self.fleet.model[slot] = self._models.setdefault(spec.model, len(self._models))
+        self.fleet.region[slot] = self._regions.setdefault(spec.region, len(self._regions))
+        replica = Replica(slot, endpoint, spec)
+        self.replicas[spec.instance_id] = self.by_slot[slot] = replica
+        return replica
+
+    def _forget(self, replica: Replica) -> None:
+        self.fleet.accepting[replica.slot] = 0
+        self.fleet.endpoint[replica.slot] = EMPTY
+        del self.replicas[replica.spec.instance_id], self.by_slot[replica.slot]

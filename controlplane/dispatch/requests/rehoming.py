@@ -1,0 +1,83 @@
+"""Moving what waits: away from endpoints that cannot serve it, or not soon, and out where it was held too long."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.port import Deliver, Moved, Refused
+from controlplane.dispatch.requests.placement import Placement
+from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+
+
+class Rehoming:
+    """*refuse* takes a request out of wherever it is and refuses it."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        placement: Placement,
+        *,
+        max_hold_s: float,
+        refuse: Callable[[Request, Refused], None],
+        deliver: Deliver,
+    ) -> None:
+        self.topology = topology
+        self.queue = queue
+        self.placement = placement
+        self.max_hold_s = max_hold_s
+        self.refuse = refuse
+        self.deliver = deliver
+
+    def sweep(self, now_s: float) -> None:
+        """Look at all that waits. Call it once a second."""
+        self.queue.fit()  # endpoints may have come
+        for endpoint in self.topology.endpoints:
+            for request in self.queue.in_order(endpoint):
+                if now_s - request.asked.arrived_s > self.max_hold_s:
+                    self._unavailable(
+                        request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30
+                    )
+            self.rehome(endpoint)
+
+    def rehome(self, endpoint: Endpoint) -> None:
+        """Let what waits for *endpoint* wait where it is better off, as long as it is."""
+        topology, queue = self.topology, self.queue
+        waiting = queue.in_order(endpoint)
+        if not waiting:
+            return
+        candidates = topology.candidates(endpoint.model, endpoint.region)
+        for request in waiting:
+            index = choose_region(topology.fleet, topology.arrays, candidates, queue.arrays.size, THRESHOLD)
+            if index < 0:
+                others = [topology.endpoints[other] for other in candidates.tolist()]
+                if any(other.can_start or self.placement.coming(other) for other in others):
+                    break
+                self._unavailable(
+                    request, "model_unavailable", f"The last instance of {endpoint.model!r} went away.", 15
+                )
+                continue
+            if index == endpoint.index:
+                break
+            here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint))
+            there = pressure(topology.fleet, topology.arrays, index, int(queue.arrays.size[index]))
+            if there >= 1.0 and np.isfinite(here):
+                break  # no better off there
+            target = topology.endpoints[index]
+            queue.move(request, target)
+            self.deliver(
+                Moved(
+                    request.asked.number,
+                    target.region,
+                    request.predicted_tokens,
+                    came_from=endpoint.region,
+                    pressure=None if np.isinf(here) else float(here),
+                )
+            )
+            self.placement.pump(target)
+
+    def _unavailable(self, request: Request, code: str, message: str, retry_after_s: float) -> None:
+        self.refuse(request, Refused(request.asked.number, 503, code, message, retry_after_s=retry_after_s))

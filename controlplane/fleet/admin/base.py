@@ -1,0 +1,18 @@
+"""What all admin pages of the inventory have in common."""
+
+from django.db import transaction
+from django.http import HttpRequest
+
+from controlplane.accounts.admin_site import Row
+from controlplane.events.admin import AuditedAdmin
+from controlplane.fleet import services
+
+Deleted = tuple[list[str], dict[str, int], set[str], list[str]]
+"""What `get_deleted_objects` answers: rows, counts by kind, kinds that may not be deleted, rows in the way."""
+
+
+class InventoryAdmin(AuditedAdmin[Row]):
+    """Every change is felt by the gateways at once."""
+
+    def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
+        transaction.on_commit(services.notify)

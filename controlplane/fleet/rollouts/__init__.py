@@ -1,0 +1,1 @@
+"""Rollouts: a changed deployment brought to its instances, one after another."""

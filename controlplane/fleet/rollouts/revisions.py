@@ -1,0 +1,68 @@
+"""Which settings a server was started with, and in what they differ from those that its deployment has now.
+
+A server reads its flags and variables once. What it was started with is kept with its instance
+(`Instance.launched_with`), field by field as in `LaunchSpec`; variables and the token as digests.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
+from workers.vllm.launcher import LaunchError, LaunchSpec
+
+OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s"})
+"""What differs between instances of one deployment."""
+SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
+SHOWN_AS |= {"kv_blocks": "kv_cache"}
+RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}
+"""States in which there is a server."""
+
+
+def settings_of(spec: LaunchSpec) -> dict[str, Any]:
+    """What *spec* says for every instance of its deployment, as JSON values without secrets."""
+    values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
+    values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
+    values["api_key"] = _digest(spec.api_key)
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
+
+
+def difference(instance: Instance, profile: PerformanceProfile | None = None) -> tuple[str, ...] | None:
+    """Names of the settings that *instance* was started without; None where it is not known what it was started with.
+
+    A field that only one of the two has belongs to another release, and says nothing. Raises LaunchError when the
+    deployment's settings cannot be started at all.
+    """
+    if not instance.launched_with:
+        return None
+    now = settings_of(launch_spec(instance, profile))
+    held = instance.launched_with
+    return tuple(sorted({SHOWN_AS.get(name, name) for name in now if held.get(name, now[name]) != now[name]}))
+
+
+def outdated(rows: Iterable[Instance]) -> dict[int, tuple[str, ...]]:
+    """By key, those of *rows* whose servers were started with other settings, and which. In one query at most."""
+    rows = [row for row in rows if row.launcher != Launcher.EXTERNAL and row.state in RUNNING and row.launched_with]
+    profiles: dict[tuple[int, int, int], PerformanceProfile] = {}
+    if any(row.launcher == Launcher.EMULATED for row in rows):
+        of_models = PerformanceProfile.objects.filter(model__in={row.deployment.model_id for row in rows})
+        profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in of_models}
+    differ = {}
+    for row in rows:
+        of = row.deployment
+        try:
+            names = difference(row, profiles.get((of.model_id, of.gpu_type_id, of.tensor_parallel)))
+        except LaunchError:
+            continue
+        if names:
+            differ[row.pk] = names
+    return differ
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()[:16] if secret else ""

@@ -1,0 +1,322 @@
+"""A changed deployment rolled out: its instances are started again with the present settings, one after another.
+
+As in Kubernetes, one instance more is started first where the bounds and the GPUs allow it (maxSurge 1): when it is ready,
+one with other settings drains, is stopped when nothing runs on it, and makes room for the next. Where nothing more can be
+started, one drains and starts again in its place (maxUnavailable 1): not below the deployment's minimum of ready
+instances, unless there is no other way, which the message says.
+
+`advance` makes the next move of one rollout and is called every few seconds; it reads what is there and keeps two
+instances in the row, the one that starts and the one that drains, so it may be cut off or repeated at any point. Each
+call locks what every other move locks (`places`). What drains is stopped by the task that stops what scaling drains.
+"""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from controlplane.accounts.models import User
+from controlplane.events.models import Event, Severity
+from controlplane.events.services import record
+from controlplane.fleet import places, services
+from controlplane.fleet.lifecycle.states import COMING, PRESENT, ActionError, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Launcher, Rollout, RolloutState
+from controlplane.fleet.rollouts import revisions
+from workers.vllm.launcher import LaunchError
+
+ACTOR = "rollout"
+PROGRESS_DEADLINE = timedelta(minutes=30)
+"""An instance that is not ready by then has failed."""
+S = InstanceState
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The instances of a deployment as a rollout sees them."""
+
+    deployment: Deployment
+    present: list[Instance]
+    """Those that Pilothouse started and that serve or soon will."""
+    stale: list[Instance]
+    """Those of them, or asleep, whose servers have other settings or settings that are not known."""
+    everywhere: int
+    """Present instances, with those that were started elsewhere."""
+    ready: int
+    differ: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def up_to_date(self) -> int:
+        stale = {row.pk for row in self.stale}
+        return sum(row.state == S.READY and row.pk not in stale for row in self.present)
+
+
+def look(deployment: Deployment) -> Fleet:
+    """Raises LaunchError when the deployment's settings cannot be started at all."""
+    rows = list(deployment.instances.select_related("deployment__model", "deployment__gpu_type", "node").order_by("pk"))
+    own = [row for row in rows if row.launcher != Launcher.EXTERNAL]
+    differ, stale = {}, []
+    for row in own:
+        if row.state not in revisions.RUNNING:
+            continue
+        names = revisions.difference(row)
+        if names:
+            differ[row.pk] = names
+        if names != () and row.state != S.DRAINING:
+            stale.append(row)
+    return Fleet(
+        deployment=deployment,
+        present=[row for row in own if row.state in PRESENT],
+        stale=stale,
+        everywhere=sum(row.state in PRESENT for row in rows),
+        ready=sum(row.state == S.READY for row in rows),
+        differ=differ,
+    )
+
+
+@transaction.atomic
+def start(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
+    """Begin to start the instances of *deployment* again. Raises ActionError when there is nothing to do, or one runs."""
+    (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
+    if running := deployment.rollouts.filter(state=RolloutState.IN_PROGRESS).first():
+        raise ActionError(
+            f"A rollout of {deployment} is in progress since {running.started_at:%H:%M} UTC: cancel it first"
+        )
+    try:
+        seen = look(deployment)
+    except LaunchError as error:
+        raise ActionError(f"{deployment} cannot be started with its present settings: {error}") from error
+    if not seen.stale:
+        if not seen.present:
+            raise ActionError(f"Nothing to roll out: Pilothouse runs no instance of {deployment}")
+        raise ActionError(f"Nothing to roll out: all {len(seen.present)} instances of {deployment} are up to date")
+    rollout = Rollout.objects.create(
+        deployment=deployment,
+        actor=actor.get_username() if isinstance(actor, User) else actor,
+        reason=reason[:255],
+        total=len(seen.present),
+        up_to_date=seen.up_to_date,
+        message="Begins within seconds.",
+    )
+    settings = sorted({name for names in seen.differ.values() for name in names})
+    after = {"rollout": rollout.pk, "instances": [row.name for row in seen.stale], "settings": settings}
+    record("rollout.started", deployment, actor=actor, after=after, reason=reason)
+    return rollout
+
+
+@transaction.atomic
+def cancel(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
+    """End the rollout of *deployment* where it stands: what drains for it serves again. Raises ActionError without one."""
+    (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
+    rollout = _locked(deployment.rollouts.filter(state=RolloutState.IN_PROGRESS))
+    if rollout is None:
+        raise ActionError(f"No rollout of {deployment} is in progress")
+    name = actor.get_username() if isinstance(actor, User) else actor
+    _end(rollout, RolloutState.CANCELLED, f"Cancelled by {name}{': ' + reason if reason else ''}", actor=actor)
+    extra = rollout.starting
+    if extra is not None and extra.state in COMING and _present(deployment) > rollout.total:
+        services.stop(extra, ACTOR, f"{rollout} is cancelled")
+    _settle(rollout)
+    rollout.save()
+    return rollout
+
+
+@transaction.atomic
+def advance(rollout: Rollout) -> Rollout:
+    """The next move of *rollout*, if it can be made now; its row says what it waits for."""
+    places.lock(Deployment.objects.filter(pk=rollout.deployment_id))
+    row = _locked(Rollout.objects.filter(pk=rollout.pk))
+    if row is None:
+        return rollout
+    if row.state != RolloutState.IN_PROGRESS:
+        _settle(row)
+    else:
+        try:
+            _step(row)
+        except LaunchError as error:
+            _end(row, RolloutState.FAILED, f"The present settings cannot be started: {error}")
+        except ActionError as error:  # moved meanwhile by somebody: looked at again at the next call
+            row.message = f"Waits: {error}."
+    row.save()
+    return row
+
+
+def _step(rollout: Rollout) -> None:
+    seen = look(rollout.deployment)
+    waits = _starting(rollout, seen) or (rollout.state == RolloutState.IN_PROGRESS and _draining(rollout, seen))
+    if rollout.state != RolloutState.IN_PROGRESS:
+        return
+    if not waits:
+        waits = _next(rollout, seen)
+    rollout.up_to_date = min(seen.up_to_date, rollout.total)
+    if waits:
+        rollout.message = waits
+        return
+    left = rollout.deployment.instances.launched().filter(state=S.DRAINING)
+    rollout.total = len(seen.present)
+    rollout.up_to_date = seen.up_to_date
+    words = f"All {rollout.total} instances have the present settings."
+    if names := ", ".join(left.values_list("name", flat=True)):
+        words += f" {names}: drained by others and left as it is."
+    _end(rollout, RolloutState.SUCCEEDED, words)
+
+
+def _starting(rollout: Rollout, seen: Fleet) -> str:
+    """What is waited for on the way of the instance that starts; "" when it is ready or no longer ours to wait for."""
+    row = rollout.starting
+    if row is None:
+        return ""
+    other_settings = bool(revisions.difference(row))  # they have changed again: it is replaced again later
+    if (row.state == S.FAILED or row.failures) and not other_settings:
+        _end(rollout, RolloutState.FAILED, f"{row.name} did not come up with the present settings: {_error_of(row)}")
+        return ""
+    if row.state in COMING and not other_settings:
+        if _overdue(row):
+            words = f"{row.name} is not ready after {PROGRESS_DEADLINE.seconds // 60} minutes: {row.state_reason}"
+            _end(rollout, RolloutState.FAILED, words)
+            return ""
+        return f"{row.name} starts{': ' + row.startup if row.startup else ''}."
+    rollout.starting = None
+    return ""
+
+
+def _draining(rollout: Rollout, seen: Fleet) -> str:
+    """The same of the instance that drains, until it is stopped and, if one is missing, started again."""
+    row = rollout.draining
+    if row is None:
+        return ""
+    command = services.open_command(row)
+    if command is not None and command.verb == "stop":
+        return f"{row.name} stops."
+    match row.state:
+        case S.DRAINING:
+            if revisions.difference(row) == ():  # the settings were changed back
+                services.resume(row, ACTOR, f"{rollout}: its settings are the present ones again")
+                rollout.draining = None
+                return f"{row.name} serves again."
+            return f"{row.name} drains."
+        case S.STOPPED | S.FAILED if len(seen.present) < rollout.total:
+            if _overdue(row):
+                _end(rollout, RolloutState.FAILED, f"{row.name} could not be started again: {rollout.message}")
+                return ""
+            _start(rollout, row)
+        case S.FAILED:
+            services.stop(row, ACTOR, f"{rollout}: replaced")
+        case S.PROVISIONING | S.LOADING:  # the floor or a strategy was first
+            rollout.starting = row
+    rollout.draining = None
+    return f"{rollout.starting.name} starts." if rollout.starting else ""
+
+
+def _next(rollout: Rollout, seen: Fleet) -> str:
+    """Begin with the next instance that has other settings. What is done, or waited for; "" when none is left."""
+    serves_nobody = next((row for row in seen.stale if row.state in (S.SLEEPING, S.LOADING)), None)
+    if serves_nobody is not None:
+        asleep = serves_nobody.state == S.SLEEPING
+        if services.open_command(serves_nobody) is None:
+            services.stop(serves_nobody, ACTOR, f"{rollout}: started with other settings")
+            if not asleep:
+                rollout.draining, rollout.total = serves_nobody, len(seen.present)
+        return f"{serves_nobody.name} stops{', for it sleeps with other settings' if asleep else ''}."
+    free = [row for row in seen.stale if services.open_command(row) is None]
+    if not free:
+        return f"{seen.stale[0].name} is waited for." if seen.stale else ""
+    row, least = free[0], seen.deployment.min_instances
+    waits = f"Waits for ready instances: {seen.ready}, and {least} is the minimum."
+    if len(seen.present) > rollout.total:  # one more is there for the moment
+        return _drain(rollout, row) if seen.ready > least else waits
+    rollout.total = len(seen.present)
+    obstacle = f"at most {seen.deployment.max_instances} instances are allowed"
+    if seen.everywhere < seen.deployment.max_instances:
+        try:
+            with transaction.atomic():
+                extra = _startable(seen.deployment)
+                _start(rollout, extra)
+        except (ActionError, ValidationError) as error:
+            obstacle = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+        else:
+            return f"{extra.name} starts, one more for the moment."
+    if seen.ready < least or (seen.ready == least and len(seen.present) > seen.ready):
+        return waits
+    below = ", one below the minimum for the moment" if seen.ready == least else ""
+    return f"{_drain(rollout, row)} No other can start before ({obstacle}), so it starts again in its place{below}."
+
+
+def _drain(rollout: Rollout, row: Instance) -> str:
+    services.drain(row, ACTOR, f"{rollout}: {rollout.reason}"[:255])
+    rollout.draining = row
+    return f"{row.name} drains."
+
+
+def _start(rollout: Rollout, row: Instance) -> None:
+    Instance.objects.filter(pk=row.pk).update(failures=0)  # one from now on is the new settings' fault
+    services.start(row, ACTOR, f"{rollout}: {rollout.reason}"[:255])
+    rollout.starting = row
+
+
+def _startable(deployment: Deployment) -> Instance:
+    """A stopped instance of *deployment* that has a place, else a new one, else one that failed. Raises NoRoom."""
+    rows = deployment.instances.launched().select_related("node", "deployment").order_by("pk")
+    idle = [row for row in rows.filter(state__in=[S.STOPPED, S.FAILED]) if services.open_command(row) is None]
+    for row in idle:
+        if row.state == S.STOPPED and places.keeps(row):
+            return row
+    try:
+        return places.new_instance(deployment)
+    except places.NoRoom:
+        for row in idle:
+            if places.keeps(row):
+                return row
+        raise
+
+
+def _settle(rollout: Rollout) -> None:
+    """An ended rollout leaves no instance drained for it: it serves again, or is started if it has stopped already."""
+    row = rollout.draining
+    if row is None or services.open_command(row) is not None:
+        return
+    try:
+        if row.state == S.DRAINING:
+            services.resume(row, ACTOR, f"{rollout} has ended")
+        elif row.state in (S.STOPPED, S.FAILED) and _present(rollout.deployment) < rollout.total:
+            services.start(row, ACTOR, f"{rollout} has ended")
+    except ActionError:  # its GPUs may be somebody else's for the moment
+        if not _overdue(row):
+            return
+    rollout.draining = None
+
+
+def _end(rollout: Rollout, state: RolloutState, message: str, actor: User | str = ACTOR) -> None:
+    rollout.state, rollout.message, rollout.ended_at = state, message, timezone.now()
+    record(
+        f"rollout.{state}",
+        rollout.deployment,
+        actor=actor,
+        before={"state": RolloutState.IN_PROGRESS},
+        after={"rollout": rollout.pk, "state": state, "up_to_date": rollout.up_to_date, "total": rollout.total},
+        reason=message,
+        severity=Severity.CRITICAL if state == RolloutState.FAILED else Severity.INFO,
+    )
+
+
+def _locked(rows: QuerySet[Rollout]) -> Rollout | None:
+    related = ("deployment", "starting", "draining")
+    row = rows.select_for_update(of=("self",)).first()
+    return row and Rollout.objects.select_related(*related).get(pk=row.pk)
+
+
+def _present(deployment: Deployment) -> int:
+    return deployment.instances.launched().filter(state__in=PRESENT).count()
+
+
+def _overdue(row: Instance) -> bool:
+    return timezone.now() - row.state_changed_at > PROGRESS_DEADLINE
+
+
+def _error_of(row: Instance) -> str:
+    """Why *row* failed last, even if it is started again by now."""
+    moves = Event.objects.filter(subject_type="instance", subject_id=str(row.pk), kind="instance.moved")
+    failed = moves.filter(after__state=S.FAILED).order_by("-pk").values_list("reason", flat=True).first()
+    return failed or row.state_reason

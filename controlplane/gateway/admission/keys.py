@@ -1,0 +1,213 @@
+"""API keys on the data path: checked against the database at most once every few seconds, by hash only."""
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from channels.db import database_sync_to_async
+from django.db.models import Prefetch
+from django.utils import timezone
+
+from controlplane.accounts.models import ApiKey
+from controlplane.fleet.models import SloClass
+from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from scheduling.queueing.ordering import due_s
+
+logger = logging.getLogger(__name__)
+CACHE_SIZE = 20_000
+DATABASE_DOWN_GRACE_S = 60.0  # a key that was good keeps working this long while the database cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class SloTerms:
+    """An SLO class as the data path needs it."""
+
+    name: str
+    service_tier: str
+    priority: int
+    ttft_target_ms: int | None
+    itl_target_ms: int | None
+    e2e_target_ms: int | None
+    deadline_s: int | None
+
+    @classmethod
+    def of(cls, row: SloClass) -> "SloTerms":
+        return cls(
+            name=row.name,
+            service_tier=row.service_tier,
+            priority=row.priority,
+            ttft_target_ms=row.ttft_target_ms,
+            itl_target_ms=row.itl_target_ms,
+            e2e_target_ms=row.e2e_target_ms,
+            deadline_s=row.deadline_s,
+        )
+
+    @property
+    def due_s(self) -> float:
+        """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
+        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
+        return due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s)
+
+    def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
+        """Whether a finished request kept every target of its class that could be measured; None when there is none."""
+        kept = [
+            value <= target
+            for value, target in (
+                (ttft_ms, self.ttft_target_ms),
+                (itl_ms, self.itl_target_ms),
+                (e2e_ms, self.e2e_target_ms),
+                (e2e_ms, self.deadline_s * 1000 if self.deadline_s else None),
+            )
+            if target is not None and value is not None
+        ]
+        return all(kept) if kept else None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key allows."""
+
+    key_id: int
+    tenant_id: int
+    tenant: str
+    max_concurrent_requests: int
+    tokens_per_minute: int
+    default_terms: SloTerms
+    terms: dict[str, SloTerms]  # by class name
+    expires_at_s: float | None = None
+
+    def choose(self, header: str | None, service_tier: object, known: frozenset[str]) -> SloTerms:
+        """The class of a request: `X-SLO-Class` first, then `service_tier`, then the tenant's default.
+
+        *known* holds the names and tiers of every class. Raises ApiError: 400 for a word that means nothing here, 403
+        for a class outside the tenant's entitlement.
+        """
+        if header:
+            terms = self.terms.get(header)
+            if terms is None:
+                raise self._refused(header, "X-SLO-Class", known)
+            return terms
+        if service_tier is None or service_tier in ("auto", "default"):
+            return self.default_terms
+        if not isinstance(service_tier, str):
+            raise invalid("`service_tier` must be a string.", "service_tier", "invalid_type")
+        for terms in self.terms.values():
+            if service_tier in (terms.service_tier, terms.name):
+                return terms
+        raise self._refused(service_tier, "service_tier", known)
+
+    def _refused(self, word: str, param: str, known: frozenset[str]) -> ApiError:
+        allowed = ", ".join(sorted(self.terms)) or "none"
+        if word not in known:
+            return invalid(
+                f"There is no SLO class {word!r}; this tenant may use: {allowed}.", param, "unknown_slo_class"
+            )
+        return ApiError(
+            403,
+            f"This tenant may not use the SLO class {word!r}; it may use: {allowed}.",
+            code="slo_class_not_allowed",
+            param=param,
+        )
+
+
+def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], frozenset[str]]:
+    """Grants of the usable keys among *hashes* (SHA-256, hexadecimal), and the names and tiers of every SLO class."""
+    known = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
+    rows = (
+        ApiKey.objects.filter(sha256__in=list(hashes), revoked_at=None, tenant__active=True)
+        .select_related("tenant__default_slo_class")
+        .prefetch_related(Prefetch("tenant__slo_classes"))
+    )
+    grants = {}
+    for row in rows:
+        if not row.usable:
+            continue
+        tenant = row.tenant
+        default = SloTerms.of(tenant.default_slo_class)
+        grants[row.sha256] = Grant(
+            key_id=row.pk,
+            tenant_id=tenant.pk,
+            tenant=tenant.name,
+            max_concurrent_requests=tenant.max_concurrent_requests,
+            tokens_per_minute=tenant.tokens_per_minute,
+            default_terms=default,
+            terms={terms.name: terms for terms in map(SloTerms.of, tenant.slo_classes.all())} | {default.name: default},
+            expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
+        )
+    return grants, known
+
+
+class Keys:
+    """A cache of checked keys. Call `refresh` every `max_age_s`; a revoked key stops working within that time."""
+
+    def __init__(self, max_age_s: float) -> None:
+        self.max_age_s = max_age_s
+        self.known_classes: frozenset[str] = frozenset()
+        self._grants: dict[str, Grant | None] = {}  # None: no such usable key, remembered until the next refresh
+        self._checked_s = time.monotonic()
+        self._used: set[int] = set()
+        self._lock = asyncio.Lock()
+
+    async def check(self, authorization: bytes | None) -> Grant:
+        """The grant behind an Authorization header. Raises ApiError 401, or 503 when no key can be checked at all."""
+        if not authorization:
+            raise invalid_key("No API key was sent. Send `Authorization: Bearer <key>`.")
+        scheme, _, secret = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not secret:
+            raise invalid_key("The Authorization header must be `Bearer <key>`.")
+        digest = hashlib.sha256(secret.strip()).hexdigest()
+        grant = self._grants.get(digest)
+        if grant is None:
+            grant = await self._miss(digest)
+        if grant.expires_at_s is not None and grant.expires_at_s <= time.time():
+            raise invalid_key("This API key has expired.")
+        self._used.add(grant.key_id)
+        return grant
+
+    async def _miss(self, digest: str) -> Grant:
+        if digest not in self._grants:
+            async with self._lock:  # one look-up at a time: a flood of wrong keys cannot take every thread
+                if digest not in self._grants:
+                    try:
+                        grants, self.known_classes = await database_sync_to_async(_load)([digest])
+                    except Exception as error:
+                        logger.warning("API key could not be checked: %s", error)
+                        raise ApiError(
+                            503,
+                            "API keys cannot be checked at this moment.",
+                            type="server_error",
+                            code="keys_unavailable",
+                            retry_after_s=2,
+                        ) from error
+                    if len(self._grants) >= CACHE_SIZE:
+                        self._grants.pop(next(iter(self._grants)))
+                    self._grants[digest] = grants.get(digest)
+        grant = self._grants.get(digest)
+        if grant is None:
+            raise invalid_key("This API key is unknown or has been revoked.")
+        return grant
+
+    async def refresh(self) -> None:
+        """Read every cached key again; forget the unknown ones. Keeps what it has for a while if that fails.
+
+        Raises what the database raises.
+        """
+        hashes = [digest for digest, grant in self._grants.items() if grant is not None]
+        try:
+            grants, self.known_classes = await database_sync_to_async(_load)(hashes)
+        except Exception:
+            if time.monotonic() - self._checked_s > DATABASE_DOWN_GRACE_S:
+                self._grants.clear()
+            raise
+        self._grants = dict(grants)
+        self._checked_s = time.monotonic()
+
+    async def note_use(self) -> None:
+        """Write `last_used_at` of the keys used since the last call."""
+        used, self._used = self._used, set()
+        if used:
+            await database_sync_to_async(ApiKey.objects.filter(pk__in=used).update)(last_used_at=timezone.now())

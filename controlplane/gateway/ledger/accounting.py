@@ -1,0 +1,140 @@
+"""Accounting of a request that ended: ledger row, measures, and what predictors of lengths learn from it."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import orjson
+
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.writer import Entry, Ledger
+from controlplane.gateway.lengths.service import LengthService
+from controlplane.gateway.models import Outcome
+from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.gateway.serving.ticket import Ticket, TicketState
+
+OUTCOMES = {
+    TicketState.DONE: Outcome.DONE,
+    TicketState.FAILED: Outcome.FAILED,
+    TicketState.CANCELLED: Outcome.CANCELLED,
+    TicketState.REJECTED: Outcome.REJECTED,
+}
+FLEET = "fleet"
+
+
+class Records:
+    def __init__(self, ledger: Ledger, lengths: LengthService, clock: Callable[[], float]) -> None:
+        self.ledger = ledger
+        self.lengths = lengths
+        self.clock = clock
+        self.windows = Windows()
+        self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
+        self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
+        self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
+        self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
+
+    def count_error(self, error: ApiError) -> None:
+        self.errors[error.status, error.code] += 1
+
+    def groups(self, model: str, region: str, instance: str) -> tuple[int, ...]:
+        """The window groups that a request of *model* in *region* on *instance* counts for."""
+        groups = self._groups.get((model, region, instance))
+        if groups is None:
+            names = [FLEET, f"model {model}"]
+            if region:
+                names.append(f"endpoint {model} {region}")
+            if instance:
+                names.append(f"instance {instance}")
+            groups = self._groups[model, region, instance] = tuple(map(self.windows.group, names))
+        return groups
+
+    def close(self, ticket: Ticket, status: int) -> int:
+        """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
+        asked, course = ticket.asked, ticket.course
+        now_s = course.finished_s = self.clock()
+        grant, call, terms = ticket.grant, ticket.call, ticket.terms
+        outcome = OUTCOMES[course.state]
+        done = outcome is Outcome.DONE
+        served_tokens = course.output_tokens = max(0, course.output_tokens)
+        prompt_tokens = course.prompt_tokens if course.first_token_s else 0
+
+        queue_ms = (course.placed_s - asked.arrived_s) * 1000 if course.placed_s else None
+        e2e_ms = (now_s - asked.arrived_s) * 1000
+        ttft_ms = itl_ms = None
+        if call.stream and course.first_token_s:
+            ttft_ms = (course.first_token_s - asked.arrived_s) * 1000
+            if served_tokens > call.sequences:
+                per_sequence = served_tokens / call.sequences
+                itl_ms = (now_s - course.first_token_s) * 1000 / (per_sequence - 1)
+        slo_met = None
+        if done:
+            slo_met = terms.met(ttft_ms, itl_ms, e2e_ms)
+        elif outcome is not Outcome.CANCELLED and not 400 <= course.status < 429:  # not for the tenant's own mistakes
+            slo_met = False
+
+        if done:
+            self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
+            self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
+        if ticket.length is not None and course.trace:
+            course.trace[0]["length"] = ticket.length.explained()
+        self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
+        self.ledger.add(
+            Entry(
+                request_id=asked.request_id,
+                arrived_at=asked.arrived_at,
+                tenant_id=grant.tenant_id,
+                api_key_id=grant.key_id,
+                model=call.model,
+                slo_class=terms.name,
+                region=course.region,
+                instance=course.instance,
+                application=ticket.application,
+                run=ticket.run,
+                unit=ticket.unit,
+                streamed=call.stream,
+                outcome=outcome.value,
+                status_code=course.status or status,
+                error_code=course.error_code,
+                prompt_tokens=prompt_tokens,
+                output_tokens=served_tokens,
+                predicted_output_tokens=int(course.predicted_tokens),
+                queue_ms=queue_ms,
+                ttft_ms=ttft_ms,
+                itl_ms=itl_ms,
+                e2e_ms=e2e_ms,
+                slo_met=slo_met,
+                attempts=course.attempts,
+                trace=orjson.dumps(course.trace).decode(),
+                error_message=course.error_message,
+            )
+        )
+        return prompt_tokens + served_tokens
+
+    def _measure(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        prompt_tokens: int,
+        slo_met: bool | None,
+        times_ms: tuple[float | None, float | None, float | None, float | None],
+    ) -> None:
+        model, slo_class, region = ticket.call.model, ticket.terms.name, ticket.course.region
+        self.totals[model, region, slo_class, outcome.value] += 1
+        self.tokens[model, region, slo_class, "prompt"] += prompt_tokens
+        self.tokens[model, region, slo_class, "output"] += ticket.course.output_tokens
+        windows = self.windows
+        windows.advance(self.clock())
+        groups = self.groups(model, region, ticket.course.instance)
+        windows.count(groups, Count.FINISHED)
+        if outcome in (Outcome.FAILED, Outcome.REJECTED):
+            windows.count(groups, Count.ERRORS)
+        if slo_met is not None:
+            windows.count(groups, Count.SLO_JUDGED)
+            windows.count(groups, Count.SLO_MET, int(slo_met))
+        for what, value in zip((Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E), times_ms, strict=True):
+            if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
+                windows.latency(groups, what, value)
+
+    def arrived(self, model: str) -> None:
+        """Count an arrival for the fleet and *model*; its region is not known yet."""
+        self.windows.advance(self.clock())
+        self.windows.count(self.groups(model, "", ""), Count.REQUESTS)

@@ -1,0 +1,195 @@
+"""The request ledger: rows are gathered in memory and written in batches, with their minute series, in one transaction.
+
+Until the database has a row it is kept on disk too (`journal.py`): a start takes up what a crash, or a database that was
+away, has left. Rows that may have been written before, since nobody heard whether they were, are looked for first.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from channels.db import database_sync_to_async
+from django.db import connection, transaction
+
+from controlplane.gateway.ledger.journal import Journal
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.jobs.record import Job
+
+logger = logging.getLogger(__name__)
+LOOKED_UP = 500  # rows in one query
+HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are given up, loudly
+
+
+class Entry(NamedTuple):
+    """One ledger row; the order of the fields is the order of the columns in `INSERT`."""
+
+    request_id: str
+    arrived_at: float  # epoch seconds
+    tenant_id: int
+    api_key_id: int | None
+    model: str
+    slo_class: str
+    region: str
+    instance: str
+    application: str
+    run: str
+    unit: str
+    streamed: bool
+    outcome: str
+    status_code: int
+    error_code: str
+    prompt_tokens: int
+    output_tokens: int
+    predicted_output_tokens: int
+    queue_ms: float | None
+    ttft_ms: float | None
+    itl_ms: float | None
+    e2e_ms: float | None
+    slo_met: bool | None
+    attempts: int
+    trace: str  # JSON
+    error_message: str = ""  # the last, with a value: spill files of earlier versions have none
+
+
+_QUOTE = connection.ops.quote_name
+_INSERT_LEDGER = (
+    f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "  # noqa: S608 - our own names
+    f"VALUES ({', '.join(['%s'] * len(Entry._fields))})"
+)
+_SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
+_MINUTES = MinuteRow._meta.db_table
+_UPSERT_MINUTE = (
+    f"INSERT INTO {_MINUTES} (minute, model, region, slo_class, {', '.join(_SUMS)}) "  # noqa: S608
+    f"VALUES ({', '.join(['%s'] * (4 + len(_SUMS)))}) "
+    "ON CONFLICT (minute, model, region, slo_class) DO UPDATE SET "
+    + ", ".join(f"{name} = {_MINUTES}.{name} + excluded.{name}" for name in _SUMS)
+)
+
+
+def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str], Counter[str]]:
+    """What *entries* add to the minute series, by (minute of arrival, model, region, class)."""
+    sums: dict[tuple[float, str, str, str], Counter[str]] = {}
+    for entry in entries:
+        key = (entry.arrived_at // 60 * 60, entry.model, entry.region, entry.slo_class)
+        total = sums.setdefault(key, Counter())
+        total["requests"] += 1
+        total["failed"] += entry.outcome in (Outcome.FAILED, Outcome.REJECTED)
+        total["slo_met"] += entry.slo_met is True
+        total["slo_judged"] += entry.slo_met is not None
+        total["prompt_tokens"] += entry.prompt_tokens
+        total["output_tokens"] += entry.output_tokens
+    return sums
+
+
+def written_before(entries: Sequence[Entry]) -> set[tuple[str, datetime]]:
+    """(request id, arrival) of those of *entries* that the ledger has."""
+    known: set[tuple[str, datetime]] = set()
+    for begin in range(0, len(entries), LOOKED_UP):
+        ids = [entry.request_id for entry in entries[begin : begin + LOOKED_UP]]
+        known.update(LedgerRow.objects.filter(request_id__in=ids).values_list("request_id", "arrived_at"))
+    return known
+
+
+def write(entries: Sequence[Entry], *, again: bool = False) -> None:
+    """Write rows and series in one transaction; with *again*, those alone that are not there yet."""
+    if again:
+        there = written_before(entries)
+        entries = [
+            entry for entry in entries if (entry.request_id, datetime.fromtimestamp(entry.arrived_at, UTC)) not in there
+        ]
+
+    def adapt(epoch_s: float) -> Any:
+        return connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(epoch_s, UTC))
+
+    rows = [(entry[0], adapt(entry[1]), *entry[2:]) for entry in entries]
+    minutes = [
+        (adapt(minute), model, region, slo_class, *(sums[name] for name in _SUMS))
+        for (minute, model, region, slo_class), sums in minute_sums(entries).items()
+    ]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.executemany(_INSERT_LEDGER, rows)
+        cursor.executemany(_UPSERT_MINUTE, minutes)
+
+
+class Ledger:
+    def __init__(self, flush_s: float, folder: Path) -> None:
+        self.flush_s = flush_s
+        self.journal = Journal(folder)
+        self.written = 0
+        self.given_up = 0
+        self.job = Job("flush-ledger", "gateway", flush_s)
+        self._held: list[Entry] = []
+        self._again = False  # some of what is held may be in the database
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def add(self, entry: Entry) -> None:
+        self._held.append(entry)
+        self.journal.append(orjson.dumps(tuple(entry)))
+
+    async def start(self) -> None:
+        self._held = _read(self.journal.take_up())
+        if self._held:
+            self._again = True
+            logger.info("ledger: %d rows of the last run were taken up", len(self._held))
+        self._task = asyncio.create_task(self._run(), name="ledger")
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self.flush_s)
+            await self.flush()
+
+    async def flush(self) -> bool:
+        """Write what is held; False if the database could not be written, in which case the rows stay held."""
+        batch, self._held = self._held, []
+        with self.job:
+            if batch:
+                await self._write(batch)
+        return not self._held or self.job.ok
+
+    async def _write(self, batch: list[Entry]) -> None:
+        """Write *batch*; it is held again when the database raises."""
+        self.journal.cut()
+        try:
+            await database_sync_to_async(write)(batch, again=self._again)
+        except Exception:
+            self._held = batch + self._held
+            self._again = True
+            if len(self._held) > HELD_ROWS:
+                self.given_up += len(self._held) - HELD_ROWS
+                self._held = self._held[-HELD_ROWS:]
+                logger.critical("ledger: memory is full, %d rows were given up so far", self.given_up)
+            raise
+        self._again = False
+        self.journal.forget()
+        self.written += len(batch)
+
+    async def stop(self) -> None:
+        self._stopping.set()  # not a cancellation, which would lose the batch that is being written
+        if self._task:
+            await self._task
+        await self.flush()
+        if left := self.journal.close():
+            logger.error("ledger: %d rows are kept in %s for the next start", len(self._held), left[0].parent)
+
+
+def _read(lines: Sequence[bytes]) -> list[Entry]:
+    """Rows from the lines of a journal; a line that was cut off by a crash is left out."""
+    entries = []
+    for line in lines:
+        try:
+            entries.append(Entry(*orjson.loads(line)))
+        except (orjson.JSONDecodeError, TypeError):
+            logger.warning("ledger: a row of the last run cannot be read and is left out")
+    return entries

@@ -1,0 +1,267 @@
+"""The live summary: what the gateway knows, several times a second, for consoles and metrics; and an hour of its history.
+
+`snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:live`,
+`pilothouse:history`); while Redis is away the gateway serves on and nothing is queued up.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.wire import (
+    ENDPOINT_COLUMNS,
+    HISTORY_ENDPOINT_COLUMNS,
+    HISTORY_EVERY_S,
+    HISTORY_KEY,
+    HISTORY_LENGTH,
+    INSTANCE_COLUMNS,
+    LIVE_CHANNEL,
+    SUMMARY_EXPIRES_S,
+    SUMMARY_KEY,
+)
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.services import INVENTORY_CHANNEL
+from controlplane.gateway.ledger.accounting import FLEET
+from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
+from controlplane.jobs.record import Job
+
+RATE_WINDOW_S = 10
+SLO_WINDOW_S = 300
+
+
+def _rounded(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a snapshot is built from."""
+
+    topology: Topology
+    dispatcher: Dispatcher
+    windows: Windows
+    clock: Callable[[], float]
+    owner: str  # of the regions: this process
+    lengths: Callable[[], dict[str, Any]]
+    system: Callable[[], dict[str, Any]]
+
+
+class Summary:
+    """Builds snapshots; remembers the sequence number."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.windows = sources.windows
+        self.topology = sources.topology
+        self.started_at = time.time()
+        self.sequence = 0
+
+    def snapshot(self) -> dict[str, Any]:
+        self.windows.advance(self.sources.clock())
+        self.sequence += 1
+        replicas = sorted(self.topology.replicas.values(), key=lambda replica: replica.name)
+        instances = [self._instance(replica) for replica in replicas]
+        endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.endpoints]
+        endpoints.sort(key=lambda row: (row["model"], row["region"]))
+        models = {
+            model: self._tile(
+                f"model {model}",
+                [row for row in instances if row["model"] == model],
+                [row for row in endpoints if row["model"] == model],
+            )
+            for model in sorted({row["model"] for row in endpoints})
+        }
+        return {
+            "seq": self.sequence,
+            "ts": round(time.time(), 3),
+            "owner": self.sources.owner,
+            "started_at": self.started_at,
+            "fleet": self._tile(FLEET, instances, endpoints),
+            "models": models,
+            "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
+            "instances": _columns(instances, INSTANCE_COLUMNS),
+            "lengths": self.sources.lengths(),
+            "system": self.sources.system(),
+        }
+
+    def _tile(
+        self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        windows = self.windows
+        group = windows.group(group_name)
+        ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
+        itl = windows.percentiles(group, Latency.ITL, (50, 95))
+        (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
+        judged = windows.total(group, Count.SLO_JUDGED, SLO_WINDOW_S)
+        kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
+        return {
+            "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
+            "output_tokens_per_s": _rounded(sum(row["output_tokens_per_s"] for row in endpoints)),
+            "prompt_tokens_per_s": _rounded(sum(row["prompt_tokens_per_s"] for row in endpoints)),
+            "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
+            "slo_met_ratio": _rounded(windows.total(group, Count.SLO_MET, SLO_WINDOW_S) / judged, 4)
+            if judged
+            else None,
+            "slo_judged": judged,
+            "slo_ended": windows.total(group, Count.FINISHED, SLO_WINDOW_S),
+            "ttft_p50_ms": _rounded(ttft[0]),
+            "ttft_p95_ms": _rounded(ttft[1]),
+            "ttft_p99_ms": _rounded(ttft[2]),
+            "itl_p50_ms": _rounded(itl[0]),
+            "itl_p95_ms": _rounded(itl[1]),
+            "e2e_p95_ms": _rounded(e2e_p95),
+            "waiting": sum(row["waiting"] for row in endpoints),
+            "running": sum(row["running"] for row in endpoints),
+            "kv_max_ratio": max(kv, default=None),
+            "instances_ready": sum(row["instances_ready"] for row in endpoints),
+            "instances": len(instances),
+            "ttft_slo_ms": self.topology.ttft_slo_ms,
+        }
+
+    def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
+        windows, dispatcher, fleet = self.windows, self.sources.dispatcher, self.topology.fleet
+        group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
+        members = [replica for replica in replicas if replica.endpoint is endpoint]
+        slots = [replica.slot for replica in members]
+        capacity = int(fleet.kv_capacity_tokens[slots].sum())
+        wait_s = dispatcher.estimated_wait_s(endpoint)
+        return {
+            "model": endpoint.model,
+            "region": endpoint.region,
+            "running": int(fleet.running[slots].sum()),
+            "waiting": dispatcher.waiting_at(endpoint),
+            "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
+            "estimated_wait_s": _rounded(wait_s),
+            "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
+            "prompt_tokens_per_s": _rounded(sum(row.prompt_tokens_per_s for row in members if row.reachable)),
+            "output_tokens_per_s": _rounded(sum(row.output_tokens_per_s for row in members if row.reachable)),
+            "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
+            "instances_ready": int(fleet.accepting[slots].sum()),
+            "instances": len(slots),
+        }
+
+    def _instance(self, replica: Replica) -> dict[str, Any]:
+        windows, fleet, spec, metrics = self.windows, self.topology.fleet, replica.spec, replica.metrics
+        group = windows.group(f"instance {replica.name}")
+        (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
+        (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
+        ahead = self.topology.requests_ahead(replica)
+        running = int(fleet.running[replica.slot]) - ahead  # of what it was given, what it has room for
+        answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
+        kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None
+        return {
+            "id": spec.instance_id,
+            "name": spec.name,
+            "model": spec.model,
+            "region": spec.region,
+            "gpu_type": spec.gpu_type,
+            "state": spec.state,
+            "reachable": replica.reachable,
+            "running": running,
+            "waiting": int(fleet.observed_waiting[replica.slot]),
+            "requests_ahead": ahead,
+            "round_trip_ms": _rounded(self.topology.round_trip_ms(replica), 2),
+            "max_num_seqs": spec.max_num_seqs,
+            "kv_ratio": _rounded(kv_ratio, 4),
+            "use_ratio": _rounded(max(running / spec.max_num_seqs, kv_ratio), 4) if kv_ratio is not None else None,
+            "output_tokens_per_s": _rounded(replica.output_tokens_per_s) if replica.reachable else 0.0,
+            "ttft_p95_ms": _rounded(ttft_p95),
+            "itl_p95_ms": _rounded(itl_p95),
+            "preemptions_per_min": _rounded(replica.preemptions_per_min),
+            "prefix_hit_ratio": _rounded(replica.prefix_hit_ratio, 4),
+            "heartbeat_at": _rounded(replica.heartbeat_at, 3),
+            "state_since": _rounded(spec.state_changed_at, 3),
+            "failures": spec.failures,
+        }
+
+
+def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of *snapshot* for the charts."""
+    instances, endpoints = snapshot["instances"], snapshot["endpoints"]
+    return {
+        "ts": snapshot["ts"],
+        "fleet": snapshot["fleet"],
+        "models": snapshot["models"],
+        "endpoints": {name: endpoints[name] for name in HISTORY_ENDPOINT_COLUMNS},
+        "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
+        "load": {
+            name: [running, waiting]
+            for name, running, waiting in zip(
+                instances["name"], instances["running"], instances["waiting"], strict=True
+            )
+        },
+    }
+
+
+class Publisher:
+    """*owns* says whether this process has the regions; *refresh* reads the inventory again soon."""
+
+    def __init__(self, sources: Sources, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
+        self.summary = Summary(sources)
+        self.job = job
+        self._owns, self._refresh, self._clock = owns, refresh, sources.clock
+        self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
+        self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
+
+    async def run(self) -> None:
+        listener = asyncio.create_task(self._listen(), name="inventory notices")
+        next_sample_s = 0.0
+        try:
+            while True:
+                await asyncio.sleep(settings.SUMMARY_S)
+                with self.job:
+                    if not self._owns():
+                        continue
+                    snapshot = self.summary.snapshot()
+                    now_s = self._clock()
+                    if now_s >= next_sample_s:
+                        next_sample_s = now_s + HISTORY_EVERY_S
+                        self.held.append(orjson.dumps(history_sample(snapshot)))
+                    await self._publish(orjson.dumps(snapshot))
+        finally:
+            listener.cancel()
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis took the last summary."""
+        return self.job.ok
+
+    async def stop(self) -> None:
+        await self._redis.aclose()
+
+    async def _publish(self, message: bytes) -> None:
+        samples = list(self.held)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
+            pipe.publish(LIVE_CHANNEL, message)
+            if samples:
+                pipe.rpush(HISTORY_KEY, *samples)
+                pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
+            await pipe.execute()
+        self.held.clear()
+
+    async def _listen(self) -> None:
+        """Read the inventory again whenever somebody says that it changed."""
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                async with self._redis.pubsub() as messages:
+                    await messages.subscribe(INVENTORY_CHANNEL)
+                    while True:
+                        if await messages.get_message(ignore_subscribe_messages=True, timeout=30.0):
+                            self._refresh()
+            await asyncio.sleep(1.0)

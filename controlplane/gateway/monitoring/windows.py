@@ -1,0 +1,101 @@
+"""What the gateway has seen in the last minutes: counts and latency histograms over sliding windows, in flat arrays.
+
+One `Windows` holds a ring of one-second slices for a growing set of groups (the fleet, each model, each endpoint, each
+instance). Recording is a few array writes; reading sums the ring.
+"""
+
+import math
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLICES = 300  # one-second slices: the longest window
+LATENCY_WINDOW_S = 60
+_GROWTH = 1.08  # width of a histogram bucket: percentiles are within 4 %
+_FLOOR_MS = 0.1
+_BUCKETS = 256  # up to 0.1 ms x 1.08^255 = 9 hours
+_PER_LOG = 1.0 / math.log(_GROWTH)
+_EDGES_MS = _FLOOR_MS * _GROWTH ** np.arange(_BUCKETS)
+
+
+class Count(IntEnum):
+    REQUESTS = 0
+    ERRORS = 1
+    FINISHED = 2
+    SLO_MET = 3
+    SLO_JUDGED = 4
+
+
+class Latency(IntEnum):
+    TTFT = 0
+    ITL = 1
+    E2E = 2
+    QUEUE = 3
+
+
+class Windows:
+    """Sliding windows for up to `capacity` groups; `group(name)` makes one on first use."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._groups: dict[str, int] = {}
+        self._counts: NDArray[np.int64] = np.zeros((capacity, len(Count), SLICES), np.int64)
+        self._latency: NDArray[np.int32] = np.zeros((capacity, len(Latency), LATENCY_WINDOW_S, _BUCKETS), np.int32)
+        self._second = -1
+        self._started_second = -1
+
+    def group(self, name: str) -> int:
+        index = self._groups.get(name)
+        if index is None:
+            index = self._groups[name] = len(self._groups)
+            if index >= len(self._counts):
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+                self._latency = np.concatenate([self._latency, np.zeros_like(self._latency)])
+        return index
+
+    def advance(self, now_s: float) -> None:
+        """Move the ring to *now_s*, clearing the slices that come round again. Call before recording and reading."""
+        second = int(now_s)
+        if second == self._second:
+            return
+        if self._second < 0:
+            self._started_second = self._second = second
+            return
+        for passed in range(max(self._second + 1, second - SLICES + 1), second + 1):
+            self._counts[:, :, passed % SLICES] = 0
+            self._latency[:, :, passed % LATENCY_WINDOW_S] = 0
+        self._second = second
+
+    def count(self, groups: tuple[int, ...], what: Count, amount: int = 1) -> None:
+        at = self._second % SLICES
+        for group in groups:
+            self._counts[group, what, at] += amount
+
+    def latency(self, groups: tuple[int, ...], what: Latency, value_ms: float) -> None:
+        bucket = int(math.log(value_ms / _FLOOR_MS) * _PER_LOG) + 1 if value_ms > _FLOOR_MS else 0
+        bucket = min(bucket, _BUCKETS - 1)
+        at = self._second % LATENCY_WINDOW_S
+        for group in groups:
+            self._latency[group, what, at, bucket] += 1
+
+    def total(self, group: int, what: Count, window_s: int) -> int:
+        """Sum over the last *window_s* whole seconds (the running second is left out)."""
+        seconds = np.arange(self._second - self._span(window_s), self._second) % SLICES
+        return int(self._counts[group, what, seconds].sum())
+
+    def rate(self, group: int, what: Count, window_s: int) -> float:
+        """Per second, over the last *window_s* whole seconds or since the start if that is less."""
+        return self.total(group, what, window_s) / max(self._span(window_s), 1)
+
+    def percentiles(self, group: int, what: Latency, percents: tuple[float, ...]) -> list[float | None]:
+        """Percentiles in milliseconds over the last minute; None where nothing was recorded."""
+        counts = self._latency[group, what].sum(axis=0)
+        total = int(counts.sum())
+        if not total:
+            return [None] * len(percents)
+        buckets = np.searchsorted(np.cumsum(counts), np.ceil(np.asarray(percents) / 100.0 * total))
+        # the middle of a bucket in logarithm: half a bucket's width below its upper edge
+        return [float(edge) for edge in _EDGES_MS[np.minimum(buckets, _BUCKETS - 1)] / math.sqrt(_GROWTH)]
+
+    def _span(self, window_s: int) -> int:
+        return min(window_s, self._second - self._started_second)

@@ -1,0 +1,227 @@
+"""The gateway process: what it is made of, and what it keeps running beside tenants' requests.
+
+The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`) meet here, and exchange records alone.
+`start` and `stop` are called by the server's lifespan.
+"""
+
+import asyncio
+import contextlib
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor import floor
+from controlplane.dispatch.floor.floor import Floor
+from controlplane.dispatch.lease import RENEW_S, Lease
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import FromDispatcher, ServedModels
+from controlplane.gateway.admission.keys import Keys
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.ledger.accounting import Records
+from controlplane.gateway.ledger.writer import Ledger
+from controlplane.gateway.lengths.service import LengthService
+from controlplane.gateway.monitoring.parts import Parts
+from controlplane.gateway.monitoring.summary import Publisher, Sources
+from controlplane.gateway.serving.application import Application
+from controlplane.gateway.serving.catalog import Catalog
+from controlplane.gateway.serving.completions import Completions
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.upstream.client import Upstream
+from controlplane.jobs import monitor
+from controlplane.jobs.record import Job, Jobs
+from forecasting.lengths import LengthPrior
+from scheduling.dispatch import warm_up
+
+COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
+COUNT_S = 0.1  # how often the arrays learn how far streams have come
+SWEEP_S = 1.0
+NOTE_USE_S = 30.0
+
+
+class Gateway:
+    """*rows* are what the reactive floor changes rows by."""
+
+    def __init__(self, rows: floor.Rows) -> None:
+        loop_clock = time.monotonic  # the clock of asyncio's event loop
+        self.clock = loop_clock
+        self.jobs = jobs = Jobs()
+        self.topology = Topology()
+        self.keys = Keys(settings.KEY_CACHE_S)
+        self.limits = Limits()
+        self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
+        self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
+        self.requests = OpenRequests(loop_clock)
+        self.catalog = Catalog()
+        self.dispatcher = Dispatcher(
+            self.topology, loop_clock, max_hold_s=settings.MAX_HOLD_S, deliver=self._from_dispatcher
+        )
+        self.requests.connect(self.dispatcher.take)
+        self.upstream = Upstream(
+            self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
+        )
+        self.lengths = LengthService(LengthPrior(), jobs)
+        self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.lease = Lease(settings.REDIS_URL)
+        self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
+        self.heartbeats = Heartbeats(
+            self.topology,
+            self.lease,
+            session=lambda: self.upstream.session,
+            refresh=self.refresh_now,
+            clock=loop_clock,
+        )
+        self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
+        self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
+        self.parts = Parts(self)
+        self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
+        self.publisher = Publisher(
+            Sources(
+                self.topology,
+                self.dispatcher,
+                self.records.windows,
+                loop_clock,
+                owner=self.lease.owner,
+                lengths=self.lengths.snapshot,
+                system=self.monitor.report,
+            ),
+            job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
+            owns=self.owns,
+            refresh=self.refresh_now,
+        )
+        self.floor = Floor(
+            self.topology,
+            rows,
+            waiting=self.dispatcher.waiting_at,
+            outlook=self.dispatcher.outlook,
+            owns=self.owns,
+            read_inventory=self.read_inventory,
+            clock=loop_clock,
+            job=jobs.add("floor", floor.PERIOD_S),
+        )
+        self.dispatcher.on_submit = self.floor.arrived
+        self.http = Application(
+            self.keys,
+            self.catalog,
+            Completions(
+                keys=self.keys,
+                limits=self.limits,
+                catalog=self.catalog,
+                lengths=self.lengths,
+                requests=self.requests,
+                upstream=self.upstream,
+                records=self.records,
+                clock=loop_clock,
+            ),
+            self.records,
+            owns=self.owns,
+        )
+        self.ready = False
+        self._refresh = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _from_dispatcher(self, record: FromDispatcher) -> None:
+        if isinstance(record, ServedModels):
+            self.catalog.take(record)
+        else:
+            self.requests.take(record)
+
+    @property
+    def active(self) -> int:
+        """Requests between arrival and answer."""
+        return self.http.active
+
+    @property
+    def stopping(self) -> bool:
+        return self.http.stopping
+
+    # Life
+
+    async def start(self) -> None:
+        await asyncio.to_thread(warm_up)
+        await asyncio.to_thread(floor.warm_up)
+        await self.upstream.start()
+        await self.ledger.start()
+        await self.lengths.start()
+        await self.lease.start()
+        await self.read_inventory()
+        await self.keys.refresh()
+        for work in (
+            self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
+            self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
+            self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
+            self._every(self.monitor.job, self.monitor.look),
+            self._every(self.parts.job, self.parts.probe),
+            self._keep_inventory(),
+            self.heartbeats.run(),
+            self.publisher.run(),
+            self.floor.run(),
+        ):
+            self._tasks.append(asyncio.create_task(work))
+        # What is loaded by now stays: without this, each full collection walks half a million objects (100 ms).
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
+        self.ready = True
+        monitor.current = self.monitor
+
+    async def stop(self) -> None:
+        """The server has let its streams finish (or cut them); write what is left and let go."""
+        self.http.stopping = True
+        if monitor.current is self.monitor:
+            monitor.current = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.ledger.stop()
+        await self.lengths.stop()
+        with contextlib.suppress(Exception):
+            await self.keys.note_use()
+        await self.floor.stop()
+        await self.publisher.stop()
+        await self.lease.stop()
+        await self.upstream.stop()
+        gc.unfreeze()
+
+    @staticmethod
+    async def _every(job: Job, work: Any) -> None:
+        while True:
+            await asyncio.sleep(job.period_s)
+            with job:
+                await work()
+
+    async def _count(self) -> None:
+        self.requests.report()
+        if self.topology.changed.is_set():
+            self.topology.changed.clear()
+            self.dispatcher.pump_all()
+
+    async def _sweep(self) -> None:
+        self.dispatcher.sweep()
+
+    def owns(self) -> bool:
+        """Whether this process has the regions."""
+        return self.lease.held
+
+    def refresh_now(self) -> None:
+        """Read the inventory again without waiting for its period."""
+        self._refresh.set()
+
+    async def _keep_inventory(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._refresh.wait(), settings.FLEET_REFRESH_S)
+            self._refresh.clear()
+            with self.inventory_job:
+                await self.read_inventory()
+
+    async def read_inventory(self) -> None:
+        """Make the live fleet agree with the rows. Raises what the database raises; then the live fleet stays as it was."""
+        self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())

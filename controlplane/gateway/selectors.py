@@ -1,0 +1,73 @@
+"""Reads of the request ledger and of its minute series."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser
+from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models.functions import TruncMinute
+
+from controlplane.accounts.models import Tenant, User
+from controlplane.accounts.selectors import visible_tenants
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.rows import narrowed
+
+SERIES = ("minute", "model", "region", "slo_class")
+SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
+USAGE_COLUMNS = SERIES + SUMS
+
+
+def requests_of(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
+    """Ledger rows of *tenants* (None: of all) with tenant and API key."""
+    rows = LedgerRow.objects.select_related("tenant", "api_key")
+    return rows if tenants is None else rows.filter(tenant__in=tenants)
+
+
+def visible_requests(user: User | AnonymousUser) -> QuerySet[LedgerRow]:
+    """Requests of the tenants that *user* may see: every one for the fleet's people."""
+    return requests_of(visible_tenants(user))
+
+
+def filter_requests(
+    rows: QuerySet[LedgerRow],
+    *,
+    model: str = "",
+    region: str = "",
+    slo_class: str = "",
+    tenant: str = "",
+    instance: str = "",
+    outcome: str = "",
+    request_id: str = "",
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> QuerySet[LedgerRow]:
+    """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not."""
+    rows = narrowed(rows, model=model, region=region, slo_class=slo_class, tenant__name=tenant, instance=instance)
+    return narrowed(rows, outcome=outcome, request_id=request_id, arrived_at__gte=since, arrived_at__lt=until)
+
+
+def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
+    """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
+    rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
+    yield from rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
+
+
+def tenant_usage(
+    tenants: QuerySet[Tenant], since: datetime, until: datetime, limit: int, **names: str
+) -> Iterator[dict[str, Any]]:
+    """The same columns for *tenants*, counted from the ledger; minute rows know no tenant."""
+    sums = {
+        "requests": Count("pk"),
+        "failed": Count("pk", filter=Q(outcome__in=[Outcome.FAILED, Outcome.REJECTED])),
+        "slo_met": Count("pk", filter=Q(slo_met=True)),
+        "slo_judged": Count("pk", filter=Q(slo_met__isnull=False)),
+        "prompt_tokens": Sum("prompt_tokens"),
+        "output_tokens": Sum("output_tokens"),
+    }
+    rows = filter_requests(requests_of(tenants), since=since, until=until, **names)
+    grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
+    # an annotation may not have the name of a column, so each sum has another one, and is renamed row by row
+    counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})
+    for row in counted[:limit].iterator(chunk_size=2_000):
+        yield {name.removeprefix("sum_"): value for name, value in row.items()}

@@ -1,0 +1,218 @@
+"""A completion from its body to its end: checked, predicted, counted in, placed, carried, and written to the ledger.
+
+What is decided about it comes from the dispatcher as records (`controlplane.dispatch.port`), by `OpenRequests`.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+
+from django.conf import settings
+
+from controlplane.dispatch.port import Placed, Submit
+from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.admission.validation import Call, parse
+from controlplane.gateway.errors import STOPPING, ApiError
+from controlplane.gateway.ledger.accounting import Records
+from controlplane.gateway.lengths.service import LengthService
+from controlplane.gateway.serving.catalog import Catalog
+from controlplane.gateway.serving.http_request import HttpRequest
+from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.client import Upstream
+from controlplane.gateway.upstream.failures import InstanceLost, Interrupted, RefusedByInstance
+from controlplane.gateway.upstream.payload import payload, upstream_priority
+from controlplane.gateway.upstream.stream import Usage
+from forecasting.lengths import OutputQuery
+from scheduling.queueing.ordering import ORDERINGS
+
+PING_S = 15.0
+PING = b": ping\n\n"
+
+
+class Completions:
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        limits: Limits,
+        catalog: Catalog,
+        lengths: LengthService,
+        requests: OpenRequests,
+        upstream: Upstream,
+        records: Records,
+        clock: Callable[[], float],
+    ) -> None:
+        self.keys = keys
+        self.limits = limits
+        self.catalog = catalog
+        self.lengths = lengths
+        self.requests = requests
+        self.upstream = upstream
+        self.records = records
+        self.clock = clock
+
+    async def complete(
+        self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, *, chat: bool
+    ) -> None:
+        """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
+        call = parse(raw, chat=chat, max_depth=settings.MAX_JSON_DEPTH)
+        model = self.catalog.model(call.model)
+        known_classes = self.keys.known_classes
+        terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)
+        ticket = await self._ticket(grant, terms, call, request, by_prefix=model.by_prefix)
+        predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
+        self.records.arrived(call.model)
+        try:
+            self.limits.enter(
+                grant.tenant_id,
+                ticket.asked.arrived_s,
+                max_concurrent=grant.max_concurrent_requests,
+                tokens_per_minute=grant.tokens_per_minute,
+                tokens=predicted_tokens,
+            )
+        except ApiError as error:
+            ticket.course.fail(error)
+            ticket.course.move(TicketState.REJECTED)
+            self.records.close(ticket, error.status)
+            raise
+        watcher = asyncio.create_task(_watch(request, ticket))
+        try:
+            await self._serve(ticket, raw, responder, chat=chat)
+        finally:
+            watcher.cancel()
+            self.requests.leave(ticket)
+            self.limits.leave(
+                grant.tenant_id,
+                tokens_per_minute=grant.tokens_per_minute,
+                predicted=predicted_tokens,
+                used=self.records.close(ticket, responder.status),
+            )
+
+    async def _ticket(
+        self, grant: Grant, terms: SloTerms, call: Call, request: HttpRequest, *, by_prefix: bool
+    ) -> Ticket:
+        query = OutputQuery(
+            model=call.model,
+            tenant=grant.tenant,
+            slo_class=terms.name,
+            max_tokens=call.max_tokens,
+            min_tokens=call.min_tokens,
+            ignore_eos=call.ignore_eos,
+            sequences=call.sequences,
+        )
+        prompt_tokens = call.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
+        arrived_at, arrived_s = time.time(), self.clock()
+        length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
+        hashes: list[int] = []
+        block_tokens = 0
+        if by_prefix:
+            hashes, block_tokens = leading_hashes(call, prompt_tokens)
+        asked = Submit(
+            number=self.requests.next_number(),
+            request_id=request.request_id,
+            model=call.model,
+            region=request.name(b"x-region"),
+            tenant_id=grant.tenant_id,
+            priority=terms.priority,
+            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            arrived_at=arrived_at,
+            arrived_s=arrived_s,
+            prompt_tokens=prompt_tokens,
+            predicted_tokens=length.tokens,
+            max_tokens=call.max_tokens,
+            sequences=call.sequences,
+            streamed=call.stream,
+            prefix_hashes=tuple(hashes),
+            block_tokens=block_tokens,
+        )
+        return Ticket(
+            asked=asked,
+            grant=grant,
+            terms=terms,
+            call=call,
+            query=query,
+            course=Course(prompt_tokens, length.tokens),
+            length=length,
+            application=request.name(b"x-application"),
+            run=request.name(b"x-run"),
+            unit=request.name(b"x-unit"),
+            task=asyncio.current_task(),
+        )
+
+    async def _serve(self, ticket: Ticket, raw: bytes, responder: Responder, *, chat: bool) -> None:
+        """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
+        course, asked = ticket.course, ticket.call.body.get("priority")
+        try:
+            self.requests.submit(ticket)
+            while True:
+                placed = await self._placement(ticket, responder)
+                ordering = ORDERINGS[placed.ordering]
+                priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
+                body = payload(ticket.call, raw, priority)
+                try:
+                    usage = await self.upstream.carry(ticket, placed, body, responder, chat=chat)
+                    break
+                except InstanceLost as lost:
+                    self.requests.place_again(ticket, str(lost), lost.failure)
+            self._settle_usage(ticket, usage)
+            course.move(TicketState.DONE)
+        except RefusedByInstance as refused:
+            course.fail(refused)
+            course.move(TicketState.FAILED)
+        except ApiError as error:
+            if isinstance(error, Interrupted):
+                self.requests.leave(ticket, error.failure)
+            course.fail(error)
+            course.move(TicketState.REJECTED if course.state <= TicketState.WAITING else TicketState.FAILED)
+            raise
+        except asyncio.CancelledError:
+            # Not raised again: the request ends here, and the server would log each one as a failure of the application.
+            if ticket.task is not None:
+                ticket.task.uncancel()
+            if ticket.interrupted is Interrupt.DISCONNECT:
+                course.error_code = "client_disconnected"
+                course.move(TicketState.CANCELLED)
+            else:  # the server is stopping and has waited long enough
+                course.fail(STOPPING)
+                course.move(TicketState.FAILED)
+                with contextlib.suppress(Exception):
+                    await responder.error(STOPPING)
+        except Exception:
+            course.error_code, course.status = "internal_error", 500
+            course.move(TicketState.FAILED)
+            raise
+
+    async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
+        """Wait for an instance; a waiting stream is kept alive with comment lines, which every SSE client skips."""
+        placement = ticket.placement
+        assert placement is not None
+        if not ticket.call.stream or placement.done():
+            return await placement
+        while True:
+            done, _ = await asyncio.wait({placement}, timeout=PING_S)
+            if done:
+                return placement.result()
+            if not responder.started:
+                await responder.start(200, SSE_TYPE, stream=True)
+            await responder.write(PING)
+
+    def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
+        if usage.output_tokens is not None:
+            ticket.course.output_tokens = usage.output_tokens
+        self.requests.finished(ticket)
+        if usage.prompt_tokens is not None:
+            ticket.course.prompt_tokens = usage.prompt_tokens
+
+
+async def _watch(request: HttpRequest, ticket: Ticket) -> None:
+    """Interrupt *ticket* when its client goes away."""
+    await request.disconnect()
+    ticket.interrupt(Interrupt.DISCONNECT)

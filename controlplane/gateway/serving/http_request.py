@@ -1,0 +1,87 @@
+"""Reading a request: its body within bounds, and the headers that name things."""
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any, Self
+
+from controlplane.gateway.errors import ApiError, invalid
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,80}")
+NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
+DISCARD_BYTES = 2**26
+
+
+@dataclass(slots=True, eq=False)
+class HttpRequest:
+    """One request as ASGI gives it."""
+
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    receive: Any
+    request_id: str
+    """The client's own where it sent a usable one."""
+
+    @classmethod
+    def of(cls, scope: dict[str, Any], receive: Any) -> Self:
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        return cls(scope["method"], scope["path"], headers, receive, request_id)
+
+    def require(self, method: str) -> None:
+        """Raise ApiError 405 for any other method."""
+        if self.method != method:
+            raise ApiError(
+                405,
+                f"{self.path} takes {method}, not {self.method}.",
+                code="method_not_allowed",
+                headers=((b"allow", method.encode()),),
+            )
+
+    def name(self, header: bytes) -> str:
+        """The value of a *header* that names something (class, region, application), "" without it.
+
+        Raises ApiError 400 if it cannot be a name.
+        """
+        value = self.headers.get(header)
+        if not value:
+            return ""
+        if not NAME.fullmatch(value):
+            title = header.decode().title().replace("Slo", "SLO")
+            raise invalid(f"The header {title} must be 1 to 80 letters, digits or . _ : / -", title)
+        return value.decode()
+
+    async def body(self, most_bytes: int) -> bytes:
+        """Read the body. Raises ApiError 413 when it is larger than *most_bytes*.
+
+        What is too much is read and thrown away, up to `DISCARD_BYTES`: a client that is still sending when the connection
+        closes sees a reset instead of our answer.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        announced = int(self.headers.get(b"content-length", b"0"))
+        while announced <= DISCARD_BYTES:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "The client went away.", code="client_disconnected")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= most_bytes and announced <= most_bytes:
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            elif size > DISCARD_BYTES or not message.get("more_body"):
+                break
+        raise ApiError(
+            413,
+            f"The request body is larger than {most_bytes} bytes.",
+            code="request_too_large",
+            headers=((b"connection", b"close"),),
+        )
+
+    async def disconnect(self) -> None:
+        """Wait until the client goes away."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass

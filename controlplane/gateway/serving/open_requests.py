@@ -1,0 +1,143 @@
+"""The requests that this process carries, as the dispatcher knows them: each by its number, by records alone.
+
+What the dispatcher decides is put down on the ticket, whose task waits for it. How far streams have come is counted on the
+tickets themselves and handed over together, some ten times a second.
+"""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from controlplane.dispatch.port import (
+    Finished,
+    Left,
+    Lost,
+    Moved,
+    OfRequest,
+    Placed,
+    Prefix,
+    PrefixWanted,
+    Progress,
+    Refused,
+    Send,
+)
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.serving.prefixes import leading_hashes
+from controlplane.gateway.serving.ticket import Interrupt, Ticket, TicketState
+
+
+class OpenRequests:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.streaming: set[Ticket] = set()
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = count()
+        self._send: Send = _to_nobody
+
+    def connect(self, send: Send) -> None:
+        """*send* takes the records for the dispatcher."""
+        self._send = send
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    # To the dispatcher
+
+    def submit(self, ticket: Ticket) -> None:
+        """Have *ticket* queued and placed; `Ticket.placement` is where, or the ApiError that it is refused with."""
+        self._tickets[ticket.asked.number] = ticket
+        ticket.placement = asyncio.get_running_loop().create_future()
+        self._send(ticket.asked)
+
+    def place_again(self, ticket: Ticket, reason: str, failure: str) -> None:
+        """*ticket* was sent no byte by its instance. *failure*: `Left.failure`."""
+        ticket.course.trace[-1]["lost"] = reason
+        ticket.placement = asyncio.get_running_loop().create_future()
+        self._send(Left(ticket.asked.number, again=True, failure=failure))
+
+    def headers_came(self, ticket: Ticket) -> None:
+        """The instance of *ticket* begins to answer."""
+        self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.course.placed_s),)))
+
+    def began(self, ticket: Ticket) -> None:
+        """The first byte came back: the prompt is prefilled."""
+        ticket.course.move(TicketState.STREAMING)
+        ticket.course.first_token_s = self.clock()
+        if ticket.asked.streamed:
+            self.streaming.add(ticket)
+
+    def report(self) -> None:
+        """Report how far every stream has come since the last call. Call it some ten times a second."""
+        moved = []
+        for ticket in self.streaming:
+            course = ticket.course
+            if course.output_tokens != course.reported_tokens:
+                course.reported_tokens = course.output_tokens
+                moved.append((ticket.asked.number, course.output_tokens))
+        if moved:
+            self._send(Progress(tuple(moved)))
+
+    def finished(self, ticket: Ticket) -> None:
+        """*ticket* was answered whole."""
+        if self._close(ticket):
+            self._send(Finished(ticket.asked.number))
+
+    def leave(self, ticket: Ticket, failure: str = "") -> None:
+        """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
+        if self._close(ticket):
+            self._send(Left(ticket.asked.number, failure=failure))
+
+    def _close(self, ticket: Ticket) -> bool:
+        self.streaming.discard(ticket)
+        placement = ticket.placement
+        if placement is not None and placement.done() and not placement.cancelled():
+            placement.exception()  # it may leave before it heard: nobody else will ask
+        return self._tickets.pop(ticket.asked.number, None) is not None
+
+    # From the dispatcher
+
+    def take(self, record: OfRequest) -> None:
+        """Put down what was decided. A request that has left meanwhile hears nothing."""
+        ticket = self._tickets.get(record.number)
+        if ticket is None:
+            return
+        course, placement = ticket.course, ticket.placement
+        match record:
+            case Placed():
+                course.move(TicketState.PLACED)
+                course.placed_s, course.attempts = record.placed_s, record.attempt
+                course.region, course.instance = record.region, record.instance
+                course.trace.append(record.why)
+                if placement is not None and not placement.done():
+                    placement.set_result(record)
+            case Moved():
+                course.region, course.predicted_tokens = record.region, record.predicted_tokens
+                if record.came_from:
+                    moved = f"{record.came_from} to {record.region}"
+                    course.trace.append({"moved": moved, "pressure": record.pressure})
+                else:
+                    course.move(TicketState.WAITING)
+            case PrefixWanted():
+                hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
+                self._send(Prefix(record.number, tuple(hashes), block_tokens))
+            case Refused():
+                course.region = record.region or course.region
+                if placement is not None and not placement.done():
+                    placement.set_exception(_as_error(record))
+            case Lost():
+                ticket.interrupt(Interrupt.INSTANCE_LOST)
+
+
+def _as_error(refused: Refused) -> ApiError:
+    return ApiError(
+        refused.status,
+        refused.message,
+        type="rate_limit_error" if refused.status == 429 else "server_error",
+        code=refused.code,
+        retry_after_s=refused.retry_after_s,
+        estimated_wait_s=refused.estimated_wait_s,
+    )
+
+
+def _to_nobody(record: object) -> None:
+    raise RuntimeError("connect() comes first")

@@ -1,0 +1,71 @@
+"""How a prompt begins, as hashes of its leading blocks: what the router by delay compares prompts by.
+
+Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
+notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
+Equal hashes stand for equal beginnings, in whichever process they were computed.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import orjson
+
+from controlplane.gateway.admission.validation import Call
+from scheduling.routing.prefix_affinity import MOST_NOTED, covered
+
+BLOCK_CHARACTERS = 256
+BLOCK_IDS = 64
+PLACES = tuple(covered(number) for number in range(MOST_NOTED + 1))
+"""Where noted blocks end, in blocks."""
+LONGEST = PLACES[-1] * BLOCK_CHARACTERS
+
+
+def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
+    """Hashes of the noted blocks of *call*'s prompt, and tokens of a block; *prompt_tokens* are those of all of it."""
+    prompt = call.body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        return _chain(call.model, prompt, BLOCK_IDS), BLOCK_IDS
+    text = prompt if isinstance(prompt, str) else _chat(call.body)
+    characters = max(call.prompt_characters, 1)
+    return _chain(call.model, text, BLOCK_CHARACTERS), max(1, BLOCK_CHARACTERS * prompt_tokens // characters)
+
+
+def _chat(body: dict[str, Any]) -> str:
+    """The begin of a conversation as a chat template would lay it out: tools, then each message's role and text."""
+    pieces, size = [], 0
+    for piece in _pieces(body):
+        pieces.append(piece[: LONGEST - size])
+        size += len(pieces[-1])
+        if size >= LONGEST:
+            break
+    return "".join(pieces)
+
+
+def _pieces(body: dict[str, Any]) -> Iterator[str]:
+    if body.get("tools"):
+        yield orjson.dumps(body["tools"]).decode()
+    for message in body.get("messages") or []:
+        yield f"\n{message['role']}\n"
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [{"text": content}]:
+            text = part.get("text")
+            yield text if isinstance(text, str) else "\0"
+
+
+def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
+    """Hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
+    state, hashes = blake2b(model.encode(), digest_size=8), []
+    state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
+    for start, end in pairwise(PLACES):
+        if end * block > len(prompt):
+            break
+        piece = prompt[start * block : end * block]
+        # JSON has ids of up to 64 bits, and may have half a surrogate pair
+        state.update(piece.encode(errors="surrogatepass") if isinstance(piece, str) else array("Q", piece).tobytes())
+        hashes.append(int.from_bytes(state.digest(), "little", signed=True))
+    return hashes

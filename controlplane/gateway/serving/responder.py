@@ -1,0 +1,54 @@
+"""The answer to one request, as ASGI messages."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from controlplane.gateway.errors import ApiError
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+SSE_TYPE = b"text/event-stream; charset=utf-8"
+
+
+class Responder:
+    """The answer to one request: status once, then bytes. Knows whether anything has been sent yet."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self.started = False
+        self.status = 0
+
+    async def start(self, status: int, content_type: bytes, *, stream: bool = False) -> None:
+        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id)]
+        if stream:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        self.started, self.status = True, status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def finish(self, body: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
+        headers = [
+            (b"content-type", content_type),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self._request_id),
+        ]
+        self.started, self.status = True, status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: ApiError) -> None:
+        """An error as a status and a body, or as an event if the stream has begun."""
+        if self.started:
+            await self.finish(error.event())
+            return
+        body = error.body()
+        headers = [*error.headers(), (b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id)]
+        self.started, self.status = True, error.status
+        await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})

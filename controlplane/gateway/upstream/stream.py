@@ -1,0 +1,95 @@
+"""What is read out of an answer while it is passed on: tokens, and the events of a stream."""
+
+import re
+
+import orjson
+
+USAGE_MARK = b'"usage":{'
+NO_CHOICES_MARK = b'"choices":[]'
+FINISH_MARK = b'"finish_reason":"'
+FINGERPRINT = re.compile(rb'"system_fingerprint":"(?:[^"\\]|\\.)*"')
+DONE_MARK = b"data: [DONE]"  # the last event of a stream
+
+
+class Usage:
+    """Tokens of an answer, from its body or from the events of its stream."""
+
+    __slots__ = ("output_tokens", "prompt_tokens", "whole")
+
+    def __init__(self) -> None:
+        self.whole = False  # a stream's last event was passed on
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+
+    def read(self, body: bytes) -> None:
+        """Take the usage out of a JSON body; leaves things as they are if there is none."""
+        try:
+            usage = orjson.loads(body).get("usage")
+        except (orjson.JSONDecodeError, AttributeError):
+            return
+        if isinstance(usage, dict):
+            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
+
+    def read_events(self, events: bytes) -> None:
+        """Take the last usage out of server-sent events."""
+        at = events.rfind(USAGE_MARK)
+        if at >= 0:
+            start = events.rfind(b"data: ", 0, at) + 6
+            end = events.find(b"\n\n", at)
+            self.read(events[start : end if end >= 0 else None])
+
+
+def split_events(data: bytes) -> tuple[bytes, bytes]:
+    """(whole events, the beginning of an unfinished one)."""
+    if data.endswith(b"\n\n"):
+        return data, b""
+    cut = data.rfind(b"\n\n") + 2
+    return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
+
+
+class Withheld:
+    """A stream less its closing usage event (`"choices":[]` with usage), which the tenant did not ask for.
+
+    With that event vLLM moves the fingerprint of the server there, from the events that end the choices. The last of those
+    is held back until the fingerprint is known, a moment; so the tenant gets what the server would have sent without us.
+    """
+
+    __slots__ = ("_held", "_left", "fingerprint")
+
+    def __init__(self, choices: int, fingerprint: bytes) -> None:
+        self._left = choices
+        self._held = b""
+        self.fingerprint = fingerprint
+        """As the server last sent it, a name and a value of JSON; empty while it is not known, or the server has none."""
+
+    def take(self, events: bytes) -> bytes:
+        """What of *events*, whole ones, the tenant gets now."""
+        if not self._held and FINISH_MARK not in events and NO_CHOICES_MARK not in events:
+            return events
+        passed = []
+        for event in events.split(b"\n\n"):
+            if not event:
+                continue
+            if NO_CHOICES_MARK in event and USAGE_MARK in event:
+                stamp = FINGERPRINT.search(event)
+                self.fingerprint = stamp[0] if stamp else b""
+                continue
+            passed.append(self.rest())
+            if FINISH_MARK in event:
+                self._left -= 1
+                if not self._left:
+                    self._held = event
+                    continue
+            passed.append((self._stamped(event) if FINISH_MARK in event else event) + b"\n\n")
+        return b"".join(passed)
+
+    def rest(self) -> bytes:
+        """What has been held back, for the tenant: the next event is here, or the stream ends."""
+        held, self._held = self._held, b""
+        return self._stamped(held) + b"\n\n" if held else b""
+
+    def _stamped(self, event: bytes) -> bytes:
+        if not self.fingerprint or FINGERPRINT.search(event) or not event.endswith(b"}"):
+            return event
+        return event[:-1] + b"," + self.fingerprint + b"}"

@@ -1,0 +1,190 @@
+"""`/api`: who reads the inventory, and what operators do to instances."""
+
+import json
+
+import pytest
+from django.test import Client
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import CommandVerb, InstanceCommand
+
+pytestmark = pytest.mark.django_db
+
+LISTS = ["instances", "regions", "gpu-types", "models", "deployments", "slo-classes"]
+
+
+def error(response):
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "field"}
+    return body["error"]
+
+
+class TestWhoSees:
+    @pytest.mark.parametrize("path", LISTS)
+    def test_the_fleets_people_read_the_inventory(self, path, sign_in, make_instance):
+        make_instance()
+        for who in ("viewer", "operator", "fleet_admin"):
+            response = sign_in(who).get(path)
+            assert response.status_code == 200
+            assert len(response.json()["items"]) == 1
+
+    @pytest.mark.parametrize("path", [*LISTS, "instances/instance-1", "summary"])
+    def test_others_do_not(self, path, sign_in, with_key, nobody, acme, make_instance):
+        make_instance()
+        assert sign_in("member").get(path).status_code == 403
+        assert sign_in("stranger").get(path).status_code == 403
+        assert nobody.get(path).status_code == 401
+        assert with_key(acme).get(path).status_code == 401  # keys are for a tenant's own records
+
+    def test_the_anonymous_answer_says_how_to_sign_in(self, nobody):
+        response = nobody.get("instances")
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert error(response)["code"] == "not_authenticated"
+
+    def test_an_inactive_user_is_nobody(self, sign_in, operator):
+        caller = sign_in("operator")
+        operator.is_active = False
+        operator.save()
+        assert caller.get("instances").status_code == 401
+
+
+class TestInstances:
+    def test_a_row_has_names_not_numbers(self, sign_in, make_instance, node):
+        make_instance(node=node, kv_capacity_tokens=1000)
+        item = sign_in("viewer").get("instances").json()["items"][0]
+        assert item | {"state_changed_at": 0, "created_at": 0} == {
+            "name": "instance-1",
+            "model": "llama-3.1-8b",
+            "region": "us-east",
+            "gpu_type": "a100-80gb",
+            "tensor_parallel": 2,
+            "node": "node-1",
+            "launcher": "emulated",
+            "url": "http://127.0.0.1:8100/instance-1",
+            "state": "ready",
+            "state_reason": "",
+            "state_changed_at": 0,
+            "startup": "",
+            "kv_capacity_tokens": 1000,
+            "host": "",
+            "failures": 0,
+            "outdated": [],
+            "created_at": 0,
+        }
+
+    def test_filters(self, sign_in, make_instance):
+        make_instance()
+        make_instance(state=InstanceState.DRAINING)
+        caller = sign_in("viewer")
+        assert len(caller.get("instances", state="draining").json()["items"]) == 1
+        assert len(caller.get("instances", model="llama-3.1-8b", region="us-east").json()["items"]) == 2
+        assert len(caller.get("instances", region="us-west").json()["items"]) == 0
+        assert len(caller.get("instances", q="instance-2 llama").json()["items"]) == 1
+        assert error(caller.get("instances", state="asleep"))["field"] == "state"
+
+    def test_many_instances_take_as_many_queries_as_one(self, sign_in, make_instance, django_assert_num_queries):
+        caller = sign_in("viewer")
+        for _ in range(10):
+            make_instance()
+        with django_assert_num_queries(4):  # session, user, role, instances
+            caller.get("instances")
+        with django_assert_num_queries(4):
+            caller.get("deployments")
+
+    def test_detail_lists_the_possible_actions(self, sign_in, make_instance):
+        instance = make_instance()
+        InstanceCommand.objects.create(instance=instance, verb=CommandVerb.START, actor="x", state="done")
+        detail = sign_in("viewer").get("instances/instance-1").json()
+        assert detail["possible_actions"] == ["drain", "stop", "sleep"]
+        assert [command["verb"] for command in detail["commands"]] == ["start"]
+
+    def test_an_unknown_instance_is_404(self, sign_in):
+        assert error(sign_in("viewer").get("instances/none"))["code"] == "not_found"
+
+
+class TestActions:
+    def test_drain_and_resume(self, sign_in, make_instance, operator):
+        instance = make_instance()
+        caller = sign_in("operator")
+        response = caller.post("instances/instance-1/drain", reason="new driver")
+        assert response.status_code == 202
+        assert response.json()["message"] == "instance-1 is draining"
+        assert response.json()["instance"]["state"] == "draining"
+        instance.refresh_from_db()
+        assert instance.state == InstanceState.DRAINING
+        event = Event.objects.get(kind="instance.moved")
+        assert (event.user, event.reason) == (operator, "new driver")
+        assert caller.post("instances/instance-1/resume", reason="done").json()["instance"]["state"] == "ready"
+
+    def test_stop_leaves_a_command_for_a_worker(self, sign_in, make_instance):
+        make_instance()
+        response = sign_in("operator").post("instances/instance-1/stop", reason="retired")
+        assert response.status_code == 202
+        assert InstanceCommand.objects.get().verb == CommandVerb.STOP
+
+    def test_an_action_that_does_not_fit_is_a_conflict_that_explains_itself(self, sign_in, make_instance):
+        make_instance(state=InstanceState.STOPPED)
+        response = sign_in("operator").post("instances/instance-1/drain", reason="x")
+        assert response.status_code == 409
+        assert error(response)["message"] == "instance-1 is stopped: drain is for an instance that is ready"
+
+    def test_a_reason_is_asked_for(self, sign_in, make_instance):
+        make_instance()
+        caller = sign_in("operator")
+        assert error(caller.post("instances/instance-1/drain"))["field"] == "reason"
+        assert error(caller.post("instances/instance-1/drain", reason=""))["field"] == "reason"
+        assert error(caller.post("instances/instance-1/drain", reason="x", force=True))["field"] == "force"
+        assert error(caller.post("instances/instance-1/explode", reason="x"))["field"] == "action"
+
+    @pytest.mark.parametrize("who", ["viewer", "member", "key_manager", "stranger"])
+    def test_only_operators_act(self, who, sign_in, make_instance):
+        instance = make_instance()
+        assert sign_in(who).post("instances/instance-1/drain", reason="x").status_code == 403
+        instance.refresh_from_db()
+        assert instance.state == InstanceState.READY
+
+    def test_a_session_without_csrf_token_writes_nothing(self, make_instance, operator):
+        make_instance()
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(operator)
+        response = client.post(
+            "/api/instances/instance-1/drain", json.dumps({"reason": "x"}), content_type="application/json"
+        )
+        assert response.status_code == 403
+        assert not Event.objects.exists()
+
+
+class TestLog:
+    @pytest.fixture(autouse=True)
+    def log(self, make_instance, settings, tmp_path):
+        settings.STATE_DIR = tmp_path
+        (tmp_path / "instances").mkdir()
+        make_instance(name="p", launcher="process", state=InstanceState.FAILED, engine={"version": "0.32.0"})
+        text = "Traceback (most recent call last):\n  File x\nValueError: too small\nlast\n"
+        (tmp_path / "instances/p.log").write_text(text)
+
+    def test_the_last_lines_and_the_error(self, sign_in, tmp_path):
+        answer = sign_in("operator").get("instances/p/log", lines=2).json()
+        assert answer["lines"] == ["ValueError: too small", "last"]
+        assert answer["error"] == "ValueError: too small"
+        assert answer["file"] == str(tmp_path / "instances/p.log")
+        assert sign_in("operator").get("instances/p").json()["engine"] == {"version": "0.32.0"}
+
+    @pytest.mark.parametrize("who", ["viewer", "member", "stranger"])
+    def test_it_is_for_operators(self, who, sign_in):
+        assert sign_in(who).get("instances/p/log").status_code == 403
+
+    def test_a_server_started_elsewhere_has_none(self, sign_in, make_instance):
+        make_instance(name="e", launcher="external")
+        assert sign_in("operator").get("instances/e/log").json() == {"lines": [], "file": "", "error": ""}
+
+
+def test_unknown_paths_and_broken_json_have_the_same_body(sign_in, make_instance, operator):
+    caller = sign_in("operator")
+    assert error(caller.get("nothing/here"))["code"] == "not_found"
+    make_instance()
+    response = caller.client.post("/api/instances/instance-1/drain", b"{", content_type="application/json")
+    assert response.status_code == 400
+    assert error(response)["code"] == "bad_request"

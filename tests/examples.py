@@ -1,0 +1,14 @@
+"""How many examples property tests draw: few by default, many with `--hypothesis-profile many` (`make properties`)."""
+
+from hypothesis import settings
+
+FEW, MANY = 25, 150
+
+# Examples are judged by what they find, not by how long they take on a busy machine.
+settings.register_profile("few", max_examples=FEW, deadline=None)
+settings.register_profile("many", max_examples=MANY, deadline=None)
+
+
+def costly(few: int) -> settings:
+    """For a test whose examples take long: *few* of them, and more in proportion where others draw more."""
+    return settings(max_examples=few * settings().max_examples // FEW)

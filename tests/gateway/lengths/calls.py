@@ -1,0 +1,45 @@
+"""Asking a gateway for answers of known lengths, and reading what it predicted and wrote."""
+
+import asyncio
+
+import orjson
+from channels.db import database_sync_to_async
+
+from controlplane.gateway.admission.validation import parse
+from forecasting.lengths import OutputQuery
+
+LONG = "Write a long and friendly letter to the neighbours about the summer party in our street, with the lemon cake."
+
+
+async def use(lengths, predictor):
+    """Let *predictor* answer from now on; what asks for versions leaves it alone."""
+    for task in lengths._tasks:
+        task.cancel()
+    before, lengths.predictor = lengths.predictor, predictor
+    if before is not None:
+        await before.stop()
+
+
+def in_database(read):
+    return database_sync_to_async(read)()
+
+
+async def say(served, text, tokens=None, **body):
+    """One answered request; *tokens*: how long its answer comes to be."""
+    if tokens is not None:
+        served.backends[0].script.tokens = tokens
+    async with asyncio.timeout(30):
+        response = await served.chat(messages=[{"role": "user", "content": text}], **body)
+        assert response.status == 200, await response.text()
+        await response.read()
+
+
+async def prediction_of(served):
+    """The last request's prediction, as its ledger row has it."""
+    return (await served.rows())[-1].trace[0]["length"]
+
+
+def asked(text):
+    """Arguments of `predict` for one question."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return parse(orjson.dumps(body), chat=True, max_depth=32), "acme", OutputQuery("m", "acme", "interactive"), 5

@@ -1,0 +1,24 @@
+"""A gateway whose length service recovers fast, and one whose model takes every answer for 50 tokens."""
+
+import pytest
+
+from controlplane.gateway.lengths import service as module
+from forecasting.lengths.service import predictor
+from forecasting.lengths.service.predictor import InLine
+from tests.gateway.lengths.calls import use
+from tests.lengths.bad_models import constant
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(module, "REFRESH_S", 0.1)
+    monkeypatch.setattr(predictor, "LEAST_REST_S", 0.05)
+    monkeypatch.setattr(predictor, "HANGS_S", 0.3)
+
+
+@pytest.fixture
+async def service(served):
+    """The gateway's length service, with a model that takes every answer for 50 tokens."""
+    lengths = served.gateway.lengths
+    await use(lengths, InLine(constant("50"), 5.0))
+    return lengths

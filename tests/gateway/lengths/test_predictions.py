@@ -1,0 +1,161 @@
+"""The length service in a whole gateway: who answers, what is learnt, and what bounds it; versions come and go."""
+
+import asyncio
+
+import pytest
+from django.conf import settings
+
+from controlplane.gateway.lengths import service as module
+from controlplane.lengths.models import LengthMinute, LengthVersion
+from controlplane.lengths.services import InUse
+from forecasting.lengths.models.state import save_model
+from tests.gateway.conftest import until
+from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
+from tests.lengths.bad_models import constant
+
+
+async def test_model_then_exact_cache_then_semantic_cache(served, service):
+    await say(served, LONG, 40)
+    assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "student 0"}
+    await say(served, LONG, 40)
+    exact = await prediction_of(served)
+    assert (exact["tokens"], exact["source"], exact["seen"]) == (40, "cache", 1)
+    assert 40 < exact["upper_tokens"] < 100
+    await say(served, LONG.replace("lemon", "melon"), 40)
+    assert (await prediction_of(served))["source"] == "semantic cache"
+    row = (await served.rows())[-1]
+    assert row.predicted_output_tokens == 40
+    assert service.answered == {"student": 1, "cache": 1, "semantic": 1}
+
+
+async def test_rules_of_the_request_bound_every_source(served, service):
+    await say(served, LONG, 20, max_tokens=30)
+    assert (await prediction_of(served))["tokens"] == 30
+    await say(served, LONG, 20, min_tokens=35)
+    assert (await prediction_of(served))["tokens"] == 35  # the cache says 20
+    await say(served, "Another question, quite unlike the first one, about ships.", 20, n=3)
+    prediction = await prediction_of(served)
+    assert prediction["tokens"] % 3 == 0
+    assert prediction["tokens"] > 100  # of three sequences
+
+
+async def test_forced_lengths_teach_nothing(served, service):
+    for _ in range(3):
+        await say(served, LONG, 64, max_tokens=64, ignore_eos=True)
+        assert await prediction_of(served) == {"tokens": 64, "upper_tokens": 64, "source": "forced"}
+    assert len(service.cache) == 0
+    await service.flush()
+    assert await in_database(LengthMinute.objects.count) == 0
+    await say(served, LONG, 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+
+
+async def test_what_max_tokens_cut_is_not_taken_for_a_length(served, service):
+    await say(served, LONG, 500, max_tokens=16)
+    await say(served, LONG, 500)
+    assert (await prediction_of(served))["source"] == "student 0"
+    await say(served, LONG, 500)
+    assert (await prediction_of(served))["tokens"] == 500
+
+
+async def test_streams_learn_as_well(served, service):
+    async with await served.chat(messages=[{"role": "user", "content": LONG}], stream=True) as response:
+        await response.read()
+    await until(lambda: len(service.cache) == 1)
+
+
+@pytest.mark.parametrize("factor", [0.1, 10])
+async def test_a_model_that_is_ten_times_off_is_put_right(served, service, factor):
+    for number in range(40):
+        await say(served, f"Question {number * 1337} about something else, {number}", round(50 * factor))
+    assert (await prediction_of(served))["tokens"] == pytest.approx(50 * factor, rel=0.5)
+    assert service.failed == {}
+
+
+class TestOff:
+    @pytest.fixture(autouse=True)
+    def off(self, monkeypatch):
+        monkeypatch.setattr(settings, "LENGTHS", False)
+
+    async def test_the_prior_answers_alone(self, served):
+        await say(served, LONG, 40)
+        assert (await prediction_of(served))["why"] == "off"
+        assert (await prediction_of(served))["tokens"] == 256
+        await served.gateway.lengths.flush()
+        assert await in_database(LengthMinute.objects.count) == 0
+
+
+class TestNoStudent:
+    @pytest.fixture(autouse=True)
+    def gone(self, monkeypatch):
+        def lost(kind, file):
+            raise OSError("no such file")
+
+        monkeypatch.setattr(module, "load", lost)
+
+    async def test_without_any_model_the_prior_and_the_caches_answer(self, served):
+        await say(served, LONG, 40)
+        assert (await prediction_of(served))["why"] == "down"
+        await say(served, LONG, 40)
+        assert (await prediction_of(served))["source"] == "cache"
+
+
+async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_path, monkeypatch):
+    """A promoted version answers within a refresh, its shadow predicts beside it, and a rollback undoes it."""
+    made = {"": constant("50"), "one.npz": constant("70"), "two.npz": constant("90")}
+    monkeypatch.setattr(module, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    lengths = served.gateway.lengths
+
+    def version(number, state, file):
+        return LengthVersion.objects.create(number=number, kind="student", state=state, file=f"lengths/{file}")
+
+    one = await in_database(lambda: version(1, "active", "one.npz"))
+    await until(lambda: lengths.active.number == 1)
+    await say(served, "a first question", 40)
+    assert await prediction_of(served) == {"tokens": 70, "upper_tokens": 175, "source": "student 1"}
+
+    await in_database(lambda: version(2, "shadow", "two.npz"))
+    await until(lambda: lengths.shadow is not None)
+    await say(served, "quite another question", 40)
+    await lengths.flush()
+    rows = await in_database(lambda: {row.predictor: row for row in LengthMinute.objects.all()})
+    assert rows["shadow student 2"].predicted_tokens == 90
+    assert rows["shadow student 2"].output_tokens == 40
+    assert lengths.snapshot()["shadow"] == "student 2"
+
+    one.state = "retired"
+    await in_database(one.save)
+    await until(lambda: lengths.active.number == 0)
+    await in_database(lambda: LengthVersion.objects.create(number=3, kind="student", state="active", file="lengths/no"))
+    await asyncio.sleep(0.5)
+    await say(served, "a third question, of a broken version", 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+
+
+async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(served, caplog, tmp_path):
+    lengths = served.gateway.lengths
+    for task in lengths._tasks:
+        task.cancel()
+    save_model(tmp_path / "student-1.npz", "student", 1, {"weights": {}})
+    before = lengths.predictor
+    await lengths._take_up(InUse(1, "student", str(tmp_path / "student-1.npz")))
+    assert "student of version 1, this version reads 2" in caplog.text
+    assert (lengths.active, lengths.predictor) == (module.BUNDLED, before)
+    await say(served, LONG, 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+
+
+async def test_a_message_of_history_does_not_multiply(served):
+    question = {"role": "user", "content": "What is the capital of France?"}
+    answer = {"role": "assistant", "content": "Paris."}
+    predicted = []
+    for count in (0, 1, 2, 10):
+        response = await served.chat(messages=[*[question, answer] * count, question])
+        assert response.status == 200
+        await response.read()
+        said = await prediction_of(served)
+        assert said["source"] in {"student 0", "semantic cache", "cache"}
+        if said["source"] == "student 0":
+            predicted.append(said["tokens"])
+    assert len(predicted) >= 2
+    assert max(predicted) < 3 * min(predicted)

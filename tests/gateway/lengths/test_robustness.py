@@ -1,0 +1,154 @@
+"""Nothing of the length service breaks serving: bad models, killed and hanging processes, adversarial prompts."""
+
+import asyncio
+import logging
+import math
+import time
+
+import pytest
+
+from controlplane.gateway.lengths import service as module
+from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from tests.gateway.conftest import until
+from tests.gateway.lengths.calls import LONG, asked, prediction_of, say, use
+from tests.lengths.bad_models import Scripted, slow
+
+BAD = "tests.lengths.bad_models"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3.0, 0.0, 1e12])
+async def test_a_model_that_makes_no_sense_is_not_heard(served, service, value):
+    await use(service, InLine(Scripted(lambda query: value), 5.0))
+    for number in range(8):
+        await say(served, f"question {number}")
+    prediction = await prediction_of(served)
+    assert (prediction["source"], prediction["tokens"]) == ("prior", (await served.rows())[-1].predicted_output_tokens)
+    assert prediction["why"] in {"senseless", "resting"}
+    assert service.failed["senseless"] >= 5
+    assert service.answered["prior"] == 8
+
+
+async def test_a_model_that_raises_is_not_heard_and_says_nothing_of_the_prompt(served, service, caplog):
+    def say_nothing(query):
+        raise RuntimeError(query.text)
+
+    caplog.set_level(logging.DEBUG)
+    await use(service, InLine(Scripted(say_nothing), 5.0))
+    await say(served, "the secret word is abracadabra")
+    assert (await prediction_of(served))["why"] == "failed"
+    assert "abracadabra" not in caplog.text
+
+
+async def test_a_service_that_fails_altogether_breaks_nothing(served, service, monkeypatch):
+    def broken(*arguments, **named):
+        raise MemoryError
+
+    monkeypatch.setattr(service.cache, "key", broken)
+    monkeypatch.setattr(module.notes.Notes, "measure", broken)
+    await say(served, LONG)
+    assert (await prediction_of(served))["why"] == "failed"
+
+
+async def test_a_killed_process_is_survived_and_replaced(served, service):
+    predictor = SubprocessPredictor(5.0, f"{BAD}:constant", ("50",))
+    predictor.start()
+    await use(service, predictor)
+    await until(predictor.up.is_set, 120)
+    await say(served, "one question")
+    assert (await prediction_of(served))["source"] == "student 0"
+    predictor.process.kill()
+    await until(lambda: not predictor.up.is_set())
+    await say(served, "another question")
+    assert (await prediction_of(served))["why"] == "down"
+    await until(predictor.up.is_set, 120)
+    await say(served, "a third question")
+    assert (await prediction_of(served))["source"] == "student 0"
+    assert service.snapshot()["restarts"] == 1
+
+
+async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, service):
+    predictor = SubprocessPredictor(0.02, f"{BAD}:at_word", ())
+    predictor.start()
+    await use(service, predictor)
+    service.budget_s = 0.02
+    await until(predictor.up.is_set, 120)
+    waits = []
+
+    async def timed(number):
+        began = time.monotonic()
+        prediction = await service.predict(*asked(f"please hang {number}"))
+        waits.append(time.monotonic() - began)
+        return prediction.why
+
+    assert set(await asyncio.gather(*map(timed, range(30)))) <= {"late", "down"}
+    assert sorted(waits)[15] < 1.0  # the budget is 20 ms; a busy machine may add to it, a hang would be for ever
+    assert service.late >= 1
+    await say(served, "well")
+    await until(lambda: predictor.restarts >= 1, 120)
+
+
+async def test_a_model_that_is_too_slow_in_line_is_moved_into_a_subprocess_and_comes_back(served, monkeypatch):
+    lengths = served.gateway.lengths
+    monkeypatch.setattr("controlplane.gateway.lengths.service.fast_enough", lambda model, limit_s: fast)
+    fast = False
+    lengths.budget_s = 0.001
+    before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)
+    for number in range(10):
+        await lengths.predict(*asked(f"question {number}"))
+    await until(lambda: isinstance(lengths.predictor, SubprocessPredictor), 60)
+    await say(served, "served meanwhile")
+    lengths._in_line_again_s = 0.0
+    await until(lambda: time.monotonic() < lengths._in_line_again_s < math.inf, 60)  # measured again, as slow as before
+    assert isinstance(lengths.predictor, SubprocessPredictor)
+    fast = True
+    lengths._in_line_again_s = 0.0
+    await until(lambda: isinstance(lengths.predictor, InLine), 60)
+    assert lengths._in_line_again_s == math.inf
+    await say(served, "served in line again")
+    if before is not None:
+        await before.stop()
+
+
+ADVERSARIAL = [
+    "a" * 1_000_000,
+    "\U0001f600" * 50_000,
+    "\u202e\u0000\ufffe" * 1000,
+    "7" * 200_000,
+    " " * 500_000 + "x",
+    "\n" * 10_000,
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    "text", ADVERSARIAL, ids=["letters", "emoji", "controls", "digits", "blanks", "lines", "nothing"]
+)
+async def test_adversarial_prompts_are_served(served, text):
+    for _ in range(3):
+        await say(served, text, 20)
+    lengths = served.gateway.lengths
+    await lengths.flush()
+    assert len(lengths.cache) == (1 if text.strip() else 0)
+    assert (await prediction_of(served))["source"] == ("cache" if text.strip() else "student 0")
+    assert lengths.failed["failed"] == 0
+
+
+async def test_deep_conversations_and_odd_bodies_are_served(served):
+    conversation = [{"role": "user", "content": "and then?"}, {"role": "assistant", "content": None}] * 5000
+    parts = [{"type": "text", "text": "look"}] * 2000 + [{"type": "image_url", "image_url": {"url": "data:"}}]
+    for messages in (conversation, [{"role": "user", "content": parts}], [{"role": "user", "content": []}]):
+        response = await served.chat(messages=messages)
+        assert response.status == 200, await response.text()
+    for prompt in ([1, 2, 3], [[1, 2], [3]], ["a", "b"], "x"):
+        response = await served.http.post(
+            f"{served.url}/v1/completions", json={"model": "m", "prompt": prompt}, headers=served.headers
+        )
+        assert response.status == 200, await response.text()
+    assert served.gateway.lengths.failed["failed"] == 0
+
+
+async def test_a_lone_surrogate_gets_an_answer(served):
+    raw = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800 and \\udfff"}]}'
+    headers = served.headers | {"Content-Type": "application/json"}
+    response = await served.http.post(f"{served.url}/v1/chat/completions", data=raw, headers=headers)
+    assert response.status in {200, 400}

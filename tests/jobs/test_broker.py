@@ -1,0 +1,25 @@
+"""The broker's messages and workers, without a broker and without a worker."""
+
+import socket
+import time
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from controlplane.jobs import broker
+from controlplane.jobs.broker import answering_workers
+
+
+def test_without_a_broker_it_raises_at_once():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        began = time.monotonic()
+        with pytest.raises((OperationalError, OSError)):
+            answering_workers(f"redis://127.0.0.1:{closed.getsockname()[1]}/0", 0.5)
+        assert time.monotonic() - began < 5
+
+
+def test_a_queue_that_nobody_reads_does_not_grow(monkeypatch):
+    monkeypatch.setattr(broker, "_unread", lambda queue: broker.MOST_UNREAD)
+    monkeypatch.setattr(broker.celery_app, "send_task", lambda *a, **k: pytest.fail("one more was sent"))
+    assert broker.send_task("a.task", queue="node.gone")

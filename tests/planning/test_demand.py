@@ -1,0 +1,88 @@
+"""Demand as series: minute rows put into windows."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning.forecasts import demand
+from controlplane.planning.models import Quantity
+from tests.planning.conftest import NOW, PLACE
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
+
+
+class TestDemand:
+    def test_tokens_a_second_by_window_and_quantity(self, make_minutes):
+        make_minutes(4)
+        series = demand.read(NOW - timedelta(minutes=4), NOW, 60)
+        assert series.start == NOW.replace(minute=56, second=0) - timedelta(hours=1)
+        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1000.0] * 4
+        assert series.of(PLACE, Quantity.OUTPUT).tolist() == [200.0] * 4
+        assert series.known == 4
+
+    def test_classes_are_added_up_or_kept_separate(self, make_minutes):
+        make_minutes(2)
+        make_minutes(2, prompt=6_000, slo_class="flexible")
+        since = NOW - timedelta(minutes=2)
+        series = demand.read(since, NOW, 60)
+        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1100.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "interactive").tolist() == [1000.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "flexible").tolist() == [100.0] * 2
+        assert series.of(PLACE, Quantity.PROMPT, "nobody").tolist() == [0.0] * 2
+
+    def test_a_class_has_the_gaps_of_all_and_a_zero_where_others_have_rows(self, make_minutes):
+        make_minutes(3)
+        make_minutes(1, prompt=6_000, output=0, slo_class="flexible")
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
+        series = demand.read(NOW - timedelta(minutes=3), NOW, 60)
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "flexible"), [0.0, np.nan, 100.0])
+        np.testing.assert_equal(series.of(PLACE, Quantity.PROMPT, "nobody"), [0.0, np.nan, 0.0])
+        assert series.known == 2
+
+    def test_all_classes_are_read_at_once(self, make_minutes, django_assert_num_queries):
+        for name in ("interactive", "flexible", "idle"):
+            make_minutes(2, slo_class=name)
+        with django_assert_num_queries(2):  # the deployments, and the rows
+            series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert {slo_class for _, _, slo_class in series.by_class()} == {"interactive", "flexible", "idle"}
+
+    def test_a_series_of_a_class_without_a_token_is_not_listed(self, make_minutes):
+        make_minutes(2)
+        make_minutes(2, output=0, slo_class="flexible")
+        make_minutes(2, slo_class="flexible", model="not deployed")
+        series = demand.read(NOW - timedelta(minutes=2), NOW, 60)
+        assert sorted(series.by_class(), key=str) == [
+            (PLACE, Quantity.OUTPUT, "interactive"),
+            (PLACE, Quantity.PROMPT, "flexible"),
+            (PLACE, Quantity.PROMPT, "interactive"),
+        ]
+
+    def test_a_minute_in_which_nobody_counted_is_a_gap_and_one_with_others_alone_a_zero(self, make_minutes):
+        make_minutes(3)
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
+        MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=3)).update(model="another")
+        series = demand.read(NOW - timedelta(minutes=3), NOW, 60).of(PLACE, Quantity.PROMPT)
+        assert series[0] == 0.0
+        assert np.isnan(series[1])
+        assert series[2] == 1000.0
+
+    def test_a_wide_window_has_the_mean_of_its_known_minutes(self, make_minutes):
+        make_minutes(20, until=NOW.replace(hour=12))
+        MinuteRow.objects.filter(minute__minute=45).delete()
+        series = demand.read(NOW - timedelta(minutes=20), NOW, 600).of(PLACE, Quantity.PROMPT)
+        assert series.tolist() == [1000.0, 1000.0]
+
+    def test_the_window_that_is_still_filling_is_left_out(self):
+        assert demand.last_complete(NOW, 60) == NOW.replace(second=0)
+        assert demand.last_complete(NOW - timedelta(seconds=20), 60) == NOW.replace(second=0) - timedelta(minutes=1)
+
+    def test_buffer_of_what_can_wait(self, make_minutes):
+        from controlplane.fleet.models import SloClass, SloKind
+
+        SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+        make_minutes(10)
+        make_minutes(10, prompt=6_000, output=0, slo_class="flexible")
+        rates = demand.non_interactive(NOW.replace(second=0))
+        assert rates == {PLACE: pytest.approx(100.0)}

@@ -1,0 +1,172 @@
+"""Forecasts from rows: one for each series, whatever fails."""
+
+import hashlib
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from controlplane.events.models import Event
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning.forecasts import services as forecasts
+from controlplane.planning.models import Forecast, Quantity
+from tests.planning.conftest import NOW, PLACE
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
+
+
+class TestForecasts:
+    def test_one_row_a_series_for_the_windows_to_come(self, make_minutes):
+        make_minutes(40)
+        rows = forecasts.make_forecasts(NOW)
+        assert {(row.model, row.region, row.quantity) for row in rows} == {(*PLACE, "prompt"), (*PLACE, "output")}
+        row = Forecast.objects.get(quantity="prompt", slo_class="")
+        assert row.start_at == NOW.replace(second=0)
+        assert (row.window_s, len(row.mean), row.made_at) == (60, 5, NOW)
+        assert row.mean == [1000.0] * 5
+        assert all(low <= mean <= high for low, mean, high in zip(row.lower_95, row.mean, row.upper_95, strict=True))
+
+    def test_nothing_from_nothing(self, make_minutes):
+        assert forecasts.make_forecasts(NOW) == []
+        make_minutes(1)
+        assert forecasts.make_forecasts(NOW) == []
+
+    def test_what_was_learned_is_updated_with_what_is_new(self, make_minutes, monkeypatch):
+        make_minutes(40)
+        forecasts.make_forecasts(NOW)
+        fitted = []
+        monkeypatch.setattr(forecasts._Learner, "_keep", lambda self, forecaster, how: fitted.append(how.windows))
+        later = NOW + timedelta(minutes=3)
+        make_minutes(3, prompt=120_000, until=later)
+        rows = forecasts.make_forecasts(later)
+        assert fitted == [40, 40]  # taken in, not fitted anew
+        assert rows[0].start_at == later.replace(second=0)
+
+    def test_a_broken_file_costs_a_fit(self, make_minutes, settings):
+        make_minutes(40)
+        forecasts.make_forecasts(NOW)
+        for file in (settings.STATE_DIR / "forecasters").rglob("*.npz"):
+            file.write_bytes(b"not what it was")
+        assert len(forecasts.make_forecasts(NOW)) == 4
+
+    def test_one_series_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
+        make_minutes(40)
+        real = forecasts._Learner.predict
+
+        def predict(self, horizon):
+            if "prompt" in self.series.name:
+                raise ArithmeticError("no convergence")
+            return real(self, horizon)
+
+        monkeypatch.setattr(forecasts._Learner, "predict", predict)
+        assert [row.quantity for row in forecasts.make_forecasts(NOW)] == ["output"] * 2  # of all classes, and of one
+        assert "no convergence" in caplog.text
+
+    def test_each_class_with_demand_has_rows_of_its_own(self, make_minutes, settings):
+        make_minutes(40)
+        make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
+        MinuteRow.objects.create(
+            minute=NOW - timedelta(days=settings.FORECAST_HISTORY_DAYS + 1), model=PLACE[0], region=PLACE[1],
+            slo_class="of old", prompt_tokens=9,
+        )  # fmt: skip
+        forecasts.make_forecasts(NOW)
+        rows = {(row.slo_class, row.quantity): row for row in Forecast.objects.all()}
+        assert {key: row.mean[0] for key, row in rows.items()} == {
+            ("", "prompt"): 1100.0,
+            ("", "output"): 200.0,
+            ("interactive", "prompt"): 1000.0,
+            ("interactive", "output"): 200.0,
+            ("flexible", "prompt"): 100.0,
+        }
+        assert {row.start_at for row in rows.values()} == {NOW.replace(second=0)}
+        # Interactive output is all there is of it: it goes without a file of its own.
+        assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
+
+    def test_classes_have_files_of_their_own_and_those_of_all_keep_their_names(self, settings):
+        names = {
+            forecasts._file((PLACE, quantity, slo_class), 60).name
+            for quantity in Quantity
+            for slo_class in ("", "interactive", "flexible")
+        }
+        assert len(names) == 6
+        was = hashlib.sha256(b"llama-3.1-8b us-east prompt 60").hexdigest()[:20]
+        assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60).name == f"{was}.npz"
+
+    def test_a_class_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
+        make_minutes(40)
+        make_minutes(40, slo_class="flexible")
+        real = forecasts._Learner.predict
+
+        def predict(self, horizon):
+            if "flexible" in self.series.name:
+                raise ArithmeticError("no convergence")
+            return real(self, horizon)
+
+        monkeypatch.setattr(forecasts._Learner, "predict", predict)
+        assert sorted(row.slo_class for row in forecasts.make_forecasts(NOW)) == ["", "", "interactive", "interactive"]
+        assert "2 series have no forecast. llama-3.1-8b us-east prompt flexible" in caplog.text
+
+    def test_where_a_forecaster_fails_a_simpler_one_stands_in_and_the_row_says_so(
+        self, make_minutes, monkeypatch, settings, caplog
+    ):
+        from forecasting.workload.forecasters.blend import BlendModel
+
+        def fails(*_):
+            raise IndexError("index 20 is out of bounds")
+
+        settings.FORECASTER = "blend"
+        monkeypatch.setattr(BlendModel, "fit", fails)
+        make_minutes(20)
+        for minute in range(3):
+            now = NOW + timedelta(minutes=minute)
+            rows = forecasts.make_forecasts(now)
+            make_minutes(1, until=now + timedelta(minutes=1))
+            assert {(row.slo_class, row.forecaster) for row in rows} == {("", "ets"), ("interactive", "ets")}
+            assert {row.note for row in rows} == {"blend failed (IndexError: index 20 is out of bounds): ets stands in"}
+        # Once for all series and rounds: neither an event nor a traceback for each.
+        event = Event.objects.get(kind="planning.forecaster_failed")
+        assert event.severity == "warning"
+        assert event.reason.startswith(
+            "2 series are forecast by a simpler forecaster. llama-3.1-8b us-east prompt: Index"
+        )
+        assert caplog.text.count("Traceback") == 1
+        # When it is fitted anew, the forecaster itself is tried again.
+        monkeypatch.undo()
+        settings.FORECASTER, settings.FORECAST_REFIT_S = "blend", -1.0
+        rows = forecasts.make_forecasts(NOW + timedelta(minutes=3))
+        assert {(row.forecaster, row.note) for row in rows} == {("blend", "")}
+
+    def test_refits_take_a_part_of_a_round_and_the_others_wait(self, make_minutes, monkeypatch, settings):
+        make_minutes(40)
+        forecasts.make_forecasts(NOW)
+        settings.FORECAST_REFIT_S = -1.0
+        fitted, real = [], forecasts._Learner._new
+        monkeypatch.setattr(forecasts._Learner, "_new", lambda self: fitted.append(self.series.name) or real(self))
+        clock = iter(range(0, 100_000, int(forecasts.REFITS_SHARE * settings.FORECAST_EVERY_S) - 1))
+        monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        assert len(forecasts.make_forecasts(NOW)) == 4
+        assert fitted == ["llama-3.1-8b us-east prompt"]
+
+    def test_when_their_time_is_over_the_classes_left_come_first_the_next_time(
+        self, make_minutes, settings, monkeypatch
+    ):
+        for slo_class in ("interactive", "flexible"):
+            make_minutes(40, slo_class=slo_class)
+        clock = iter(range(1000))
+        monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock) * 2.4))
+        settings.FORECAST_EVERY_S = 60.0  # a tenth of them is time for two series
+        first = forecasts.make_forecasts(NOW)
+        assert [row.slo_class for row in first[:2]] == ["", ""]
+        make_minutes(1, until=NOW + timedelta(minutes=1))
+        second = forecasts.make_forecasts(NOW + timedelta(minutes=1))
+        made = [{(row.slo_class, row.quantity) for row in rows if row.slo_class} for rows in (first, second)]
+        assert [len(some) for some in made] == [2, 2]
+        assert not made[0] & made[1]
+
+    def test_an_unknown_forecaster_is_said(self, make_minutes, settings):
+        from django.core.exceptions import ImproperlyConfigured
+
+        make_minutes(40)
+        settings.FORECASTER = "crystal ball"
+        with pytest.raises(ImproperlyConfigured, match="crystal ball"):
+            forecasts.make_forecasts(NOW)

@@ -1,0 +1,269 @@
+"""From tokens to bytes: the sequences of a request, and its answer as one JSON body or as a stream of events.
+
+A fleet of emulated servers emits tens of thousands of tokens a second in one process, so a streamed token costs one
+concatenation and one write: everything in an event but the word is built once for a sequence, HTTP's chunk framing
+included, and the event goes straight to the connection. Key order and empty fields are those of vLLM 0.32.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from workers.emulator.protocol.generation import Generation, Prompt
+from workers.emulator.text import LENGTHS, PIECES, WORDS
+
+FINGERPRINT = "vllm-0.32.0-emulated"
+_COUNT = len(PIECES)
+# HTTP/1.1 chunk heads by length; longer chunks (the first one, the last one) are framed when they are made.
+_HEADS = tuple(b"%x\r\n" % length for length in range(2048))
+_MARK = "\0"
+
+
+class CutError(Exception):
+    """The server of this request died; its connection is to be closed without a further byte."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence being generated: `output_tokens` words of the prose from `offset` on. Times are of the event loop's
+    clock, in seconds.
+    """
+
+    engine_id: str
+    answer: "Answer"
+    index: int
+    prompt: Prompt
+    max_tokens: int
+    output_tokens: int
+    offset: int
+    finish_reason: str  # what it will be: "stop" or "length"; "abort" when it is stopped from outside
+    stop_reason: str | None
+    pieces: list[str] | None  # the text token by token when a stop string cuts it, else None
+    arrival_s: float
+    produced: int = 0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    admitted_s: float | None = None  # first time that the engine ran it
+    preemptions: int = 0
+    # For a stream: an event is prefix + word + suffix, and framed so long without the word.
+    prefix: bytes = b""
+    suffix: bytes = b""
+    frame_bytes: int = 0
+
+    def piece(self, number: int) -> str:
+        """The text of token *number* (from 0)."""
+        if self.pieces is not None:
+            return self.pieces[number]
+        if number == self.output_tokens - 1 and self.finish_reason == "stop":
+            return ""  # the end-of-sequence token counts and has no text
+        word = WORDS[(self.offset + number) % _COUNT]
+        return " " + word if number else word
+
+    def written(self) -> str:
+        """The text of all tokens so far."""
+        return "".join(self.piece(number) for number in range(self.produced))
+
+
+class Answer(ABC):
+    """One request's answer. The instance's loop calls `token` for each token and `closed` when all sequences ended."""
+
+    def __init__(self, generation: Generation, request_id: str, model: str, created_s: int) -> None:
+        self.generation = generation
+        self.request_id = request_id
+        self.model = model
+        self.created_s = created_s
+        self.sequences: list[Sequence] = []
+        self.unfinished = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        """Take the sequences of this request, in the order of their indices."""
+        self.sequences = sequences
+        self.unfinished = len(sequences)
+
+    @abstractmethod
+    def token(self, sequence: Sequence) -> None:
+        """One more token of *sequence*."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """*sequence* is complete; when it was the last one, the task that waits for the answer is woken."""
+        self.unfinished -= 1
+        if self.unfinished == 0:
+            self.closed()
+
+    def closed(self) -> None:
+        """All sequences ended."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def cut(self) -> None:
+        """The server died."""
+        if not self.done.done():
+            self.done.set_exception(CutError())
+
+    def usage(self, completion_tokens: int | None = None) -> dict[str, int]:
+        prompt_tokens = sum(prompt.tokens for prompt in self.generation.prompts)
+        completion = sum(s.produced for s in self.sequences) if completion_tokens is None else completion_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + completion,
+            "completion_tokens": completion,
+        }
+
+
+class PlainAnswer(Answer):
+    """An answer that is sent whole."""
+
+    def token(self, sequence: Sequence) -> None:
+        sequence.produced += 1
+
+    def body(self) -> bytes:
+        chat = self.generation.kind == "chat"
+        answer: dict[str, Any] = {
+            "id": self.request_id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": self.created_s,
+            "model": self.model,
+            "choices": [_chat_choice(s) if chat else self._completion_choice(s) for s in self.sequences],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": {**self.usage(), "prompt_tokens_details": None, "completion_tokens_details": None},
+        }
+        if chat:
+            answer |= {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
+        return orjson.dumps({**answer, "kv_transfer_params": None, "ec_transfer_params": None, "metrics": None})
+
+    def _completion_choice(self, sequence: Sequence) -> dict[str, Any]:
+        return {
+            "index": sequence.index,
+            "text": (sequence.prompt.echo if self.generation.echo else "") + sequence.written(),
+            "logprobs": None,
+            "finish_reason": sequence.finish_reason,
+            "stop_reason": sequence.stop_reason,
+            "token_ids": None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "routed_experts": None,
+        }
+
+
+def _chat_choice(sequence: Sequence) -> dict[str, Any]:
+    return {
+        "index": sequence.index,
+        "message": {
+            "role": "assistant",
+            "content": sequence.written(),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        },
+        "logprobs": None,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": sequence.stop_reason,
+        "token_ids": None,
+        "routed_experts": None,
+    }
+
+
+class StreamAnswer(Answer):
+    """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
+
+    The head of the response is already sent, and the holder of the response writes the empty chunk that ends it. What a
+    slow reader has not taken yet waits in the transport's buffer, as it does in vLLM's output queue: at most the rest
+    of its answer.
+    """
+
+    def __init__(
+        self, generation: Generation, request_id: str, model: str, created_s: int, transport: asyncio.Transport
+    ) -> None:
+        super().__init__(generation, request_id, model, created_s)
+        self._transport = transport
+        self._continuous = generation.continuous_usage
+        self._opened = False
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # uvloop raises; the server will hear of the disconnect in a moment
+            self._transport.write(data)
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        """Take the sequences and build the constant parts of their events."""
+        super().begin(sequences)
+        mark = orjson.dumps(_MARK)[1:-1]
+        for sequence in sequences:
+            before, _, after = self._event(sequence, _MARK, None).rpartition(mark)
+            sequence.prefix, sequence.suffix = before, after + b"\r\n"
+            sequence.frame_bytes = len(before) + len(after)
+
+    def token(self, sequence: Sequence) -> None:
+        number = sequence.produced
+        sequence.produced = number + 1
+        if 0 < number < sequence.output_tokens - 1 and sequence.pieces is None and not self._continuous:
+            place = (sequence.offset + number) % _COUNT
+            self._write(
+                _HEADS[sequence.frame_bytes + LENGTHS[place]] + sequence.prefix + PIECES[place] + sequence.suffix
+            )
+            return
+        piece = sequence.piece(number)
+        if self.generation.echo and number == 0:
+            piece = sequence.prompt.echo + piece
+        last = number == sequence.output_tokens - 1
+        self._write(_framed(self._opening() + self._event(sequence, piece, sequence.finish_reason if last else None)))
+
+    def aborted(self, sequence: Sequence) -> None:
+        """End *sequence* with an event that says so. (A caller that disconnected needs none.)"""
+        self._write(_framed(self._opening() + self._event(sequence, "", "abort")))
+
+    def closed(self) -> None:
+        end = b"data: [DONE]\n\n"
+        if self.generation.include_usage:
+            chunk = {**self._head(), "choices": [], "usage": self.usage(), "system_fingerprint": FINGERPRINT}
+            end = b"data: " + orjson.dumps(chunk) + b"\n\n" + end
+        self._write(_framed(end))
+        super().closed()
+
+    def _head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.generation.kind == "chat" else "text_completion"
+        return {"id": self.request_id, "object": kind, "created": self.created_s, "model": self.model}
+
+    def _opening(self) -> bytes:
+        """Before the first token of a chat: one event with the role for each choice."""
+        if self._opened or self.generation.kind != "chat":
+            return b""
+        self._opened = True
+        events = []
+        for sequence in self.sequences:
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            chunk = {**self._head(), "choices": [choice]}
+            if self._continuous:
+                chunk["usage"] = {**self.usage(0), "completion_tokens_details": None}
+            events.append(b"data: " + orjson.dumps({**chunk, "prompt_token_ids": None, "prompt_text": None}) + b"\n\n")
+        return b"".join(events)
+
+    def _event(self, sequence: Sequence, piece: str, finish_reason: str | None) -> bytes:
+        choice: dict[str, Any] = {"index": sequence.index}
+        stop_reason = sequence.stop_reason if finish_reason else None
+        if self.generation.kind == "chat":
+            choice |= {"delta": {"content": piece}, "logprobs": None, "finish_reason": finish_reason}
+            choice |= {"stop_reason": stop_reason, "token_ids": None} if finish_reason else {"token_ids": None}
+        else:
+            choice |= {"text": piece, "logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
+            choice |= {"prompt_token_ids": None, "token_ids": None}
+        chunk: dict[str, Any] = {**self._head(), "choices": [choice]}
+        if finish_reason and not self.generation.include_usage:
+            chunk["system_fingerprint"] = FINGERPRINT
+        if self._continuous:
+            tokens, produced = sequence.prompt.tokens, sequence.produced
+            chunk["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens + produced, "completion_tokens": produced}
+            if self.generation.kind == "chat":
+                chunk["usage"]["completion_tokens_details"] = None
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
