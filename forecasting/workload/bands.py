@@ -2,11 +2,11 @@
 
 Two rules give ends, and each end is the mean of both by the pinball loss that they lately had at that horizon.
 
-*Errors*: adaptive conformal intervals. An error is the logarithm of actual over forecast, divided by the size that such errors had lately, so that a calm night and
-a bursty afternoon share one memory of scores. For each horizon the band's ends are quantiles of the scores in memory
-(split conformal prediction, with its (n + 1) / n), and the quantile that is asked for moves after every hit and miss as in
-Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS 2021): no model of the noise is needed,
-and the share of outcomes inside goes to what was promised even while the demand changes.
+*Errors*: adaptive conformal intervals. An error is the logarithm of actual over forecast, divided by the size that such
+errors had lately, so that a calm night and a bursty afternoon share one memory of scores. For each horizon the band's ends
+are quantiles of the scores in memory (split conformal prediction, with its (n + 1) / n), and the quantile that is asked for
+moves after every hit and miss as in Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS
+2021): no model of the noise is needed, and the share of outcomes inside goes to what was promised while the demand changes.
 
 *Levels*: quantiles of the rates of the last two days, whatever is forecast. Where most windows are empty and a few are not,
 errors as logarithms are either nothing or enormous and say little of the next; how often the series is busy says more.
@@ -109,7 +109,7 @@ class Bands:
         known = self.rates[: min(self.rates_written, LEVELS_MEMORY)]
         if len(known) < LEAST_LEVELS:
             return np.full(len(TARGETS), np.nan)
-        return np.quantile(known, QUANTILES)
+        return np.asarray(np.quantile(known, QUANTILES))
 
     def _by_errors(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ends by the errors that lately were, before they are ordered: (horizon, 4)."""
