@@ -44,8 +44,14 @@ EAGERNESS: Final = 8.0  # how fast weight leaves the rule that is worse: exp(-8)
 
 TARGETS: Final = np.array([share for level in LEVELS for share in ((1 - level) / 2, (1 - level) / 2)])
 """Share of outcomes beyond each end: lower 80, upper 80, lower 95, upper 95."""
-QUANTILES: Final = np.where(np.arange(len(TARGETS)) % 2, 1 - TARGETS, TARGETS)
-"""The quantile that each end is."""
+
+
+def _quantiles_of(tails: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The quantile that each end is, of the share beyond it (..., 4)."""
+    return np.where(np.arange(len(TARGETS)) % 2, 1.0 - tails, tails)
+
+
+QUANTILES: Final = _quantiles_of(TARGETS)
 
 
 class Bands:
@@ -86,11 +92,9 @@ class Bands:
     def _mixed(
         self, path: NDArray[np.float64], by_errors: NDArray[np.float64], by_levels: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        share = self._share_of_levels()
-        if len(path) > self.reach:
-            share = np.concatenate([share, np.repeat(share[-1:], len(path) - self.reach, axis=0)])
-        share = share[: len(path)]
-        ends = np.where(np.isnan(by_levels), by_errors, (1 - share) * by_errors + share * np.nan_to_num(by_levels))
+        rows = np.minimum(np.arange(len(path)), self.reach - 1)  # beyond the last horizon, as at it
+        share = np.where(np.isnan(by_levels), 0.0, self._share_of_levels())[rows]
+        ends = (1 - share) * by_errors + share * np.nan_to_num(by_levels)[rows]
         ends[:, 0] = np.minimum(ends[:, 0], path)
         ends[:, 1] = np.maximum(ends[:, 1], path)
         ends[:, 2] = np.minimum(ends[:, 2], ends[:, 0])
@@ -105,11 +109,11 @@ class Bands:
         return np.asarray(1.0 / (1.0 + np.exp(away)))
 
     def _by_levels(self) -> NDArray[np.float64]:
-        """The four quantiles of the last rates; NaN while there are too few."""
+        """Quantiles of the last rates at the four tails: (reach, 4); NaN while there are too few."""
         known = self.rates[: min(self.rates_written, LEVELS_MEMORY)]
         if len(known) < LEAST_LEVELS:
-            return np.full(len(TARGETS), np.nan)
-        return np.asarray(np.quantile(known, QUANTILES))
+            return np.full((self.reach, len(TARGETS)), np.nan)
+        return np.asarray(np.quantile(known, _quantiles_of(self.tails)))
 
     def _by_errors(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ends by the errors that lately were, before they are ordered: (horizon, 4)."""
@@ -181,8 +185,7 @@ class Bands:
         """Scores at the four tails, by horizon: (reach, 4)."""
         ordered = np.sort(self.scores[:reach], axis=1)  # NaN goes to the end
         count = (~np.isnan(ordered)).sum(axis=1)
-        tails = self.tails[:reach].copy()
-        tails[:, 1::2] = 1.0 - tails[:, 1::2]
+        tails = _quantiles_of(self.tails[:reach])
         # The k-th smallest of n scores is the quantile k / (n + 1).
         place = np.clip(tails * (count[:, None] + 1) - 1, 0.0, np.maximum(count[:, None] - 1, 0))
         below = np.floor(place).astype(np.int64)

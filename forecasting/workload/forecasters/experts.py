@@ -19,7 +19,6 @@ OFFSET_SHARE: Final = 0.01  # of the mean rate; added so that a rate of 0 has a 
 SMOOTHING: Final = (0.3, 0.5, 0.7)  # of the exponential means
 MEDIANS: Final = (3, 5)  # windows
 LEVEL_DAYS: Final = (1, 4)  # over which the level is a mean
-AVERAGES: Final = (6, 36, 144)  # windows over which rates, not their logarithms, are averaged
 GAP_PULL: Final = 0.05  # by which each window of a gap goes to what is usual at its time
 NARROW_S, WIDE_S = 1200.0, 2400.0  # seconds to either side over which days before are smoothed
 
@@ -47,7 +46,6 @@ class Trail:
             self.means[:, index] = level
         self.medians = np.array([_medians(z, count) for count in MEDIANS])
         self.levels = np.array([_trailing(z, days * season) for days in LEVEL_DAYS])
-        self.averages = np.array([np.log(_trailing(np.exp(z), count)) for count in AVERAGES])
         self.smooth = np.array([self._smoothed(z, width) for width in self.widths])
 
     def __len__(self) -> int:
@@ -64,8 +62,6 @@ class Trail:
         last = len(self.z) - 1
         levels = np.array([[self.z[-days * self.season :].mean()] for days in LEVEL_DAYS])
         self.levels = np.concatenate([self.levels, levels], axis=1)
-        averages = np.array([[np.log(np.exp(self.z[-count:]).mean())] for count in AVERAGES])
-        self.averages = np.concatenate([self.averages, averages], axis=1)
         medians = np.array([_medians(self.z[-count:], count)[-1:] for count in MEDIANS])
         self.medians = np.concatenate([self.medians, medians], axis=1)
         self.smooth = np.concatenate([self.smooth, np.full((len(self.widths), 1), np.nan)], axis=1)
@@ -148,7 +144,6 @@ NAMES: Final = (
     "mean 0.3, 3 days", "median 3, 3 days", "median 3, 2 days wide", "last, week", "mean 0.5, week",
     "3 days", "week", "back to 3 days fast", "back to 3 days slowly",
     "back to the day's level fast", "back to the day's level slowly", "back to 4 days' level slowly",
-    "average of 6", "average of 36", "average of 144",
 )  # fmt: skip
 FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left after one window of ten minutes
 
@@ -176,7 +171,6 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
         then_3, then_week, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
         day_level + (last - day_level) * FAST**horizon, day_level + (last - day_level) * SLOW**horizon,
         days_level + (last - days_level) * SLOW**horizon,
-        *trail.averages[:, origin],
     ])  # fmt: skip
 
 
