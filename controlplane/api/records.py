@@ -45,13 +45,20 @@ class RequestOut(RowSchema):
         model = LedgerRow
         fields = ("id", "request_id", "arrived_at", "tenant", "model", "slo_class", "region", "application", "run",
                   "unit", "streamed", "status_code", "error_code", "error_message", "prompt_tokens", "output_tokens",
-                  "predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met")  # fmt: skip
+                  "predicted_prompt_tokens", "predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met",
+                  "unserved")  # fmt: skip
 
     outcome: Outcome
+    own_region: str
+    """Where its caller is, and where it counts as demand."""
     instance: str | None
     """For the fleet's people alone, like `attempts` and `trace`."""
     attempts: int | None
     trace: list[Any] | None
+
+    @staticmethod
+    def resolve_own_region(row: LedgerRow) -> str:
+        return row.caller_region
 
     @model_validator(mode="after")
     def hide_fleet(self, info: ValidationInfo) -> Self:
@@ -62,7 +69,11 @@ class RequestOut(RowSchema):
 
 
 class UsageRow(RowSchema):
-    """Demand of one minute of arrival for one model, region and SLO class."""
+    """One minute of arrival for one model, region, region of the callers and SLO class.
+
+    Tokens were served. Those of `unserved` requests, which the fleet refused, or which expired, were cancelled or failed
+    before their first token, are as predicted. Demand is both, in the callers' `own_region`.
+    """
 
     class Meta:
         model = MinuteRow
@@ -93,6 +104,8 @@ class RequestQuery(Schema):
     slo_class: str = ""
     instance: str = ""
     outcome: Outcome | None = None
+    unserved: bool | None = Field(None, description="Demand that got no token.")
+    spilled: bool | None = Field(None, description="Of a caller in another region than the one that took it.")
     request_id: str = ""
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None

@@ -109,17 +109,19 @@ class Dispatcher:
         """
         self.on_submit(asked)
         endpoint = self.placement.choose_endpoint(asked.model, asked.region)
+        own_region = self.topology.own_region(asked.model, asked.region)
         if endpoint is None:
-            self.deliver(_none_serves(asked))
+            self.deliver(_none_serves(asked, own_region))
         elif self.queue.count(endpoint) >= endpoint.spec.queue_bound:
-            self.deliver(self._full(asked, endpoint))
+            self.deliver(self._full(asked, endpoint, own_region))
         else:
             request = self._requests[asked.number] = Request(asked, self._possible(asked), endpoint)
-            self._enqueue(request, endpoint)
+            self._enqueue(request, endpoint, own_region)
 
-    def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
+    def _enqueue(self, request: Request, endpoint: Endpoint, own_region: str = "") -> None:
         self.queue.add(request, endpoint)
-        self.deliver(Moved(request.asked.number, endpoint.region, request.predicted_tokens))
+        number, predicted_tokens = request.asked.number, request.predicted_tokens
+        self.deliver(Moved(number, endpoint.region, predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
 
     def _possible(self, asked: Submit) -> int:
@@ -141,7 +143,7 @@ class Dispatcher:
         most *= asked.sequences
         return int(min(max(predicted, 1), most)) if math.isfinite(predicted) else most
 
-    def _full(self, asked: Submit, endpoint: Endpoint) -> Refused:
+    def _full(self, asked: Submit, endpoint: Endpoint, own_region: str) -> Refused:
         wait_s = self.estimated_wait_s(endpoint)
         return Refused(
             asked.number,
@@ -152,6 +154,7 @@ class Dispatcher:
             retry_after_s=max(1.0, wait_s / 2) if wait_s is not None else 5.0,
             estimated_wait_s=wait_s,
             region=endpoint.region,
+            own_region=own_region,
         )
 
     def _progress(self, progress: Progress) -> None:
@@ -284,11 +287,12 @@ class Dispatcher:
         return self.anticipation.look(self.topology.fleet, slots, queued)
 
 
-def _none_serves(asked: Submit) -> Refused:
+def _none_serves(asked: Submit, own_region: str = "") -> Refused:
     return Refused(
         asked.number,
         503,
         "model_unavailable",
         f"No instance of {asked.model!r} is serving or being started.",
         retry_after_s=15,
+        own_region=own_region,
     )

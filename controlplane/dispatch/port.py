@@ -88,6 +88,7 @@ class Moved:
     predicted_tokens: int  # output that is reckoned with: what may come
     came_from: str = ""  # the region in which it waited before
     pressure: float | None = None  # there
+    own_region: str = ""  # where its caller's demand counts; empty where it was said before
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Refused:
     retry_after_s: float
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that did; empty if it was none
+    own_region: str = ""  # as in `Moved`
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,16 @@ class LedgerRowAdmin(ReadOnlyAdmin[LedgerRow]):
     search_help_text = "A whole request id, instance or run"
     fieldsets = [
         (None, {"fields": ["request_id", "arrived_at", "tenant", "api_key", "model", "slo_class", "streamed"]}),
-        ("Outcome", {"fields": ["outcome", "status_code", "error_code", "error_message", "slo_met", "attempts"]}),
-        ("Tokens", {"fields": ["prompt_tokens", "output_tokens", "predicted_output_tokens"]}),
+        (
+            "Outcome",
+            {"fields": ["outcome", "status_code", "error_code", "error_message", "slo_met", "unserved", "attempts"]},
+        ),
+        (
+            "Tokens",
+            {"fields": ["prompt_tokens", "output_tokens", "predicted_prompt_tokens", "predicted_output_tokens"]},
+        ),
         ("Times (milliseconds)", {"fields": ["queue_ms", "ttft_ms", "itl_ms", "e2e_ms"]}),
-        ("Placement", {"fields": ["region", "instance", "trace"]}),
+        ("Placement", {"fields": ["region", "own_region", "instance", "trace"]}),
         ("Application", {"fields": ["application", "run", "unit"]}),
     ]
 
@@ -75,6 +81,7 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "minute",
         "model",
         "region",
+        "own_region",
         "slo_class",
         "requests",
         "failed",
@@ -82,5 +89,6 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "slo_judged",
         "prompt_tokens",
         "output_tokens",
+        "unserved",
     ]
     list_filter = ["minute", *SERIES_FILTERS]

@@ -24,6 +24,12 @@ class LedgerRow(models.Model):
     model = models.CharField(max_length=160)
     slo_class = models.CharField(max_length=40)
     region = models.CharField(max_length=40, blank=True)
+    own_region = models.CharField(
+        max_length=40,
+        blank=True,
+        default="",
+        help_text="Where its caller is and it counts as demand; empty: as region.",
+    )
     instance = models.CharField(max_length=80, blank=True)
     application = models.CharField(max_length=80, blank=True)
     run = models.CharField(max_length=80, blank=True)
@@ -37,12 +43,17 @@ class LedgerRow(models.Model):
     )
     prompt_tokens = models.PositiveIntegerField(default=0)
     output_tokens = models.PositiveIntegerField(default=0)
+    predicted_prompt_tokens = models.PositiveIntegerField(default=0)
     predicted_output_tokens = models.PositiveIntegerField(default=0)
     queue_ms = models.FloatField(null=True)
     ttft_ms = models.FloatField(null=True)
     itl_ms = models.FloatField(null=True, help_text="Mean time between output tokens.")
     e2e_ms = models.FloatField(null=True)
     slo_met = models.BooleanField(null=True)
+    unserved = models.BooleanField(
+        default=False,
+        help_text="Demand that got no token: refused by the fleet, or expired, cancelled or failed before its first one.",
+    )
     attempts = models.PositiveSmallIntegerField(default=0)
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
@@ -56,13 +67,27 @@ class LedgerRow(models.Model):
     def __str__(self) -> str:
         return self.request_id
 
+    @property
+    def caller_region(self) -> str:
+        return self.own_region or self.region
+
 
 class MinuteRow(models.Model):
-    """Demand of one minute of arrival for (model, region, SLO class); written in the same transaction as the ledger."""
+    """Demand of one minute of arrival for (model, region, region of the callers, SLO class).
+
+    Written in the same transaction as the ledger. Tokens were served in *region*; the unserved are those that were asked for
+    in vain: prompts as counted, outputs as predicted.
+    """
 
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)
     region = models.CharField(max_length=40, blank=True)
+    own_region = models.CharField(
+        max_length=40,
+        blank=True,
+        default="",
+        help_text="Of the callers, whose demand it is; empty: the same as region.",
+    )
     slo_class = models.CharField(max_length=40)
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
@@ -70,12 +95,15 @@ class MinuteRow(models.Model):
     slo_judged = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)
     output_tokens = models.PositiveBigIntegerField(default=0)
+    unserved = models.PositiveIntegerField(default=0)
+    unserved_prompt_tokens = models.PositiveBigIntegerField(default=0)
+    unserved_output_tokens = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         ordering = ["-minute"]
         constraints = [
             models.UniqueConstraint(
-                fields=["minute", "model", "region", "slo_class"], name="one_row_per_minute_and_series"
+                fields=["minute", "model", "region", "own_region", "slo_class"], name="one_row_per_minute_and_series"
             )
         ]
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Case, Count, F, Q, QuerySet, Sum, When
 from django.db.models.functions import TruncMinute
 
 from controlplane.accounts.models import Tenant, User
@@ -13,9 +13,21 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
-SERIES = ("minute", "model", "region", "slo_class")
-SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
+SERIES = ("minute", "model", "region", "own_region", "slo_class")
+SUMS = (
+    "requests",
+    "failed",
+    "slo_met",
+    "slo_judged",
+    "prompt_tokens",
+    "output_tokens",
+    "unserved",
+    "unserved_prompt_tokens",
+    "unserved_output_tokens",
+)
 USAGE_COLUMNS = SERIES + SUMS
+OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
+"""Region of the caller of a ledger row, or of those of a minute row."""
 
 
 def requests_of(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
@@ -38,19 +50,30 @@ def filter_requests(
     tenant: str = "",
     instance: str = "",
     outcome: str = "",
+    unserved: bool | None = None,
+    spilled: bool | None = None,
     request_id: str = "",
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> QuerySet[LedgerRow]:
-    """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not."""
+    """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not.
+
+    *spilled* are those that another region took than that of their caller.
+    """
+    if spilled is not None:
+        elsewhere = Q(own_region__gt="", region__gt="")
+        rows = rows.filter(elsewhere if spilled else ~elsewhere)
     rows = narrowed(rows, model=model, region=region, slo_class=slo_class, tenant__name=tenant, instance=instance)
-    return narrowed(rows, outcome=outcome, request_id=request_id, arrived_at__gte=since, arrived_at__lt=until)
+    return narrowed(
+        rows, outcome=outcome, unserved=unserved, request_id=request_id, arrived_at__gte=since, arrived_at__lt=until
+    )
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
     """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
     rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
-    yield from rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000)
+    for row in rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000):
+        yield row | {"own_region": row["own_region"] or row["region"]}
 
 
 def tenant_usage(
@@ -64,10 +87,14 @@ def tenant_usage(
         "slo_judged": Count("pk", filter=Q(slo_met__isnull=False)),
         "prompt_tokens": Sum("prompt_tokens"),
         "output_tokens": Sum("output_tokens"),
+        "unserved": Count("pk", filter=Q(unserved=True)),
+        "unserved_prompt_tokens": Sum("predicted_prompt_tokens", filter=Q(unserved=True), default=0),
+        "unserved_output_tokens": Sum("predicted_output_tokens", filter=Q(unserved=True), default=0),
     }
-    rows = filter_requests(requests_of(tenants), since=since, until=until, **names)
+    rows = narrowed(filter_requests(requests_of(tenants), since=since, until=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
     # an annotation may not have the name of a column, so each sum has another one, and is renamed row by row
     counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})
     for row in counted[:limit].iterator(chunk_size=2_000):
-        yield {name.removeprefix("sum_"): value for name, value in row.items()}
+        named = {name.removeprefix("sum_"): value for name, value in row.items()}
+        yield named | {"own_region": named["own_region"] or named["region"]}

@@ -35,7 +35,10 @@ def ledger_rows(since: datetime | None = None, until: datetime | None = None, mo
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
-    """LEDGER_COLUMNS of *rows*, times to the microsecond: what the trace format "ledger" reads."""
+    """LEDGER_COLUMNS of *rows*, times to the microsecond: what the trace format "ledger" reads.
+
+    Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
+    """
     for row in rows.select_related("tenant").defer("trace").iterator(chunk_size=5000):
         yield (
             row.request_id,
@@ -43,10 +46,10 @@ def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
             row.tenant.name,
             row.model,
             row.slo_class,
-            row.region,
+            row.caller_region,
             row.outcome,
-            row.prompt_tokens,
-            row.output_tokens,
+            row.predicted_prompt_tokens if row.unserved else row.prompt_tokens,
+            row.predicted_output_tokens if row.unserved else row.output_tokens,
             row.predicted_output_tokens,
         )
 

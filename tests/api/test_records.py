@@ -152,6 +152,33 @@ class TestUsage:
             (2, 1, 0, 1, 200, 10),
         ]
 
+    def test_demand_is_marked_that_was_not_served_and_of_another_region(self, rows, sign_in, acme):
+        unserved = {
+            "unserved": True,
+            "predicted_prompt_tokens": 50,
+            "predicted_output_tokens": 5,
+            "own_region": "us-west",
+        }
+        ledger_row(acme, 7, outcome=Outcome.REJECTED, prompt_tokens=0, output_tokens=0, **unserved)
+        MinuteRow.objects.create(
+            minute=NOON, model="llama-3.1-8b", region="us-east", own_region="us-west", slo_class="interactive",
+            requests=1, unserved=1, unserved_prompt_tokens=50, unserved_output_tokens=5,
+        )  # fmt: skip
+        columns = ("region", "own_region", "requests", "unserved", "unserved_prompt_tokens", "unserved_output_tokens")
+        for query in ({}, {"tenant": "acme"}):
+            items = sign_in("operator").get("usage", **self.RANGE, **query).json()["items"]
+            first, second = (tuple(item[column] for column in columns) for item in items[:2])
+            assert (first[:2], first[3:]) == (("us-east", "us-east"), (0, 0, 0))
+            assert second == ("us-east", "us-west", 1, 1, 50, 5)
+        caller = sign_in("operator")
+        row = caller.get("requests", limit=1).json()["items"][0]
+        assert (row["own_region"], row["unserved"], row["predicted_prompt_tokens"]) == ("us-west", True, 50)
+        for mark in ("unserved", "spilled"):
+            assert len(caller.get("requests", **{mark: "true"}).json()["items"]) == 1
+            assert len(caller.get("requests", **{mark: "false"}).json()["items"]) == 6
+        row = caller.get("requests", outcome="cancelled").json()["items"][0]
+        assert (row["region"], row["own_region"], row["unserved"]) == ("us-east", "us-east", False)
+
     def test_narrowing(self, rows, with_key, acme):
         caller = with_key(acme)
         assert caller.get("usage", **self.RANGE, region="us-west").json()["items"] == []

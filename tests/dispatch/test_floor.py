@@ -440,8 +440,8 @@ class TestWhatItSees:
         await served.chat()
         memory = gateway.floor.observation.memory(0)
         now_s = gateway.clock()
-        assert demand_tokens_per_s(memory, now_s) > 0
-        assert demand_tokens_per_s(memory, now_s + DEMAND_S + 2) == 0
+        assert demand_tokens_per_s(memory, now_s, DEMAND_S) > 0
+        assert demand_tokens_per_s(memory, now_s + DEMAND_S + 2, DEMAND_S) == 0
         assert not memory.demand
 
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):

@@ -17,14 +17,13 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.payload import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
-from scheduling.routing.predictive import PREDICTIVE
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.oracles.lookahead import noted_places
+from tests.oracles.lookahead import PREDICTIVE, noted_places
 
 NEVER = float("inf")
 REQUESTS = 150

@@ -168,6 +168,7 @@ def entry(**changes) -> Entry:
         "arrived_at": 120.5,
         "model": "m",
         "region": "east",
+        "own_region": "",
         "slo_class": "i",
         "outcome": "done",
         "prompt_tokens": 10,
@@ -181,7 +182,7 @@ def test_minute_sums():
     sums = minute_sums(
         [entry(), entry(outcome="failed", slo_met=False, output_tokens=0), entry(arrived_at=180.0, slo_met=None)]
     )
-    assert sums[120.0, "m", "east", "i"] == {
+    assert sums[120.0, "m", "east", "", "i"] == {
         "requests": 2,
         "failed": 1,
         "slo_met": 1,
@@ -189,7 +190,7 @@ def test_minute_sums():
         "prompt_tokens": 20,
         "output_tokens": 5,
     }
-    assert sums[180.0, "m", "east", "i"]["slo_judged"] == 0
+    assert sums[180.0, "m", "east", "", "i"]["slo_judged"] == 0
 
 
 async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():

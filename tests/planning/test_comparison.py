@@ -103,6 +103,26 @@ def test_the_newest_requests_of_a_busy_fleet_are_compared_whatever_time_they_cov
     assert row.note.startswith("the newest 250 requests, of 4.")
 
 
+def test_requests_come_from_their_callers_regions_and_those_not_served_are_among_them(
+    ledger, make_instance, monkeypatch
+):
+    make_instance()
+    spilled, refused, other = ledger[-3:]
+    LedgerRow.objects.filter(request_id=spilled.request_id).update(region="elsewhere", own_region=PLACE[1])
+    LedgerRow.objects.filter(request_id=refused.request_id).update(
+        outcome="rejected", unserved=True, prompt_tokens=0, output_tokens=0,
+        predicted_prompt_tokens=321, predicted_output_tokens=123,
+    )  # fmt: skip
+    LedgerRow.objects.filter(request_id=other.request_id).update(outcome="rejected", prompt_tokens=0, output_tokens=0)
+    replays: list[Replay] = []
+    monkeypatch.setattr(Replay, "line", lambda self, name: replays.append(self) or {"strategy": name})
+    row = services.compare_strategies(1.0, NOW)
+    assert row.requests == len(ledger) - 1
+    requests = replays[0].requests
+    assert (requests.prompt_tokens[-2], requests.prompt_tokens[-1]) == (spilled.prompt_tokens, 321)
+    assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
+
+
 @pytest.mark.slow
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()

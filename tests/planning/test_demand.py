@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.models import Quantity
 from tests.planning.conftest import NOW, PLACE
 
@@ -21,6 +21,30 @@ class TestDemand:
         assert series.of(PLACE, Quantity.PROMPT).tolist() == [1000.0] * 4
         assert series.of(PLACE, Quantity.OUTPUT).tolist() == [200.0] * 4
         assert series.known == 4
+
+    def test_demand_is_of_the_callers_region_and_holds_what_was_not_served(self, make_minutes):
+        """Of old rows the region that served is that of the callers."""
+        make_minutes(2)
+        make_minutes(2, prompt=6_000, output=600, region="us-west", own_region=PLACE[1])
+        make_minutes(2, prompt=0, output=0, own_region="us-west", unserved=1, unserved_prompt_tokens=60_000)
+        make_minutes(
+            2,
+            prompt=0,
+            output=0,
+            slo_class="flexible",
+            unserved=3,
+            unserved_prompt_tokens=600,
+            unserved_output_tokens=60,
+        )
+        since = NOW.replace(second=0) - timedelta(minutes=2)
+        series = demand.read(since, NOW, 60)
+        assert series.of(PLACE, Quantity.PROMPT).tolist() == [1110.0] * 2
+        assert series.of(PLACE, Quantity.OUTPUT).tolist() == [211.0] * 2
+        starts = selectors.grid(since, NOW.replace(second=0), 60)
+        assert selectors.demand(*PLACE, Quantity.PROMPT, starts, 60) == [1110.0] * 2
+        now_by_series = selectors.demand_now(Quantity.PROMPT, NOW, minutes=2)
+        assert now_by_series == {PLACE: 1110.0, (PLACE[0], "us-west"): 1000.0}
+        assert selectors.minutes_of(PLACE[0], "us-west")[0] == 2
 
     def test_classes_are_added_up_or_kept_separate(self, make_minutes):
         make_minutes(2)

@@ -49,6 +49,19 @@ def test_an_export_can_be_read_back(ledger, tmp_path: Path) -> None:
     assert load_trace(path, "ledger").region.names == ["us-east"]
 
 
+def test_demand_is_exported_as_it_was_asked_for(ledger, tmp_path: Path) -> None:
+    spilled, refused = LedgerRow.objects.order_by("arrived_at")[:2]
+    LedgerRow.objects.filter(pk=spilled.pk).update(own_region="us-west")
+    LedgerRow.objects.filter(pk=refused.pk).update(
+        unserved=True, prompt_tokens=0, output_tokens=0, predicted_prompt_tokens=70, predicted_output_tokens=9
+    )
+    path = tmp_path / "ledger.csv"
+    call_command("export_ledger", str(path), stdout=StringIO())
+    requests = list(read_trace(path, "ledger"))
+    assert [request.region for request in requests] == ["us-west", "us-east", "us-east"]
+    assert [(request.prompt_tokens, request.output_tokens) for request in requests] == [(10, 5), (70, 9), (30, 5)]
+
+
 def test_a_part_of_the_ledger(ledger, tmp_path: Path) -> None:
     path = tmp_path / "ledger.csv"
     call_command("export_ledger", str(path), "--model", "llama", stdout=StringIO())

@@ -14,6 +14,7 @@ from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from scheduling.routing.regions import pressure
 from scheduling.scaling import EndpointView
 
+LEAST_S = 5.0  # of demand: less says nothing; one step of the simulator's
 COMING_LIMIT_S = 1800.0  # what has been loading for so long is not on its way any more
 
 
@@ -43,6 +44,7 @@ class Observation:
     ) -> None:
         self.topology = topology
         self.clock = clock
+        self._began_s = clock()
         self._waiting, self._outlook = waiting, outlook
         self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
 
@@ -99,7 +101,7 @@ class Observation:
             use=float(pressure(fleet, topology.arrays, endpoint.index, waiting)),
             waiting=waiting,
             kv_use=int(fleet.kv_tokens[accepting].sum()) / kv_capacity if kv_capacity else 0.0,
-            tokens_per_s=demand_tokens_per_s(memory, now_s),
+            tokens_per_s=demand_tokens_per_s(memory, now_s, now_s - self._began_s),
             since_change_s=now_s - memory.changed_s,
             overloaded_instances=outlook.overloaded_instances,
             peak_kv_sum=outlook.peak_kv_sum,
@@ -108,8 +110,8 @@ class Observation:
         )
 
 
-def demand_tokens_per_s(memory: EndpointMemory, now_s: float) -> float:
-    """Tokens a second that were asked for over the last minute."""
+def demand_tokens_per_s(memory: EndpointMemory, now_s: float, passed_s: float) -> float:
+    """Tokens a second that were asked for over the last minute, or since the begin, *passed_s* ago."""
     while memory.demand and memory.demand[0][0] < now_s - DEMAND_S:
         memory.demand.popleft()
-    return sum(tokens for _, tokens in memory.demand) / DEMAND_S
+    return sum(tokens for _, tokens in memory.demand) / min(DEMAND_S, max(passed_s, LEAST_S))

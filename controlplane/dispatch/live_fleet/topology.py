@@ -107,6 +107,11 @@ class Topology:
                 self._candidates[model, region] = indices
         return indices
 
+    def own_region(self, model: str, region: str) -> str:
+        """Where demand of a caller in *region* counts: there, or at the endpoint it would have first. Empty without any."""
+        candidates = self.candidates(model, region)
+        return self.endpoints[int(candidates[0])].region if candidates.size else ""
+
     def members(self, endpoint: Endpoint) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
 

@@ -86,6 +86,7 @@ class Records:
                 model=call.model,
                 slo_class=terms.name,
                 region=course.region,
+                own_region=course.own_region if course.own_region != course.region else "",
                 instance=course.instance,
                 application=ticket.application,
                 run=ticket.run,
@@ -96,12 +97,14 @@ class Records:
                 error_code=course.error_code,
                 prompt_tokens=prompt_tokens,
                 output_tokens=served_tokens,
+                predicted_prompt_tokens=asked.prompt_tokens,
                 predicted_output_tokens=int(course.predicted_tokens),
                 queue_ms=queue_ms,
                 ttft_ms=ttft_ms,
                 itl_ms=itl_ms,
                 e2e_ms=e2e_ms,
                 slo_met=slo_met,
+                unserved=_unserved(ticket),
                 attempts=course.attempts,
                 trace=orjson.dumps(course.trace).decode(),
                 error_message=course.error_message,
@@ -138,3 +141,15 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def _unserved(ticket: Ticket) -> bool:
+    """Whether *ticket* was demand of the fleet and got no token.
+
+    What a quota of its tenant refused never reached the dispatcher; what an instance refused as a bad request asked for
+    nothing that can be served.
+    """
+    course = ticket.course
+    if ticket.placement is None or course.first_token_s or course.state is TicketState.DONE:
+        return False
+    return not 400 <= course.status < 429

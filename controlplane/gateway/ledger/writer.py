@@ -54,7 +54,10 @@ class Entry(NamedTuple):
     slo_met: bool | None
     attempts: int
     trace: str  # JSON
-    error_message: str = ""  # the last, with a value: spill files of earlier versions have none
+    error_message: str = ""  # from here on with a value: spill files of earlier versions end sooner
+    own_region: str = ""  # where it differs from the region
+    predicted_prompt_tokens: int = 0
+    unserved: bool = False
 
 
 _QUOTE = connection.ops.quote_name
@@ -62,21 +65,32 @@ _INSERT_LEDGER = (
     f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "  # noqa: S608 - our own names
     f"VALUES ({', '.join(['%s'] * len(Entry._fields))})"
 )
-_SUMS = ("requests", "failed", "slo_met", "slo_judged", "prompt_tokens", "output_tokens")
+_SERIES = ("minute", "model", "region", "own_region", "slo_class")
+_SUMS = (
+    "requests",
+    "failed",
+    "slo_met",
+    "slo_judged",
+    "prompt_tokens",
+    "output_tokens",
+    "unserved",
+    "unserved_prompt_tokens",
+    "unserved_output_tokens",
+)
 _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
-    f"INSERT INTO {_MINUTES} (minute, model, region, slo_class, {', '.join(_SUMS)}) "  # noqa: S608
-    f"VALUES ({', '.join(['%s'] * (4 + len(_SUMS)))}) "
-    "ON CONFLICT (minute, model, region, slo_class) DO UPDATE SET "
+    f"INSERT INTO {_MINUTES} ({', '.join(_SERIES + _SUMS)}) "  # noqa: S608
+    f"VALUES ({', '.join(['%s'] * len(_SERIES + _SUMS))}) "
+    f"ON CONFLICT ({', '.join(_SERIES)}) DO UPDATE SET "
     + ", ".join(f"{name} = {_MINUTES}.{name} + excluded.{name}" for name in _SUMS)
 )
 
 
-def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str], Counter[str]]:
-    """What *entries* add to the minute series, by (minute of arrival, model, region, class)."""
-    sums: dict[tuple[float, str, str, str], Counter[str]] = {}
+def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
+    """What *entries* add to the minute series, by (minute of arrival, model, region, own region, class)."""
+    sums: dict[tuple[float, str, str, str, str], Counter[str]] = {}
     for entry in entries:
-        key = (entry.arrived_at // 60 * 60, entry.model, entry.region, entry.slo_class)
+        key = (entry.arrived_at // 60 * 60, entry.model, entry.region, entry.own_region, entry.slo_class)
         total = sums.setdefault(key, Counter())
         total["requests"] += 1
         total["failed"] += entry.outcome in (Outcome.FAILED, Outcome.REJECTED)
@@ -84,6 +98,10 @@ def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str], C
         total["slo_judged"] += entry.slo_met is not None
         total["prompt_tokens"] += entry.prompt_tokens
         total["output_tokens"] += entry.output_tokens
+        if entry.unserved:
+            total["unserved"] += 1
+            total["unserved_prompt_tokens"] += entry.predicted_prompt_tokens
+            total["unserved_output_tokens"] += entry.predicted_output_tokens
     return sums
 
 
@@ -109,8 +127,8 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
 
     rows = [(entry[0], adapt(entry[1]), *entry[2:]) for entry in entries]
     minutes = [
-        (adapt(minute), model, region, slo_class, *(sums[name] for name in _SUMS))
-        for (minute, model, region, slo_class), sums in minute_sums(entries).items()
+        (adapt(minute), *names, *(sums[name] for name in _SUMS))
+        for (minute, *names), sums in minute_sums(entries).items()
     ]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.executemany(_INSERT_LEDGER, rows)

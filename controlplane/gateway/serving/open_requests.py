@@ -112,6 +112,7 @@ class OpenRequests:
                     placement.set_result(record)
             case Moved():
                 course.region, course.predicted_tokens = record.region, record.predicted_tokens
+                course.own_region = record.own_region or course.own_region
                 if record.came_from:
                     moved = f"{record.came_from} to {record.region}"
                     course.trace.append({"moved": moved, "pressure": record.pressure})
@@ -122,6 +123,7 @@ class OpenRequests:
                 self._send(Prefix(record.number, tuple(hashes), block_tokens))
             case Refused():
                 course.region = record.region or course.region
+                course.own_region = record.own_region or course.own_region
                 if placement is not None and not placement.done():
                     placement.set_exception(_as_error(record))
             case Lost():

@@ -63,6 +63,7 @@ class Course:
     predicted_tokens: float  # output
     state: TicketState = TicketState.ACCEPTED
     region: str = ""  # where it waits or runs
+    own_region: str = ""  # of its caller, where it counts as demand
     instance: str = ""  # the last one
     attempts: int = 0
     placed_s: float = 0.0

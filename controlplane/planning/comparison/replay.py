@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import Case, F, QuerySet, When
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.comparison.cluster import cluster_of
 from controlplane.planning.execution import strategies
@@ -51,7 +52,10 @@ class Replay:
 
     @classmethod
     def read(cls, rows: QuerySet[LedgerRow], fleet: inventory.Fleet, now: datetime) -> "Replay | None":
-        """The newest requests that the fleet as it is could serve; None if there are none."""
+        """The newest requests that the fleet as it is could serve; None if there are none.
+
+        Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
+        """
         from scheduling.queueing.ordering import due_s
         from scheduling.simulation.workload.requests import make_requests
 
@@ -60,13 +64,18 @@ class Replay:
         columns = (
             "arrived_at",
             "model",
-            "region",
+            "own",
             "slo_class",
-            "prompt_tokens",
-            "output_tokens",
+            "prompt",
+            "output",
             "predicted_output_tokens",
         )
-        newest = rows.order_by("-arrived_at").values_list(*columns)[: settings.COMPARE_REQUESTS]
+        asked = rows.annotate(
+            own=OWN_REGION,
+            prompt=_if_unserved("predicted_prompt_tokens", "prompt_tokens"),
+            output=_if_unserved("predicted_output_tokens", "output_tokens"),
+        )
+        newest = asked.order_by("-arrived_at").values_list(*columns)[: settings.COMPARE_REQUESTS]
         replayed = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
         if not replayed:
             return None
@@ -152,6 +161,10 @@ class Replay:
             "waste_hours": round(float(hours[:, list(PROVISIONING)].sum()), 3),
             "moves": int(result.counters["scale_outs"] + result.counters["scale_ins"]),
         }
+
+
+def _if_unserved(predicted: str, served: str) -> Case:
+    return Case(When(unserved=True, then=F(predicted)), default=F(served))
 
 
 def _promise(row: SloClass) -> "Promise":

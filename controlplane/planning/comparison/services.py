@@ -1,8 +1,8 @@
 """The last hours of the ledger under each strategy: what each would have cost and achieved with the fleet as it is.
 
 The fleet is simulated from its rows (profiles, bounds, limits, prices), the requests are the ledger's, and plans are made
-inside as they are live: by the forecasts that had been made by then, never by what came later. Regions are those that
-served a request, since the ledger does not know where its caller was.
+inside as they are live: by the forecasts that had been made by then, never by what came later. Requests come from the
+regions of their callers; those that the fleet did not serve are among them.
 """
 
 import logging
@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Q
 
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import LedgerRow, Outcome
@@ -36,8 +37,9 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     With too few requests, the row notes it and has no lines. Bounded in requests and time by the settings.
     """
     since = now - timedelta(hours=hours)
-    rows = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=now, outcome=Outcome.DONE)
-    rows = rows.filter(prompt_tokens__gt=0, output_tokens__gt=0)
+    served = Q(outcome=Outcome.DONE, prompt_tokens__gt=0, output_tokens__gt=0)
+    unserved = Q(unserved=True, predicted_prompt_tokens__gt=0, predicted_output_tokens__gt=0)
+    rows = LedgerRow.objects.filter(served | unserved, arrived_at__gte=since, arrived_at__lt=now)
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     replay = Replay.read(rows, fleet, now)
     missing = _missing(replay)

@@ -1,4 +1,8 @@
-"""Demand as series: the ledger's minute rows put into windows, with gaps marked where nobody counted."""
+"""Demand as series: the ledger's minute rows put into windows, with gaps marked where nobody counted.
+
+Demand is what was asked for, by the region of the callers: what another region served, and what the fleet refused, or held
+until it expired or was cancelled, is in it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,18 +10,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from django.db.models import CharField, Sum
+from django.db.models import CharField, F, Q, Sum
 from django.db.models.functions import Cast
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.models import Quantity
 
 MINUTE_S = 60
 LAG = timedelta(seconds=30)
 """A request is counted in the minute in which it came, but only when it is done: younger windows are not complete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
+ASKED = {quantity: F(column) + F(f"unserved_{column}") for quantity, column in COLUMNS.items()}
+"""Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted."""
 
 Endpoint = tuple[str, str]
 """(model, region), by name."""
@@ -80,7 +87,10 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
     totals: dict[tuple[Endpoint, str], Totals] = {}
     indexes: dict[str, int] = {}
     adds: dict[tuple[str, str, str], list[Totals]] = {}
-    for minute, model, region, slo_class, prompt, output in _rows(start, start + timedelta(seconds=count * window_s)):
+    for minute, model, served_in, own_region, slo_class, prompt, output in _rows(
+        start, start + timedelta(seconds=count * window_s)
+    ):
+        region = own_region or served_in
         index = indexes.get(minute)
         if index is None:
             index = indexes[minute] = int((_moment(minute) - start).total_seconds()) // MINUTE_S
@@ -117,8 +127,9 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
     rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s), minute__lt=now, slo_class__in=names)
     sums = (
         rows.order_by()
-        .values_list("model", "region")
-        .annotate(prompt=Sum("prompt_tokens"), output=Sum("output_tokens"))
+        .annotate(own=OWN_REGION)
+        .values_list("model", "own")
+        .annotate(prompt=Sum(ASKED[Quantity.PROMPT]), output=Sum(ASKED[Quantity.OUTPUT]))
     )
     first = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s)).order_by("minute").first()
     counted_s = min(window_s, max(MINUTE_S, (now - first.minute).total_seconds())) if first else window_s
@@ -126,12 +137,17 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
 
 
 def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:
-    """(minute as text, model, region, SLO class, prompt tokens, output tokens): the ledger has one row of each."""
+    """(minute as text, model, region, own region, SLO class, prompt tokens, output tokens): there is one row of each."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by()
-    columns = (COLUMNS[quantity] for quantity in Quantity)
     # Half a million rows have some ten thousand minutes: a datetime for each row would be half the cost.
-    texts = rows.annotate(text=Cast("minute", CharField()))
-    yield from texts.values_list("text", "model", "region", "slo_class", *columns).iterator(chunk_size=5_000)
+    texts = rows.annotate(text=Cast("minute", CharField()), **{quantity.name: ASKED[quantity] for quantity in Quantity})
+    columns = ("text", "model", "region", "own_region", "slo_class", *(quantity.name for quantity in Quantity))
+    yield from texts.values_list(*columns).iterator(chunk_size=5_000)
+
+
+def asked_from(region: str) -> Q:
+    """Minute rows of callers in *region*."""
+    return Q(own_region=region) | Q(own_region="", region=region)
 
 
 def _moment(text: str) -> datetime:

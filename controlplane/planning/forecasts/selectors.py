@@ -10,7 +10,8 @@ from django.db.models import Min, Q, QuerySet, Sum
 
 from controlplane.events.models import Event, Severity
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning.forecasts.demand import COLUMNS, LAG, MINUTE_S, window_start
+from controlplane.gateway.selectors import OWN_REGION
+from controlplane.planning.forecasts.demand import ASKED, LAG, MINUTE_S, asked_from, window_start
 from controlplane.planning.models import Backtest, Forecast, Quantity
 from controlplane.rows import newest_of_each
 
@@ -42,12 +43,12 @@ def demand(
     if not starts:
         return []
     end = starts[-1] + timedelta(seconds=window_s)
-    of_series = Q(model=model, region=region) & _of(slo_class)
+    of_series = Q(model=model) & asked_from(region) & _of(slo_class)
     rows = (
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()
         .values_list("minute")
-        .annotate(tokens=Sum(COLUMNS[Quantity(quantity)], filter=of_series))
+        .annotate(tokens=Sum(ASKED[Quantity(quantity)], filter=of_series))
     )
     begin_s = starts[0].timestamp()
     tokens, minutes = [0] * len(starts), [0] * len(starts)
@@ -73,7 +74,7 @@ def demand_now(
     rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
     of_class = rows.filter(_of(slo_class))
-    sums = of_class.values_list("model", "region").annotate(tokens=Sum(COLUMNS[Quantity(quantity)]))
+    sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(ASKED[Quantity(quantity)]))
     return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
 
 
@@ -81,7 +82,7 @@ def minutes_of(
     model: str, region: str, slo_class: str = "", since: datetime | None = None
 ) -> tuple[int, datetime | None]:
     """How many minutes a series has rows for, and the first of them."""
-    rows = MinuteRow.objects.filter(_of(slo_class), model=model, region=region).order_by()
+    rows = MinuteRow.objects.filter(_of(slo_class), asked_from(region), model=model).order_by()
     if since is not None:
         rows = rows.filter(minute__gte=since)
     return rows.values("minute").distinct().count(), rows.aggregate(first=Min("minute"))["first"]

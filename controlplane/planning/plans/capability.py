@@ -14,6 +14,7 @@ from django.db.models.functions import TruncMinute
 
 from controlplane.fleet.models import Deployment, Instance, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def by_profile(
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
     """Mean prompt and output tokens of the requests of *model*, as far back as windows are read."""
     rows = MinuteRow.objects.filter(model=model, minute__gte=now - LEDGER, minute__lt=now)
-    sums = rows.aggregate(requests=Sum("requests"), prompt=Sum("prompt_tokens"), output=Sum("output_tokens"))
+    asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
+    sums = rows.aggregate(requests=Sum("requests"), **asked)
     if not sums["requests"] or not sums["prompt"] or not sums["output"]:
         return USUAL_LENGTHS
     return sums["prompt"] / sums["requests"], sums["output"] / sums["requests"]

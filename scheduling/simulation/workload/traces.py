@@ -119,7 +119,7 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    """Requests as tenants sent them, refused ones too (they asked for work); those that never got to be counted are 0 long.
+    """Requests as tenants sent them, from their own regions; refused ones too (they asked for work), some of them 0 long.
 
     `manage.py export_ledger` writes microseconds in the order of arrival. The console's file has whole seconds, newest
     first: `load_trace` sorts it, `read_trace` refuses it.
@@ -136,7 +136,7 @@ def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
             row.count("Prompt (tokens)"),
             row.count("Output (tokens)"),
             values["Model"],
-            region=values["Region"],
+            region=values.get("Own region") or values["Region"],
             tenant=values["Tenant"],
             slo_class=values["SLO class"],
         )

@@ -26,6 +26,7 @@ COLUMNS: Columns = {
     "Model": "model",
     "SLO class": "slo_class",
     "Region": "region",
+    "Own region": "caller_region",
     "Streamed": "streamed",
     "Outcome": "outcome",
     "Status": "status_code",
@@ -33,12 +34,14 @@ COLUMNS: Columns = {
     "Error message": "error_message",
     "Prompt (tokens)": "prompt_tokens",
     "Output (tokens)": "output_tokens",
+    "Predicted prompt (tokens)": "predicted_prompt_tokens",
     "Predicted output (tokens)": "predicted_output_tokens",
     "Queue (ms)": "queue_ms",
     "TTFT (ms)": "ttft_ms",
     "ITL (ms)": "itl_ms",
     "E2E (ms)": "e2e_ms",
     "SLO met": "slo_met",
+    "Unserved": "unserved",
 }
 # Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
 FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
@@ -59,6 +62,9 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         Select("outcome", "Outcome", every("outcomes", Outcome.choices)),
         Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
         whose,
+        Select(
+            "demand", "Demand", [("", "Served or not"), ("unserved", "Not served"), ("spilled", "Of another region")]
+        ),
         Select("hours", "Arrived", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
         *([Hidden("instance")] if sees_fleet else []),
     )
@@ -69,6 +75,8 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         tenant=filters["tenant"],
         instance=filters["instance"] if sees_fleet else "",
         slo_class=filters["class"],
+        unserved=True if filters["demand"] == "unserved" else None,
+        spilled=True if filters["demand"] == "spilled" else None,
         request_id=filters["q"],
         since=filters.since,
     )

@@ -13,7 +13,10 @@ from django.db import DatabaseError
 from rich.console import Console
 
 from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning import services
+from controlplane.planning.forecasts.demand import ASKED
+from controlplane.planning.models import Quantity
 from controlplane.terminal import Column, console, progress, table
 from forecasting.workload import BEST, FORECASTERS, backtest
 from forecasting.workload.series import (
@@ -228,12 +231,15 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
 
 
 def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Demand:
-    """Series of every model and region (and SLO class) of the ledger's minute rows."""
+    """Demand of every model and region of callers (and SLO class) by the ledger's minute rows."""
     if window_s % 60:
         raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
-    rows: Iterable[Mapping[str, Any]] = MinuteRow.objects.order_by().values(
-        "minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens"
+    names = ("minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens")
+    asked = MinuteRow.objects.order_by().annotate(
+        own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
     )
+    columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
+    rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
     by = ("model", "region", "slo_class") if by_class else ("model", "region")
     groups = group_minutes(rows, by=by)
     if not groups:

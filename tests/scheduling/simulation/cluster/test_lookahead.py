@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from scheduling.routing.predictive import PREDICTIVE
+from tests.oracles.lookahead import PREDICTIVE
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import Drawn, scenarios
 

@@ -1,0 +1,146 @@
+"""Demand under both clocks: what the dispatcher counts of a trace, and reports for the ledger, is what the simulator counts.
+
+Callers of three regions and of one that serves nothing ask two models, one of which is not everywhere; most are refused.
+"""
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.lookahead import Outlook
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Moved, Refused, Submit
+from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.fleet.profile import Profile
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.description import InstanceSpec as SimulatedInstance
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.strategies import Demand
+from scheduling.simulation.workload.requests import make_requests
+
+ENGINE = EngineConfig(
+    max_num_seqs=2, max_num_batched_tokens=64, block_size_tokens=4, kv_blocks=64, max_model_len=200,
+    policy="fcfs", profile=Profile(0.02, 0.004, 0.0003, 0.0, 0.01, 0.0005, 0.0),
+)  # fmt: skip
+PLACES = [("a", "east"), ("a", "north"), ("a", "west"), ("b", "north"), ("b", "west")]
+REGIONS = ["east", "north", "west"]
+LAST_S = 240.0
+REQUESTS = 400
+ROUTING = "join_shortest_queue"
+
+
+class Live:
+    """The dispatcher and what its floor observes; no instance ever answers, so that queues fill and refuse."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.own_region: dict[int, str] = {}
+        self.refused = 0
+        self.topology = Topology()
+        clock = self.clock
+        self.dispatcher = Dispatcher(self.topology, clock, max_hold_s=np.inf, deliver=self.take)
+        nothing = Outlook(0, 0.0, 0.0)
+        self.observation = Observation(self.topology, lambda endpoint: 0, lambda endpoint: nothing, clock)
+        self.dispatcher.on_submit = self.observation.arrived
+        self.topology.apply(
+            Inventory(
+                models={model: ModelSpec(model, 4096, 0) for model in "ab"},
+                endpoints=tuple(EndpointSpec(model, region, ROUTING, "fcfs", 3) for model, region in PLACES),
+                instances=tuple(
+                    InstanceSpec(
+                        number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, model, region, "",
+                        ENGINE.max_num_seqs, ENGINE.kv_capacity_tokens,
+                    )
+                    for number, (model, region) in enumerate(PLACES)
+                ),
+                ttft_slo_ms=None,
+            )
+        )  # fmt: skip
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def take(self, record: object) -> None:
+        if isinstance(record, Moved | Refused):
+            self.own_region[record.number] = record.own_region or self.own_region[record.number]
+            self.refused += isinstance(record, Refused)
+
+    def arrive(self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int) -> None:
+        self.now_s = at_s
+        self.dispatcher.take(
+            Submit(
+                number, str(number), model, region, tenant_id=1, priority=0, due_s=None, arrived_at=at_s, arrived_s=at_s,
+                prompt_tokens=prompt, predicted_tokens=predicted, max_tokens=None, sequences=1, streamed=True,
+            )
+        )  # fmt: skip
+
+    def tokens_per_s(self, at_s: float) -> dict[tuple[str, str], float]:
+        self.now_s = at_s
+        return {
+            (endpoint.model, endpoint.region): self.observation.view(
+                endpoint, self.topology.members(endpoint), at_s
+            ).tokens_per_s
+            for endpoint in self.topology.endpoints
+        }
+
+
+@pytest.fixture(scope="module")
+def trace():
+    draw = np.random.default_rng(4)
+    arrived_s = np.sort(draw.uniform(0.01, LAST_S, REQUESTS))
+    return (
+        arrived_s,
+        draw.integers(0, 2, REQUESTS),
+        draw.integers(0, 3, REQUESTS),
+        draw.integers(1, 90, REQUESTS),
+        draw.integers(1, 90, REQUESTS),
+    )
+
+
+@pytest.fixture(scope="module")
+def simulated(trace) -> tuple[Cluster, Demand]:
+    arrived_s, model, region, prompt, predicted = trace
+    cluster = Cluster([SimulatedInstance(name, place, ENGINE) for name, place in PLACES])
+    requests = make_requests(
+        arrived_s,
+        prompt,
+        np.minimum(predicted, 90),
+        model=np.array([cluster.models.index("ab"[at]) for at in model]),
+        region=np.array([cluster.regions.index(REGIONS[at]) for at in region]),
+        predicted_tokens=predicted,
+    )
+    return cluster, Demand(cluster, requests)
+
+
+def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
+    cluster, counted = simulated
+    live = Live()
+    number, arrivals = 0, list(zip(*trace, strict=True))
+    for at_s in range(5, int(LAST_S), 5):
+        while number < REQUESTS and arrivals[number][0] < at_s:
+            arrived_s, model, region, prompt, predicted = arrivals[number]
+            live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
+            number += 1
+        seen = live.tokens_per_s(float(at_s))
+        expected = dict(zip(cluster.endpoints, counted.seen(float(at_s)), strict=True))
+        assert seen == pytest.approx(expected), f"at {at_s} s"
+    assert live.refused > REQUESTS / 2
+
+
+def test_what_is_reported_for_the_ledger_adds_up_to_the_simulators_windows(trace, simulated):
+    cluster, counted = simulated
+    live = Live()
+    windows = dict.fromkeys(cluster.endpoints)
+    for key in windows:
+        windows[key] = np.zeros(int(LAST_S // 60))
+    for number, (arrived_s, model, region, prompt, predicted) in enumerate(zip(*trace, strict=True)):
+        live.arrive(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
+        windows["ab"[model], live.own_region[number]][int(arrived_s // 60)] += (prompt + predicted) / 60.0
+    expected = counted.windows(60.0)
+    for key, series in zip(cluster.endpoints, expected, strict=True):
+        assert windows[key][: len(series)] == pytest.approx(series), key
+    live.arrive(REQUESTS, LAST_S, "b", "moon", 1, 1)
+    assert live.own_region[REQUESTS] == "north"  # the first that it would have
+    assert live.refused > REQUESTS / 2
