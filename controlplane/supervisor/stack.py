@@ -221,7 +221,7 @@ class Stack:
             "--port": self.plan.port,
             "--lifespan": "on",
             "--loop": "controlplane.listening:create_loop",
-            "--http": "httptools",
+            "--http": "controlplane.listening:HttpProtocol",
             "--log-level": "warning",
             "--backlog": 4096,
             "--timeout-keep-alive": 75,  # longer than clients' pools keep one, so that none meets a closing one

@@ -85,9 +85,9 @@ def seed(environment: dict[str, str], urls: dict[str, str]) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, check=True)
 
 
-def uvicorn(target: str, port: int) -> list[str]:
+def uvicorn(target: str, port: int, http: str = "controlplane.listening:HttpProtocol") -> list[str]:
     return [sys.executable, "-m", "uvicorn", target, "--port", str(port), "--no-access-log", "--log-level", "warning",
-            "--loop", LOOP, "--http", "httptools", "--lifespan", "on"]  # fmt: skip
+            "--loop", LOOP, "--http", http, "--lifespan", "on"]  # fmt: skip
 
 
 async def measure(port: int, pid: int | None, seconds: float) -> dict[str, float]:
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         backend = [sys.executable, "-m", "tests.bench._backend", str(ports["backend"]), str(CHUNKS)]
         servers = {
             "gateway": uvicorn("controlplane.asgi:application", ports["gateway"]),
-            "plain_proxy": uvicorn("tests.bench._plain_proxy:app", ports["plain_proxy"]),
+            "plain_proxy": uvicorn("tests.bench._plain_proxy:app", ports["plain_proxy"], "httptools"),
         }
         if options.litellm:
             servers["litellm"] = litellm(options.litellm, Path(folder), ports)

@@ -143,6 +143,7 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
         "rss_early_mb": max(memory_mb[quarter : 2 * quarter]),
         "rss_late_mb": max(memory_mb[-quarter:]),
         "gateway_cpu_share": used_s / elapsed_s,
+        "cpu_us_per_token": used_s * 1e6 / totals["events"],
         "elapsed_s": elapsed_s,
     }
 

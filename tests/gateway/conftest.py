@@ -55,10 +55,16 @@ class ServedGateway:
 async def serving(gateway: Gateway):
     """The ASGI application around *gateway* on a free port."""
     from controlplane.asgi import create_application
+    from controlplane.listening import HttpProtocol
 
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_application(gateway), log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1
+        create_application(gateway),
+        http=HttpProtocol,
+        log_level="warning",
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None

@@ -1,12 +1,13 @@
-"""Many clients that connect at once are accepted within few iterations of the event loop."""
+"""Many clients that connect at once are accepted within few iterations of the loop; an answer takes few system calls."""
 
 import asyncio
 import socket
 
 import pytest
+import uvicorn
 import uvloop
 
-from controlplane.listening import ACCEPTED_PER_ITERATION, create_loop
+from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop
 
 CLIENTS = 200
 
@@ -59,3 +60,70 @@ def test_what_the_loop_does_without_it():
     """When this fails, libuv accepts more than one connection an iteration again and `controlplane.listening` can go."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(iterations_until_accepted()) >= CLIENTS
+
+
+async def written_of(answer, *, before=b"") -> list[bytes]:
+    """What one request has written to its transport, each write apart, where *answer* is the ASGI application."""
+    writes: list[bytes] = []
+
+    class Recorder(asyncio.Transport):
+        def write(self, data):
+            writes.append(bytes(data))
+
+        def is_closing(self):
+            return False
+
+        def close(self):
+            writes.append(b"closed")
+
+    config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical", server_header=False)
+    config.load()
+    protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
+    protocol.connection_made(Recorder())
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % before)
+    while protocol.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    return writes
+
+
+async def test_the_head_goes_out_with_the_body():
+    async def answer(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    writes = await written_of(answer, before=b"Expect: 100-continue\r\n")
+    assert writes[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert writes[1].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert writes[1].endswith(b"\r\n\r\nhello")
+    assert writes[2:] == [b"closed"]
+
+
+async def test_a_stream_is_written_without_a_message():
+    async def answer(scope, receive, send):
+        write = scope["extensions"][DIRECT]["write"]
+        assert not write(b"too soon")  # no status was sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert write(b"first")
+        assert write(b"second")
+        send.__self__.flow.pause_writing()
+        assert not write(b"the client does not read")
+        send.__self__.flow.resume_writing()
+        await send({"type": "http.response.body", "body": b"third"})
+        assert not write(b"too late")
+
+    head, *pieces, closed = await written_of(answer)
+    assert head.endswith(b"\r\n\r\n5\r\nfirst\r\n")
+    assert pieces == [b"6\r\nsecond\r\n", b"5\r\nthird\r\n0\r\n\r\n"]
+    assert closed == b"closed"
+
+
+async def test_an_application_that_fails_after_its_head():
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError
+
+    head, *rest = await written_of(answer)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert set(rest) == {b"closed"}

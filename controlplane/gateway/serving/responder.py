@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from controlplane.gateway.errors import ApiError
+from controlplane.listening import DIRECT
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -13,8 +14,11 @@ SSE_TYPE = b"text/event-stream; charset=utf-8"
 class Responder:
     """The answer to one request: status once, then bytes. Knows whether anything has been sent yet."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, extensions: dict[str, Any] | None = None) -> None:
         self._send = send
+        self._write_now: Callable[[bytes], bool] | None = (extensions or {}).get(DIRECT, {}).get("write")
+        self.held: list[bytes] = []
+        """What `write_now` could not write: `drain` does."""
         self._request_id = request_id.encode()
         self.started = False
         self.status = 0
@@ -28,6 +32,18 @@ class Responder:
 
     async def write(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def write_now(self, chunk: bytes) -> bool:
+        """Write without waiting, or hold *chunk*; False if it is held, and `drain` comes before the next."""
+        if self._write_now is not None and self.started and not self.held and self._write_now(chunk):
+            return True
+        self.held.append(chunk)
+        return False
+
+    async def drain(self) -> None:
+        """Write what is held, once the client has read enough."""
+        held, self.held = self.held, []
+        await self.write(b"".join(held))
 
     async def finish(self, body: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -6,7 +6,6 @@ an instance lost, whether vLLM says so by a status or inside a stream.
 """
 
 import asyncio
-import io
 
 import aiohttp
 from yarl import URL
@@ -14,42 +13,46 @@ from yarl import URL
 from controlplane.dispatch.port import DEAD, SILENT, Placed
 from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.open_requests import OpenRequests
-from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Interrupt, Ticket
+from controlplane.gateway.upstream.connections import Connection, Connections, Origin
 from controlplane.gateway.upstream.error_messages import message_of
 from controlplane.gateway.upstream.failures import (
     BUSY_STATUSES,
     ENGINE_DEAD,
-    ERROR_MARK,
     EngineFailed,
     InstanceLost,
     Interrupted,
     RefusedByInstance,
-    engine_failure,
 )
-from controlplane.gateway.upstream.stream import DONE_MARK, USAGE_MARK, Usage, Withheld, split_events
+from controlplane.gateway.upstream.passage import Stream
+from controlplane.gateway.upstream.stream import Usage
 
 MOST_SERVERS = 10_000
-LARGE_BODY_BYTES = 2**20  # aiohttp sends larger ones in pieces, so that the loop is not held up
 
 
 class Server:
     """What is kept of one start of an instance's server."""
 
-    __slots__ = ("chat_url", "completions_url", "fingerprint")
+    __slots__ = ("chat_head", "completions_head", "fingerprint", "origin")
 
-    def __init__(self, url: str) -> None:
-        self.chat_url = URL(f"{url}/v1/chat/completions")
-        self.completions_url = URL(f"{url}/v1/completions")
+    def __init__(self, address: str) -> None:
+        url = URL(address)
+        self.origin = Origin(url)
+        path, name = url.raw_path.rstrip("/").encode(), self.origin.name
+        self.chat_head, self.completions_head = (
+            b"POST %b/v1/%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n" % (path, what, name)
+            for what in (b"chat/completions", b"completions")
+        )
         self.fingerprint = b""
         """`Withheld.fingerprint`."""
 
 
-def _headers(ticket: Ticket, placed: Placed) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "X-Request-Id": ticket.asked.request_id}
-    if placed.api_key:
-        headers["Authorization"] = f"Bearer {placed.api_key}"
-    return headers
+def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
+    key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
+    if key.count("\n") > 1 or key.count("\r") > 1:
+        raise ValueError("an API key of an instance has line ends in it")
+    return begin + f"{key}X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n\r\n".encode()
 
 
 class Upstream:
@@ -57,9 +60,9 @@ class Upstream:
 
     def __init__(self, requests: OpenRequests, *, connect_s: float, silence_s: float) -> None:
         self.requests = requests
+        self.silence_s = silence_s
+        self.connections = Connections(connect_s)
         self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
-        self._plain_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)  # the heartbeat watches it
-        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silence_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -71,11 +74,13 @@ class Upstream:
         )
 
     async def stop(self) -> None:
+        self.connections.close()
         if self._session:
             await self._session.close()
 
     @property
     def session(self) -> aiohttp.ClientSession:
+        """For heartbeats."""
         assert self._session is not None, "start() comes first"
         return self._session
 
@@ -95,28 +100,28 @@ class Upstream:
         RefusedByInstance if it refused.
         """
         usage, server = Usage(), self._server(placed)
+        streamed = ticket.call.stream
+        head = _head(ticket, placed, server.chat_head if chat else server.completions_head, len(body))
+        connection: Connection | None = None
         try:
-            async with self.session.post(
-                server.chat_url if chat else server.completions_url,
-                data=body if len(body) < LARGE_BODY_BYTES else io.BytesIO(body),
-                headers=_headers(ticket, placed),
-                timeout=self._stream_timeout if ticket.call.stream else self._plain_timeout,
-                allow_redirects=False,
-            ) as response:
-                if ticket.call.stream and response.status == 200:
-                    self.requests.headers_came(ticket)
-                if response.status != 200:
-                    await self._refused(ticket, placed, response, responder)
-                elif ticket.call.stream:
-                    await self._stream(ticket, server, response, responder, usage, chat=chat)
-                else:
-                    answer = await response.read()
-                    usage.read(answer)
-                    self.requests.began(ticket)
-                    await responder.whole(200, JSON_TYPE[1], answer)
+            connection = await self.connections.get(server.origin)
+            # The heartbeat watches an instance that is silent before a whole answer.
+            await connection.ask(head, body, self.silence_s if streamed else None)
+            if connection.status != 200:
+                await self._refused(ticket, placed, connection, responder)
+            elif streamed:
+                self.requests.headers_came(ticket)
+                stream = Stream(ticket, responder, usage, server.fingerprint, self.requests.began, chat=chat)
+                await stream.carry(connection)
+                server.fingerprint = stream.fingerprint
+            else:
+                answer = await connection.body()
+                usage.read(answer)
+                self.requests.began(ticket)
+                await responder.whole(200, JSON_TYPE[1], answer)
         except EngineFailed as failure:
             raise _lost(ticket, placed, failure.reason, DEAD if failure.dead else SILENT) from failure
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        except OSError as error:  # TimeoutError and ConnectionError too
             raise _lost(ticket, placed, f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -129,12 +134,13 @@ class Upstream:
                     task.uncancel()
                 raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
             raise
+        finally:
+            if connection is not None:
+                self.connections.put_back(connection)
         return usage
 
-    async def _refused(
-        self, ticket: Ticket, placed: Placed, response: aiohttp.ClientResponse, responder: Responder
-    ) -> None:
-        answer = await response.read()
+    async def _refused(self, ticket: Ticket, placed: Placed, response: Connection, responder: Responder) -> None:
+        answer = await response.body()
         if ENGINE_DEAD in answer:
             raise EngineFailed(f"answered {response.status}: its engine died", dead=True)
         message = message_of(answer, ticket.call.body)
@@ -143,61 +149,9 @@ class Upstream:
         if responder.started:
             await responder.finish(b"data: " + answer.replace(b"\n", b" ") + b"\n\n")
         else:
-            await responder.whole(
-                response.status, response.headers.get("Content-Type", "").encode() or JSON_TYPE[1], answer
-            )
+            await responder.whole(response.status, response.content_type or JSON_TYPE[1], answer)
         # vLLM's own word on a bad request is the tenant's answer; the exception only ends the request here.
         raise RefusedByInstance(response.status, message)
-
-    async def _stream(
-        self,
-        ticket: Ticket,
-        server: Server,
-        response: aiohttp.ClientResponse,
-        responder: Responder,
-        usage: Usage,
-        *,
-        chat: bool,
-    ) -> None:
-        course = ticket.course
-        withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, server.fingerprint)
-        read = response.content.readany
-        unfinished = b""
-        while True:
-            chunk = await read()
-            if not chunk:
-                break
-            if unfinished or not chunk.endswith(b"\n\n"):
-                chunk, unfinished = split_events(unfinished + chunk)
-                if not chunk:
-                    continue
-            failure = engine_failure(chunk) if ERROR_MARK in chunk else None
-            if failure is not None:
-                chunk = chunk[: chunk.index(ERROR_MARK)]
-                if not (course.first_token_s and chunk):
-                    raise failure
-            if not course.first_token_s:
-                self.requests.began(ticket)
-                if chat:
-                    course.output_tokens -= ticket.call.sequences  # each choice begins with an event for its role alone
-                if not responder.started:
-                    await responder.start(200, SSE_TYPE, stream=True)
-            course.output_tokens += chunk.count(b"data: ")
-            if USAGE_MARK in chunk:
-                usage.read_events(chunk)
-            if withheld is not None:
-                chunk = withheld.take(chunk)
-            if chunk:
-                usage.whole = usage.whole or DONE_MARK in chunk
-                await responder.write(chunk)
-            if failure is not None:
-                raise failure
-        if not course.first_token_s:
-            raise aiohttp.ClientPayloadError("the stream ended before it began")
-        if withheld is not None:
-            server.fingerprint = withheld.fingerprint
-            unfinished = withheld.rest() + unfinished
-        await responder.finish(unfinished)
 
 
 def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str = SILENT) -> Exception:

@@ -1,0 +1,83 @@
+"""A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket."""
+
+from collections.abc import Callable
+
+from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.ticket import Ticket
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
+from controlplane.gateway.upstream.failures import ERROR_MARK, engine_failure
+from controlplane.gateway.upstream.stream import DONE_MARK, USAGE_MARK, Usage, Withheld, split_events
+
+
+class Stream:
+    """*fingerprint*: `Withheld.fingerprint`, as the server last sent it. *began* is called at the first byte."""
+
+    __slots__ = ("_began", "_chat", "_responder", "_ticket", "_unfinished", "_usage", "_withheld", "fingerprint")
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        responder: Responder,
+        usage: Usage,
+        fingerprint: bytes,
+        began: Callable[[Ticket], None],
+        *,
+        chat: bool,
+    ) -> None:
+        self.fingerprint = fingerprint
+        self._ticket, self._responder, self._usage, self._began, self._chat = ticket, responder, usage, began, chat
+        self._withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, fingerprint)
+        self._unfinished = b""
+
+    async def carry(self, connection: Connection) -> None:
+        """Pass the answer of *connection* on to its end. Raises EngineFailed, OSError."""
+        responder = self._responder
+        connection.pass_to(self._take)
+        while True:
+            await connection.wait()
+            if responder.held:
+                if not responder.started:
+                    await responder.start(200, SSE_TYPE, stream=True)
+                await responder.drain()
+            connection.check()
+            if connection.complete:
+                break
+            connection.resume()
+        if not self._ticket.course.first_token_s:
+            raise AnswerCutOff("the stream ended before it began")
+        rest = b""
+        if self._withheld is not None:
+            self.fingerprint = self._withheld.fingerprint
+            rest = self._withheld.rest()
+        await responder.finish(rest + self._unfinished)
+
+    def _take(self, chunk: bytes) -> bool:
+        """Pass on what of *chunk* are whole events; False if the tenant has to read first."""
+        if self._unfinished or not chunk.endswith(b"\n\n"):
+            chunk, self._unfinished = split_events(self._unfinished + chunk)
+            if not chunk:
+                return True
+        course = self._ticket.course
+        failure = engine_failure(chunk) if ERROR_MARK in chunk else None
+        if failure is not None:
+            chunk = chunk[: chunk.index(ERROR_MARK)]
+            if not (course.first_token_s and chunk):
+                raise failure
+        if not course.first_token_s:
+            self._began(self._ticket)
+            if self._chat:
+                course.output_tokens -= (
+                    self._ticket.call.sequences
+                )  # each choice begins with an event for its role alone
+        course.output_tokens += chunk.count(b"data: ")
+        if USAGE_MARK in chunk:
+            self._usage.read_events(chunk)
+        if self._withheld is not None:
+            chunk = self._withheld.take(chunk)
+        taken = True
+        if chunk:
+            self._usage.whole = self._usage.whole or DONE_MARK in chunk
+            taken = self._responder.write_now(chunk)
+        if failure is not None:
+            raise failure
+        return taken

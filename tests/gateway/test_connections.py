@@ -1,0 +1,225 @@
+"""Connections to instances, on the web process's loop and on asyncio's: each answer of a scripted server."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+from yarl import URL
+
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connections, Origin
+from controlplane.listening import create_loop
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, create_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    def run(test):
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(test, 20))
+
+    return run
+
+
+class Server:
+    def __init__(self, answer):
+        self.answer = answer
+        self.connections = 0
+        self.closed = 0  # by the client
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        try:
+            while await reader.readexactly(len(HEAD) + 2):
+                await self.answer(reader, writer)
+                if writer.is_closing():
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.closed += 1
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def connected(answer, connect_s=5.0):
+    """(connections, origin, server) where *answer* is what the server does, or its bytes."""
+    if isinstance(answer, bytes):
+        data = answer
+
+        async def answer(reader, writer):
+            writer.write(data)
+
+    server = Server(answer)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    connections = Connections(connect_s)
+    try:
+        yield connections, Origin(URL(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")), server
+    finally:
+        connections.close()
+        listening.close()
+
+
+async def body_of(connections, origin, silence_s=None):
+    connection = await connections.get(origin)
+    try:
+        await connection.ask(HEAD, b"{}", silence_s)
+        return connection.status, await connection.body()
+    finally:
+        connections.put_back(connection)
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def test_a_connection_is_used_again_and_closed_when_idle(run, monkeypatch):
+    monkeypatch.setattr("controlplane.gateway.upstream.connections.IDLE_S", 0.2)
+
+    async def test():
+        async with connected(WHOLE) as (connections, origin, server):
+            for _ in range(3):
+                assert await body_of(connections, origin) == (200, b"hello")
+            assert (server.connections, len(origin.idle)) == (1, 1)
+            await until(lambda: server.closed)
+            assert not origin.idle
+
+    run(test())
+
+
+def test_every_way_to_end_an_answer(run):
+    async def test():
+        for answer, kept in (
+            (CHUNKED + b"5\r\nhello\r\n0\r\n\r\n", True),
+            (b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE, True),
+            (WHOLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), False),
+            (WHOLE + WHOLE, False),  # an answer that nobody asked for belongs to no request
+        ):
+            async with connected(answer) as (connections, origin, _):
+                assert await body_of(connections, origin) == (200, b"hello")
+                assert bool(origin.idle) is kept, answer
+
+        async def until_it_closes(reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+            writer.close()
+
+        async with connected(until_it_closes) as (connections, origin, _):
+            assert await body_of(connections, origin) == (200, b"hello")
+            assert not origin.idle
+
+    run(test())
+
+
+@pytest.mark.parametrize("part", [b"", b"HTTP/1.1 200", WHOLE[:-1], CHUNKED + b"5\r\nhello\r\n", b"SSH-2.0-server\r\n"])
+def test_an_answer_that_is_cut_off(run, part):
+    async def cut(reader, writer):
+        writer.write(part)
+        writer.close()
+
+    async def test():
+        async with connected(cut) as (connections, origin, _):
+            with pytest.raises((AnswerCutOff, ConnectionResetError)):
+                await body_of(connections, origin)
+            assert not origin.idle
+
+    run(test())
+
+
+def test_silence_ends_a_stream_but_not_while_nobody_takes(run):
+    async def stall(reader, writer):
+        writer.write(CHUNKED + b"1\r\na\r\n")
+        await asyncio.sleep(0.4)
+        writer.write(b"1\r\nb\r\n")
+        await reader.read()
+
+    async def test():
+        async with connected(stall) as (connections, origin, _):
+            connection = await connections.get(origin)
+            await connection.ask(HEAD, b"{}", 0.25)
+            taken = []
+            connection.pass_to(lambda piece: taken.append(piece) or len(taken) != 1)
+            await connection.wait()
+            assert taken == [b"a"]
+            await asyncio.sleep(0.6)  # the client does not read for longer than the limit
+            connection.check()
+            connection.resume()
+            began_s = asyncio.get_running_loop().time()
+            await connection.wait()
+            with pytest.raises(TimeoutError):
+                connection.check()
+            assert taken == [b"a", b"b"]
+            assert asyncio.get_running_loop().time() - began_s > 0.2
+            connections.put_back(connection)  # an answer that is not whole is aborted
+            await until(lambda: connection not in connections._origins)
+            assert not origin.idle
+
+    run(test())
+
+
+def test_nothing_is_read_while_nothing_is_taken(run):
+    sent = 0
+
+    async def flood(reader, writer):
+        nonlocal sent
+        writer.write(CHUNKED)
+        while True:
+            writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await writer.drain()
+            sent += 1
+
+    async def test():
+        async with connected(flood) as (connections, origin, _):
+            connection = await connections.get(origin)
+            await connection.ask(HEAD, b"{}", None)
+            connection.pass_to(lambda piece: False)
+            await asyncio.sleep(0.5)
+            before = sent
+            await asyncio.sleep(0.3)
+            assert sent == before < 1000  # what the sockets hold
+            connections.put_back(connection)
+
+    run(test())
+
+
+def test_what_the_taker_raises_is_the_answers_end(run):
+    async def test():
+        async with connected(CHUNKED + b"5\r\nhello\r\n0\r\n\r\n") as (connections, origin, _):
+            connection = await connections.get(origin)
+            await connection.ask(HEAD, b"{}", None)
+
+            def refuse(piece):
+                raise ValueError(piece)
+
+            connection.pass_to(refuse)
+            await connection.wait()
+            with pytest.raises(ValueError, match="hello"):
+                connection.check()
+            connections.put_back(connection)
+            assert not origin.idle
+
+    run(test())
+
+
+def test_connecting_fails_in_time(run):
+    async def test():
+        async with connected(WHOLE, connect_s=0.2) as (connections, origin, _):
+            connection = await connections.get(origin)
+            connection.close()
+            await asyncio.sleep(0)
+            with pytest.raises(AnswerCutOff):
+                await connection.ask(HEAD, b"{}", None)
+        with pytest.raises(OSError):  # nobody listens there any more
+            await connections.get(origin)
+        with socket.socket() as full:  # nobody accepts, and no more than one may wait for it
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            origin = Origin(URL(f"http://127.0.0.1:{full.getsockname()[1]}"))
+            connections = Connections(0.2)
+            with pytest.raises(TimeoutError):
+                await asyncio.gather(*(connections.get(origin) for _ in range(3)))
+            connections.close()
+
+    run(test())
