@@ -148,8 +148,9 @@ class Environment(BaseSettings):
     PLAN_DEMAND: Literal["strategy", "mean", "upper_80", "upper_95"] = "strategy"
     """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""
-    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE] = 0.1
-    """Share of the last hour's non-interactive load that plans keep room for beside the forecast."""
+    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Share of the last hour's non-interactive load that plans keep room for beside the forecast, which counts it already
+    (SageServe, whose forecast does not, takes 0.1)."""
     PLAN_EPSILON: Annotated[float, Field(ge=0, le=1)] = 0.8
     """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0

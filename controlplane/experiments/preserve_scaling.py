@@ -27,7 +27,7 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.advisors import CapabilityAdvisor
+from controlplane.experiments.shared.advisors import by_quantity
 from controlplane.experiments.shared.capability import measured_capability
 from controlplane.experiments.shared.demand import DemandForecasts, Floats, forecast_demand, windows
 from controlplane.experiments.shared.measures import rounded
@@ -171,7 +171,10 @@ def _simulate(
         return simulation.run(tick_s=3600.0, until_s=until_s, progress=progress)
     strategy = _strategy(name, depth)
     bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
-    advisor = CapabilityAdvisor(setting.prompt, setting.output, setting.capability) if strategy.uses_advice else None
+    advisor = None
+    if strategy.uses_advice:
+        plans_for, streams = strategy.plans_for, setting.scene.streams
+        advisor = by_quantity(streams, setting.prompt, setting.output, setting.capability, plans_for, WINDOW_S)
     if isinstance(strategy, ReactiveByMemory | HybridByMemory):
         return run_by_memory(
             cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,

@@ -23,7 +23,7 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.advisors import HOUR_S, IlpAdvisor
+from controlplane.experiments.shared.advisors import HOUR_S, by_total
 from controlplane.experiments.shared.capability import measured_capability
 from controlplane.experiments.shared.demand import DemandForecasts, Floats, Windows, forecast_demand, windows
 from controlplane.experiments.shared.measures import Row, measure_run, rounded
@@ -31,7 +31,8 @@ from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Sc
 from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS
-from scheduling.scaling import FLOOR, Floor, Pilothouse, make_strategy
+from scheduling.planning.advisor import SimulatedPlanner
+from scheduling.scaling import FLOOR, Floor, Pilothouse, PlansFor, make_strategy
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, random_bursts
@@ -121,30 +122,24 @@ def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
     return random_bursts(days * DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
 
 
-def advisor(setting: Setting, strategy: str) -> IlpAdvisor:
+def advisor(setting: Setting, strategy: str) -> SimulatedPlanner:
     """The planner that *strategy* follows: SageServe's hourly one, or our own with shorter windows."""
     scene = setting.scene
-    theirs = IlpAdvisor(
-        models=[model.name for model in scene.models],
-        regions=list(scene.regions),
-        forecasts=setting.paper_forecasts,
-        other_work=setting.other_work,
-        capability_tokens_per_s=setting.capability_tokens_per_s,
-        capacity=scene.instances * len(scene.models),
-        usd_per_hour=scene.usd_per_hour,
-    )
+    forecasts, plans_for, period_s = setting.paper_forecasts, PlansFor(), HOUR_S
     if strategy == "foreknown":
-        return replace(theirs, forecasts=setting.foreknown, every_s=WINDOW_S, look_s=WINDOW_S)
-    if strategy != "pilothouse":
-        return theirs
-    return replace(
-        theirs,
-        forecasts=setting.own_forecasts,
-        every_s=OWN_EVERY * WINDOW_S,
-        look_s=(OWN_EVERY + 1) * WINDOW_S,
-        later_s=OWN_LOOK * WINDOW_S,
-        upper=Pilothouse.plans_for.soon,
-        later_upper=Pilothouse.plans_for.kept,
+        forecasts, period_s = setting.foreknown, WINDOW_S
+    elif strategy == "pilothouse":
+        forecasts, plans_for, period_s = setting.own_forecasts, Pilothouse.plans_for, OWN_EVERY * WINDOW_S
+    models = [model.name for model in scene.models]
+    return by_total(
+        scene.streams,
+        forecasts,
+        setting.other_work,
+        plans_for,
+        period_s,
+        dict(zip(models, setting.capability_tokens_per_s.tolist(), strict=True)),
+        capacity=scene.instances * len(models),
+        usd_per_hour=scene.usd_per_hour,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from scheduling.scaling.each import ByEndpoint
-from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy, soon_of
+from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
 from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
@@ -68,5 +68,4 @@ __all__ = [
     "floor_move",
     "make_strategy",
     "reactive_trigger",
-    "soon_of",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, nan
+from math import inf, isfinite, nan
 from typing import NamedTuple, Protocol
 
 SOON_S = 1200.0
@@ -78,12 +78,16 @@ class Advice:
 
 
 class PlansFor(NamedTuple):
-    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band."""
+    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band; and how."""
 
     soon: float = 0.0
     """For what is added: the next `SOON_S`."""
     kept: float = 0.0
     """For what is kept: all the time of the plan. Not below `soon`, or instances would come and go."""
+    two_plans: bool = False
+    """Whether what is added has a plan of its own beside that for what is kept."""
+    by_capability: bool = False
+    """Whether instances are PreServe's N (Algorithm 2) for the windows to come, instead of SageServe's programme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +112,6 @@ class Strategy(Protocol):
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """At most one move an endpoint, within its bounds. *advice* goes with *views*; None where there is none yet."""
         ...
-
-
-def soon_of(
-    target_instances: int, windows: Sequence[float], window_s: float, passed_s: float, soon: Sequence[float] = ()
-) -> int:
-    """Of the instances that the peak of *windows* asks for, how many the peak of the next `SOON_S` does.
-
-    *windows* are rates, each for *window_s*; *passed_s* of the first have passed. *soon* are the rates of the same windows
-    that instances are added for, where these are others (`PlansFor`).
-    """
-    peak = max(windows, default=0.0)
-    windows = soon or windows
-    first = min(max(0, int(passed_s // window_s)), max(0, len(windows) - 1))
-    last = ceil((passed_s + SOON_S) / window_s)
-    if peak <= 0:
-        return target_instances
-    return min(target_instances, ceil(target_instances * max(windows[first : max(last, first + 1)]) / peak))
 
 
 class Sources(NamedTuple):

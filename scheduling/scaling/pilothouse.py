@@ -23,7 +23,7 @@ class Pilothouse(ByEndpoint):
     Instances are added for what advice asks for soon, and kept for what it asks for at any time.
     """
 
-    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7)
+    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True)
     """An instance that comes late costs answers, so more than the mean is planned for."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9

@@ -5,9 +5,10 @@ Advice is for the next window of ten minutes, made at the begin of each (tier 1)
 
 from dataclasses import dataclass, field
 from math import floor, isnan
+from typing import ClassVar
 
 from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, percent, valid
+from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, percent, valid
 
 WINDOW_S = 600.0
 
@@ -16,6 +17,7 @@ WINDOW_S = 600.0
 class Proactive(ByEndpoint):
     """Tier 1 alone: the number that the forecast of the next window asks for, taken up at the begin of each window."""
 
+    plans_for: ClassVar[PlansFor] = PlansFor(by_capability=True)
     name: str = field(default="proactive", init=False)
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:

@@ -38,9 +38,7 @@ class Made:
 
 
 class Advisor(Protocol):
-    """A slow planner in a simulation."""
-
-    every_s: float
+    """A slow planner in a simulation. It is asked at every tick, and makes a new plan when one is due."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> Sequence[Advice | None]:
         """What each of *views* should be, in their order. It must not look at anything that happens after *now_s*."""
@@ -114,8 +112,6 @@ class Control:
         self.strategy = strategy
         self.moves: list[Made] = []
         self._advisor = advisor
-        self._advice: Sequence[Advice | None] = [None] * len(cluster.endpoints)
-        self._advise_at_s = 0.0
         self._demand = demand or Demand(cluster, simulation.requests)
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
@@ -138,10 +134,8 @@ class Control:
         """See, ask, act."""
         now_s = simulation.now_s
         views = self.views(simulation)
-        if self._advisor is not None and now_s >= self._advise_at_s:
-            self._advice = self._advisor.advise(now_s, views)
-            self._advise_at_s = (now_s // self._advisor.every_s + 1) * self._advisor.every_s
-        for move in self.strategy.decide(now_s, views, self._advice):
+        advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
+        for move in self.strategy.decide(now_s, views, advice):
             act = simulation.scale_out if move.delta > 0 else simulation.scale_in
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
             if done:
@@ -225,7 +219,7 @@ def run_strategy(
     requests: Requests,
     strategy: ByEndpoint,
     *,
-    bounds: Bounds | None = None,
+    bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
     floor: Floor | None = FLOOR,
     advisor: Advisor | None = None,
     demand: Demand | None = None,
@@ -237,11 +231,11 @@ def run_strategy(
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
-    bounds = bounds or Bounds()
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
     if isinstance(strategy, Unified):
-        trigger = strategy.per_arrival(bounds.min_instances, bounds.max_instances)
+        widest = _widest(bounds or Bounds())
+        trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger, share_spot=strategy.shares_spot)
         result = Simulation(cluster, requests, seed=seed).run(
             tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent
@@ -256,6 +250,14 @@ def run_strategy(
 
 
 PROGRESS_S: Final = 3600.0
+
+
+def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
+    """The trigger on arrivals knows one pair for all endpoints."""
+    if isinstance(bounds, Bounds):
+        return bounds
+    each = list(bounds.values())
+    return Bounds(min(one.min_instances for one in each), max(one.max_instances for one in each))
 
 
 def _silent(done: int, total: int) -> None:

@@ -481,6 +481,10 @@ def test_a_reason_is_shown_without_the_place_that_stands_beside_it(reason, shown
     [
         ({"band": "upper_80", "soon": 0.0, "kept": 0.0}, "the mean of the forecast"),
         ({"band": "upper_95", "soon": 1.0, "kept": 1.0}, "the upper end of the forecast's 95 % band"),
+        (
+            {"band": "upper_80", "soon": 0.0, "kept": 0.0, "two_plans": False, "by_capability": True},
+            "the mean of the forecast, in the windows until the next plan (PreServe's Algorithm 2)",
+        ),
         ("upper_80", "the upper end of the forecast's 80 % band"),  # as plans of before have it
         ("mean", "the mean of the forecast"),
         (

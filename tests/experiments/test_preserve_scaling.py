@@ -1,6 +1,7 @@
 """`manage.py reproduce` on a small scale: same in, same out; what is measured adds up; wrong options are named."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 
@@ -11,12 +12,12 @@ from django.core.management import CommandError, call_command
 from controlplane.experiments import preserve_scaling as preserve
 from controlplane.experiments import sageserve
 from controlplane.experiments.shared import scenes
-from controlplane.experiments.shared.advisors import CapabilityAdvisor, IlpAdvisor
+from controlplane.experiments.shared.advisors import by_quantity, by_total
 from controlplane.experiments.shared.capability import measured_capability, rough_requests_per_s
 from controlplane.experiments.shared.demand import DemandForecasts, Windows, forecast_demand, windows
 from controlplane.experiments.shared.measures import hours_by_model
 from scheduling.planning.capacity import Capability
-from scheduling.scaling import make_strategy
+from scheduling.scaling import PlansFor, make_strategy
 from scheduling.simulation.strategies import Bounds, run_strategy
 from tests.scheduling.scaling.views import view
 
@@ -148,38 +149,38 @@ def test_hour_peaks():
     assert sageserve.hour_peaks(rates).tolist() == [[5.0, 11.0, 13.0]]
 
 
+def forecasts(*values):
+    mean = np.array([values])
+    return DemandForecasts("x", 1, 600.0, mean, mean * 2, 0.0)
+
+
 def test_the_programme_asks_for_what_the_forecast_needs():
-    mean = np.array([[[100.0, 400.0], [100.0, 100.0]]])
-    advisor = IlpAdvisor(
-        models=["llama"],
-        regions=["east", "west"],
-        forecasts=DemandForecasts("x", 1, 600.0, mean, mean * 2, 0.0),
-        other_work=Windows(600.0, np.full((2, 9), 50.0), np.zeros((2, 9))),
-        capability_tokens_per_s=np.array([100.0]),
-        capacity=20,
-        usd_per_hour=1.0,
-        look_s=600.0,
-        later_s=1200.0,
-        epsilon=1.0,
-    )
+    streams = [("llama", "east"), ("llama", "west")]
+    other = Windows(600.0, np.full((2, 9), 50.0), np.zeros((2, 9)))
     views = [view(ready=2, spot=9), view(region="west", ready=2, spot=9)]
-    east, west = advisor.advise(0.0, views)
+
+    def advice(plans_for):
+        seen = forecasts([100.0, 100.0, 100.0, 400.0], [100.0] * 4)
+        planner = by_total(streams, seen, other, plans_for, 600.0, {"llama": 100.0}, 20, 1.0)
+        planner.settings = replace(planner.settings, epsilon=1.0)
+        return planner.advise(0.0, views)
+
+    east, west = advice(PlansFor(two_plans=True))
     assert (east.soon_instances, west.soon_instances) == (2, 2)
     assert (east.target_instances, west.target_instances) == (5, 2)
-    assert east.forecast_tokens_per_s == 150.0
-    assert (east.made_at_s, east.valid_until_s) == (0.0, 3600.0)
-    advisor.upper = 1.0
-    assert advisor.advise(0.0, views)[0].soon_instances == 3
+    assert east.forecast_tokens_per_s == 450.0
+    assert (east.made_at_s, east.next_plan_s, east.valid_until_s) == (0.0, 600.0, 2400.0)
+    assert advice(PlansFor(soon=1.0, kept=1.0, two_plans=True))[0].soon_instances == 3
+    assert advice(PlansFor())[0].soon_instances is None
 
 
 def test_algorithm_2_looks_at_the_window_after_this_one():
-    def seen(values):
-        mean = np.array([[values]])
-        return DemandForecasts("x", 1, 600.0, mean, mean, 0.0)
-
-    advisor = CapabilityAdvisor(seen([900.0, 300.0]), seen([0.0, 50.0]), Capability(100.0, 50.0, 120.0, "measured"))
-    (made,) = advisor.advise(10.0, [view()])
-    assert (made.target_instances, made.forecast_tokens_per_s, made.valid_until_s) == (3, 350.0, 610.0)
+    able = Capability(100.0, 50.0, 120.0, "measured")
+    streams, plans_for = [("llama", "east")], make_strategy("preserve").plans_for
+    planner = by_quantity(streams, forecasts([900.0, 300.0]), forecasts([0.0, 50.0]), able, plans_for, 600.0)
+    (made,) = planner.advise(10.0, [view()])
+    assert (made.target_instances, made.forecast_tokens_per_s) == (3, 350.0)
+    assert (made.next_plan_s, made.valid_until_s) == (610.0, 1210.0)
 
 
 def test_an_instance_serves_at_most_what_its_profile_allows():

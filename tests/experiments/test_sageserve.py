@@ -21,9 +21,9 @@ def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     came = windows(setting.workload, setting.scene.streams, [scenes.INTERACTIVE], 600.0, 0.03 * 86_400)
     advisor = sageserve.advisor(setting, "foreknown")
     for at in range(came.total.shape[1]):
-        known = advisor.forecasts.mean[advisor.forecasts.at(at * advisor.every_s)]
-        assert known.shape == (12, 1)
-        assert (known[:, 0] == came.total[:, at]).all()
+        known = advisor.demand_at(at * advisor.settings.period_s)
+        assert known.windows == 1
+        assert [float(known.of[stream].kept[0]) for stream in setting.scene.streams] == came.total[:, at].tolist()
     (row,) = sageserve.run(setting, ["foreknown"], lambda *step: None)
     assert row.strategy == "foreknown"
     assert row.instance_hours < sageserve.run(setting, ["reactive"], lambda *step: None)[0].instance_hours * 1.05

@@ -1,24 +1,24 @@
 """Strategies on the ledger's last hours: the fleet and the requests are the rows', plans know nothing of what came later."""
 
-from dataclasses import replace as changed
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.comparison import cluster, replay, services
 from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.comparison.replay import Replay
-from controlplane.planning.execution import strategies
+from controlplane.planning.execution import strategies, strategist
 from controlplane.planning.forecasts import demand
-from controlplane.planning.models import Forecast
+from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingPolicy
 from controlplane.planning.plans import inventory
-from controlplane.planning.plans.expected import Expected
+from controlplane.planning.plans.services import make_plans
 from scheduling.scaling import EndpointView
 from scheduling.simulation.cluster.world import State
+from scheduling.simulation.strategies import Bounds
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -237,45 +237,66 @@ class TestAdvice:
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
-    def test_a_plan_stays_until_the_next_is_due_and_what_comes_soon_moves_on(self, advisor, settings, monkeypatch):
-        settings.PLAN_EVERY_S = 900.0
-        ramp = 1000.0, 1000.0, 1000.0, 90_000.0
-        tokens = {PLACE: np.array(ramp)}
-        expected = Expected(NOW, 600, tokens, {PLACE: np.zeros(4)}, tokens)
-        monkeypatch.setattr(
-            advisor, "_expected", lambda at, endpoints: changed(expected, start=demand.window_start(at, 600))
-        )
-        settings.FORECAST_WINDOW_S = 600
-        first, second, third = (advisor.advise(at, [self.view()])[0] for at in (300.0, 1100.0, 1200.0))
-        assert (first.target_instances, first.made_at_s, first.soon_instances) == (3, 300.0, 1)
-        assert (second.target_instances, second.made_at_s, second.soon_instances) == (3, 300.0, 3)
-        assert third.made_at_s == 1200.0
+    @pytest.mark.parametrize("name", ["pilothouse", "lt_ua", "preserve"])
+    @pytest.mark.parametrize("buffer", [0.0, 0.1])
+    def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
+        self, ledger, make_instance, language_model, settings, name, buffer
+    ):
+        """Same demand level, same room for non-interactive work, same bounds, same validity."""
+        settings.PLAN_NIW_BUFFER, settings.FORECAST_WINDOW_S, settings.PLAN_EVERY_S = buffer, 600, 900.0
+        SloClass.objects.create(name="flexible", title="Flexible", kind="non_interactive", deadline_s=60, priority=5)
+        MinuteRow.objects.create(
+            minute=NOW.replace(second=0) - timedelta(minutes=5), model=PLACE[0], region=PLACE[1], slo_class="flexible",
+            requests=1, prompt_tokens=9_000_000, output_tokens=0,
+        )  # fmt: skip
+        for quantity in Quantity:
+            Forecast.objects.create(
+                made_at=NOW - timedelta(seconds=30), start_at=demand.window_start(NOW, 600), model=PLACE[0],
+                region=PLACE[1], quantity=quantity, forecaster="x", window_s=600, mean=[3000.0, 4000.0, 9000.0, 1.0, 1.0],
+                upper_80=[6000.0, 8000.0, 18_000.0, 1.0, 1.0],
+            )  # fmt: skip
+        make_instance()
+        policy = ScalingPolicy.objects.create(model=language_model, strategy=name, mode=PolicyMode.AUTO)
+        (row,) = make_plans(NOW)
+        made = Advisor(inventory.read({PLACE[0]}), NOW, NOW + timedelta(hours=1), policy.strategy)
+        made._forecasts = Advisor(inventory.read({PLACE[0]}), NOW - timedelta(hours=1), NOW, name)._forecasts
+        bounds = {"min_instances": 1, "max_instances": 3}
+        zero_s = NOW.timestamp()
+        for after_s in (0.0, 300.0, 600.0, 899.0):
+            live = strategist.advice(row, PLACE[1], NOW + timedelta(seconds=after_s))
+            (simulated,) = made.advise(after_s, [self.view(**bounds)])
+            assert simulated.target_instances == live.target_instances
+            assert simulated.soon_instances == live.soon_instances
+            assert simulated.forecast_tokens_per_s == pytest.approx(live.forecast_tokens_per_s, abs=0.1)
+            assert simulated.made_at_s + zero_s == pytest.approx(live.made_at_s, abs=1e-3)
+            assert simulated.next_plan_s + zero_s == pytest.approx(live.next_plan_s, abs=1e-3)
+            assert simulated.valid_until_s + zero_s == pytest.approx(live.valid_until_s, abs=1e-3)
+        assert (live.soon_instances is not None) == (name == "pilothouse")
 
-    def test_our_strategy_has_the_advice_that_its_plans_give_live(self, advisor, settings, monkeypatch):
-        settings.PLAN_DEMAND, settings.FORECAST_WINDOW_S = "strategy", 600
-        rows = {
-            quantity: Forecast(window_s=600, start_at=advisor._from_at, mean=[1000.0] * 5, upper_80=[3000.0] * 5)
-            for quantity in ("prompt", "output")
-        }
-        solved = {}
-        for name in ("pilothouse", "lt_ua"):
-            made = Advisor(advisor._fleet, advisor._from_at, NOW, name)
-            monkeypatch.setattr(
-                made,
-                "_forecasts",
-                {(*PLACE, quantity): ([0.0], [row]) for quantity, row in rows.items()},
-            )
-            made._within_s = float("inf")
-            solved[name] = made._solve(0.0, [self.view()]).of["|".join(PLACE)]
-        assert (max(solved["pilothouse"][1]), max(solved["pilothouse"][2])) == (4800.0, 4000.0)
-        assert (max(solved["lt_ua"][1]), max(solved["lt_ua"][2])) == (2000.0, 2000.0)
+    def test_bounds_are_those_of_each_endpoint(self, ledger, make_instance, monkeypatch):
+        make_instance()
+        replayed = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+        given = {}
+
+        def run_strategy(cluster, requests, strategy, **more):
+            given.update(more)
+            raise InterruptedError
+
+        monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run_strategy)
+        with pytest.raises(InterruptedError):
+            replayed.line("lt_u")
+        assert given["bounds"] == {PLACE: Bounds(1, 3)}
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
         calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s
-        surge = Advisor(advisor._fleet, advisor._from_at, NOW).advise(700.0, [self.view()])[0].forecast_tokens_per_s
+        surge = (
+            Advisor(inventory.read({PLACE[0]}), advisor._from_at, NOW)
+            .advise(700.0, [self.view()])[0]
+            .forecast_tokens_per_s
+        )
         assert surge > 2 * calm
         MinuteRow.objects.filter(minute__gt=advisor._from_at + timedelta(seconds=360)).delete()
-        again = Advisor(advisor._fleet, advisor._from_at, NOW)
+        again = Advisor(inventory.read({PLACE[0]}), advisor._from_at, NOW)
         assert again.advise(380.0, [self.view()])[0].forecast_tokens_per_s == calm
 
 

@@ -1,14 +1,13 @@
 """The fleet of the rows as one planning problem."""
 
-from datetime import timedelta
-
 import numpy as np
 import pytest
 
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Model, Node, Region
 from controlplane.planning.plans import inventory
-from controlplane.planning.plans.round import solve
+from scheduling.planning.places import problem_of
+from scheduling.planning.planner import solve
 from tests.planning.conftest import PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
@@ -28,7 +27,7 @@ class TestInventory:
     def problem(self, fleet, **tokens):
         theta = {(model, gpu): 1000.0 for model, _, gpu in fleet.deployments}
         demands = {place: np.array([500.0]) for place in {(model, region) for model, region, _ in fleet.deployments}}
-        return inventory.problem_of(fleet, demands, {}, theta, timedelta(hours=1), 0.8)
+        return problem_of(fleet.to_plan(), demands, {}, theta, 3600.0, 0.8)
 
     def test_gpus_of_nodes_are_the_capacity_and_what_others_hold_is_not(self, make_instance, node, deployment):
         make_instance(node=node), make_instance(node=node, state=S.FAILED), make_instance(node=node, state=S.DRAINING)

@@ -28,15 +28,15 @@ class TestExpected:
     def test_it_is_read_from_now_on_and_its_last_window_goes_on(self):
         start = NOW.replace(second=0)
         forecast = self.make(start - timedelta(minutes=2), [1, 2, 3, 4, 5])
-        assert plans.ahead(forecast, start, 5).tolist() == [3, 4, 5, 5, 5]
+        assert plans.ahead(forecast, start, 5).mean.tolist() == [3, 4, 5, 5, 5]
         assert plans.ahead(forecast, start + timedelta(minutes=3), 5) is None
 
     def test_the_upper_end_may_be_planned_for_or_what_lies_between(self):
         start = NOW.replace(second=0)
         forecast = self.make(start, [1, 2], upper_95=[5, 10])
-        assert plans.ahead(forecast, start, 2, "upper_80", 1.0).tolist() == [2, 4]
-        assert plans.ahead(forecast, start, 2, "upper_80", 0.5).tolist() == [1.5, 3]
-        assert plans.ahead(forecast, start, 2, "upper_95", 1.0).tolist() == [5, 10]
+        assert plans.ahead(forecast, start, 2, "upper_80").level(1.0).tolist() == [2, 4]
+        assert plans.ahead(forecast, start, 2, "upper_80").level(0.5).tolist() == [1.5, 3]
+        assert plans.ahead(forecast, start, 2, "upper_95").level(1.0).tolist() == [5, 10]
 
     @pytest.mark.parametrize(
         ("of", "strategy", "band", "soon", "kept"),
@@ -52,7 +52,9 @@ class TestExpected:
         self, settings, of, strategy, band, soon, kept
     ):
         settings.PLAN_DEMAND = of
-        assert plans.levels(strategy) == (band, (soon, kept))
+        named, plans_for = plans.levels(strategy)
+        assert (named, plans_for.soon, plans_for.kept) == (band, soon, kept)
+        assert plans_for.two_plans == (strategy == "pilothouse")
 
     def test_our_strategy_keeps_for_more_than_it_adds_for(self, make_minutes, settings):
         settings.PLAN_DEMAND = "strategy"
@@ -61,9 +63,9 @@ class TestExpected:
         assert Forecast.objects.exclude(upper_80=[]).update(mean=[100.0] * 5, upper_80=[200.0] * 5)
         ours, other = (plans.expect(NOW, {PLACE[0]: name}) for name in ("pilothouse", "lt_ua"))
         quantities = 2
-        assert ours.tokens_per_s[PLACE].tolist() == [170.0 * quantities] * 5
-        assert ours.soon_tokens_per_s[PLACE].tolist() == [150.0 * quantities] * 5
-        assert other.tokens_per_s[PLACE].tolist() == other.soon_tokens_per_s[PLACE].tolist() == [100.0 * quantities] * 5
+        assert ours.of[PLACE].kept.tolist() == [170.0 * quantities] * 5
+        assert ours.of[PLACE].soon.tolist() == [150.0 * quantities] * 5
+        assert other.of[PLACE].kept.tolist() == other.of[PLACE].soon.tolist() == [100.0 * quantities] * 5
 
     def test_windows_of_another_length_are_not_mixed_in(self, settings):
         settings.FORECAST_WINDOW_S = 600
@@ -73,18 +75,18 @@ class TestExpected:
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
         make_forecasts(NOW)
-        assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).of[PLACE].kept.tolist() == [1300.0] * 5
         Forecast.objects.exclude(slo_class="").update(mean=[9e9] * 5)
-        assert plans.expect(NOW, {}).tokens_per_s[PLACE].tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).of[PLACE].kept.tolist() == [1300.0] * 5
         Forecast.objects.filter(slo_class="").delete()
         assert "no forecast yet" in plans.expect(NOW, {}).notes[PLACE]
 
     def test_before_the_first_forecast_the_last_minutes_stand_in(self, make_minutes):
         make_minutes(3)
         expected = plans.expect(NOW, {})
-        assert expected.tokens_per_s[PLACE].tolist() == [1200.0] * 5
+        assert expected.of[PLACE].kept.tolist() == [1200.0] * 5
         assert "no forecast yet" in expected.notes[PLACE]
-        assert expected.prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
+        assert expected.to_plan().prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
 
     def test_nothing_known_is_not_no_demand(self, deployment):
         assert plans.expect(NOW, {}) is None
@@ -173,6 +175,21 @@ class TestPlans:
         settings.PLAN_EVERY_S = 600.0
         (row,) = make_plans(NOW)
         assert row.valid_until == NOW + timedelta(minutes=20)
+
+    def test_preserves_algorithm_2_plans_for_its_strategies(self, busy, language_model, settings):
+        """Live as in its experiment: N for the window after this one, whatever comes later."""
+        settings.PLAN_EVERY_S = 60.0
+        policy(language_model, PolicyMode.SHADOW, "preserve")
+        theta = make_plans(NOW)[0].inputs["capability_tokens_per_s"]["a100-80gb"]["used"]
+        for quantity, share in (("prompt", 0.8), ("output", 0.2)):
+            mean = [share * theta * n for n in (0.5, 1.5, 2.9, 2.9, 2.9)]
+            assert Forecast.objects.filter(slo_class="", quantity=quantity).update(mean=mean, upper_80=mean)
+        (row,) = make_plans(NOW)
+        assert row.targets[0]["target"] == 2
+        assert row.targets[0]["reason"].startswith("Algorithm 2: ")
+        assert row.inputs["demand_of"]["by_capability"]
+        policy(language_model, PolicyMode.SHADOW, "lt_ua")
+        assert make_plans(NOW)[0].targets[0]["target"] == 3
 
     def test_an_approved_plan_that_the_next_repeats_goes_on(self, busy, language_model, operator):
         policy(language_model, PolicyMode.ASK)

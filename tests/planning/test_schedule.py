@@ -10,9 +10,11 @@ from itertools import pairwise
 
 import pytest
 
+from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, ScalingPlan
 from controlplane.planning.plans import services as plans
+from scheduling.planning.advisor import valid_until_s
 from workers.tasks import planning as tasks
 
 pytestmark = pytest.mark.django_db
@@ -84,7 +86,10 @@ def stack(settings, tmp_path, monkeypatch, language_model):
         )
 
     def plan(now):
-        ScalingPlan.objects.create(model=language_model, strategy="x", made_at=now, valid_until=now)
+        # One window is forecast: it may be over at once, as at the end of a long period.
+        ends_s = valid_until_s(now.timestamp(), PERIOD_S, demand.window_start(now, 60).timestamp() + 60)
+        until = datetime.fromtimestamp(ends_s, UTC)
+        ScalingPlan.objects.create(model=language_model, strategy="x", made_at=now, valid_until=until)
 
     monkeypatch.setattr(forecasts, "make_forecasts", lambda now: stack.work("forecasts", now, forecast))
     monkeypatch.setattr(plans, "make_plans", lambda now: stack.work("plans", now, plan))
@@ -97,6 +102,9 @@ HOURS_S = 2 * 3600.0
 def check(stack, until_s=HOURS_S):
     assert stack.longest_gap_s("forecasts", until_s) <= 2 * PERIOD_S
     assert stack.longest_gap_s("plans", until_s) <= 2 * PERIOD_S
+    rows = ScalingPlan.objects.order_by("made_at").values_list("made_at", "valid_until")
+    for (_, until), (successor_at, _) in pairwise(rows):
+        assert successor_at <= until, "some time had no plan in force"
 
 
 def test_on_a_quiet_machine_they_keep_their_period(stack):

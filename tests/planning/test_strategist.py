@@ -232,21 +232,16 @@ class TestAdvice:
     def test_what_it_asks_for_soon_moves_on_with_the_time(self, language_model, deployment, automatic):
         row = plan(language_model, 4, demand=6000.0)
         assert strategist.advice(row, "us-east", timezone.now()).soon_instances is None
-        rates = {"us-east": [3000.0, 3000.0, 6000.0]}
-        row.inputs |= {"start_at": row.made_at.isoformat(), "window_s": 600, "demand_tokens_per_s": rates}
-        assert strategist.advice(row, "us-east", row.made_at).soon_instances == 2
-        assert strategist.advice(row, "us-east", row.made_at + timedelta(seconds=700)).soon_instances == 4
-
-    def test_what_is_added_for_may_be_less_than_what_is_kept(self, language_model, deployment, automatic):
-        row = plan(language_model, 4, demand=6000.0)
         row.inputs |= {
-            "start_at": row.made_at.isoformat(),
-            "window_s": 600,
-            "demand_tokens_per_s": {"us-east": [6000.0, 6000.0]},
-            "soon_tokens_per_s": {"us-east": [4000.0, 4400.0]},
-        }
-        advised = strategist.advice(row, "us-east", row.made_at)
-        assert (advised.target_instances, advised.soon_instances) == (4, 3)
+            "start_at": row.made_at.isoformat(), "window_s": 600, "soon_instances": {"us-east": [2, 4, 3]},
+            "period_s": 1200.0,
+        }  # fmt: skip
+        soon = [
+            strategist.advice(row, "us-east", row.made_at + timedelta(seconds=after_s)).soon_instances
+            for after_s in (0, 599, 601, 1201, 9000)
+        ]
+        assert soon == [2, 2, 4, 3, 3]
+        assert strategist.advice(row, "us-east", row.made_at).next_plan_s == row.made_at.timestamp() + 1200
 
     @pytest.mark.parametrize("status", sorted(set(PlanStatus) - set(selectors.IN_FORCE)))
     def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):

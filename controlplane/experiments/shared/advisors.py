@@ -1,141 +1,114 @@
-"""The slow planners of a simulation: forecasts turned into instances by the ILP or by Algorithm 2."""
+"""The planner in an experiment: that of live plans, by forecasts made beforehand, for instances on machines of one type."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.experiments.shared.demand import DemandForecasts, Windows
-from scheduling.planning.capacity import Capability, instances_needed
-from scheduling.planning.planner import solve
-from scheduling.planning.problem import Problem, StartCosts
-from scheduling.scaling import Advice, EndpointView
+from scheduling.planning.advisor import Band, Demand, EndpointDemand, PlanSettings, SimulatedPlanner
+from scheduling.planning.capacity import MEASURED, Capability
+from scheduling.planning.places import Deployed, Endpoint, Fleet
+from scheduling.scaling import EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
 HOUR_S = 3600.0
+MACHINE = "vm"
 
 
-@dataclass(slots=True)
-class IlpAdvisor:
-    """SageServe's planner (sections 5 and 6.4): every *every_s*, the ILP over models and regions.
+def by_total(
+    streams: Sequence[Endpoint],
+    forecasts: DemandForecasts,
+    other_work: Windows,
+    plans_for: PlansFor,
+    period_s: float,
+    capability_tokens_per_s: Mapping[str, float],
+    capacity: int,
+    usd_per_hour: float,
+) -> SimulatedPlanner:
+    """SageServe's planner (sections 5 and 6.4): demand is the forecast of interactive tokens, prompt and output together.
 
-    Demand is the interactive forecast, by its mean or by *quantile* towards the upper end of the 80 % band; beta is
-    *niw_share* of the other work of the hour behind. Endpoints are (model, region), models by models.
+    *streams* are the rows of the forecasts and of *other_work*; beta is all of that of the hour behind, since nothing
+    holds it back here. Capability is by model, *capacity* the machines of a region, lent out or not.
     """
+    capability = {
+        (model, MACHINE): Capability(inf, inf, tokens_per_s, MEASURED)
+        for model, tokens_per_s in capability_tokens_per_s.items()
+    }
+    units = dict.fromkeys(((region, MACHINE) for _, region in streams), capacity)
 
-    models: Sequence[str]
-    regions: Sequence[str]
-    forecasts: DemandForecasts
-    other_work: Windows
-    capability_tokens_per_s: Floats
-    """By model: what an instance serves within its promises."""
-    capacity: int
-    """Instances that a region has machines for, lent out or not."""
-    usd_per_hour: float
-    every_s: float = HOUR_S
-    look_s: float = HOUR_S
-    """How far the plan looks."""
-    later_s: float = 0.0
-    """How far the second plan looks, whose instances are not to be let go; 0 for none."""
-    upper: float = 0.0
-    """0: the mean is planned for; 1: the upper end of the 80 % band."""
-    later_upper: float = 0.0
-    """The same for the second plan."""
-    epsilon: float = 0.8
-    niw_share: float = 1.0
-    fill: float = 1.0
-    """Share of the capability that is planned with."""
-    _cost: StartCosts = field(init=False)
+    def demand_at(now_s: float) -> Demand:
+        step, other = forecasts.at(now_s), _hour_behind(other_work, now_s)
+        none = Band(*np.zeros((2, forecasts.mean.shape[2])))
+        of = {
+            stream: EndpointDemand.of(_band(forecasts, step, at), none, plans_for, float(other[at]))
+            for at, stream in enumerate(streams)
+        }
+        return Demand(_start_s(forecasts, step), forecasts.window_s, of)
 
-    def __post_init__(self) -> None:
-        self._cost = StartCosts.paid_while_starting([self.usd_per_hour], HOUR_S, len(self.models))
+    return SimulatedPlanner(
+        demand_at=demand_at,
+        fleet_of=_fleet_of(units, usd_per_hour),
+        capability=capability,
+        follows=dict.fromkeys((model for model, _ in streams), plans_for),
+        settings=PlanSettings(period_s),
+    )
 
-    def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
-        step = self.forecasts.at(now_s)
-        windows = max(1, round(self.look_s / self.forecasts.window_s))
-        demand = self._demand(step, windows, self.upper)
-        niw = self._other(now_s)
-        targets = self._solve(demand, niw, views)
-        soon = None
-        if self.later_s > self.look_s:
-            longer = self._demand(step, round(self.later_s / self.forecasts.window_s), self.later_upper)
-            soon, targets = targets, np.maximum(targets, self._solve(longer, niw, views))
-        expected = demand.max(axis=1) + niw
-        return [
-            Advice(
-                int(targets[at]),
-                float(expected[at]),
-                now_s,
-                now_s + self.every_s,
-                None if soon is None else int(soon[at]),
+
+def by_quantity(
+    streams: Sequence[Endpoint],
+    prompt: DemandForecasts,
+    output: DemandForecasts,
+    capability: Capability,
+    plans_for: PlansFor,
+    period_s: float,
+) -> SimulatedPlanner:
+    """PreServe's planner (section 4.2): prompt and output tokens are forecast separately, for instances all alike."""
+
+    def demand_at(now_s: float) -> Demand:
+        step = prompt.at(now_s)
+        of = {
+            stream: EndpointDemand.of(_band(prompt, step, at), _band(output, step, at), plans_for)
+            for at, stream in enumerate(streams)
+        }
+        return Demand(_start_s(prompt, step), prompt.window_s, of)
+
+    return SimulatedPlanner(
+        demand_at=demand_at,
+        fleet_of=_fleet_of({}, 1.0),
+        capability=dict.fromkeys(((model, MACHINE) for model, _ in streams), capability),
+        follows=dict.fromkeys((model for model, _ in streams), plans_for),
+        settings=PlanSettings(period_s),
+    )
+
+
+def _band(forecasts: DemandForecasts, step: int, at: int) -> Band:
+    return Band(forecasts.mean[step, at], forecasts.upper_80[step, at])
+
+
+def _start_s(forecasts: DemandForecasts, step: int) -> float:
+    return step * forecasts.every * forecasts.window_s
+
+
+def _fleet_of(units: Mapping[tuple[str, str], int], usd_per_hour: float) -> Callable[[Sequence[EndpointView]], Fleet]:
+    def fleet_of(views: Sequence[EndpointView]) -> Fleet:
+        deployments = {
+            (view.model, view.region, MACHINE): Deployed(
+                view.instances, view.spot, view.min_instances, view.max_instances, 1, usd_per_hour
             )
-            for at in range(len(views))
-        ]
+            for view in views
+        }
+        return Fleet(deployments, units)
 
-    def _demand(self, step: int, windows: int, towards_upper: float) -> Floats:
-        mean, upper = self.forecasts.mean[step], self.forecasts.upper_80[step]
-        between: Floats = mean + towards_upper * (upper - mean)
-        return between[:, :windows]
-
-    def _other(self, now_s: float) -> Floats:
-        """Rate of the other work over the hour behind, by endpoint."""
-        total = self.other_work.total
-        until = int(now_s // self.other_work.window_s)
-        hour = max(1, round(HOUR_S / self.other_work.window_s))
-        seen = total[:, max(0, until - hour) : until]
-        rate: Floats = seen.mean(axis=1) if seen.shape[1] else total[:, :1].mean(axis=1)
-        return rate
-
-    def _solve(self, demand: Floats, niw: Floats, views: Sequence[EndpointView]) -> NDArray[np.int64]:
-        shape = (len(self.models), len(self.regions))
-
-        def table(name: str) -> NDArray[np.int64]:
-            return np.array([getattr(view, name) for view in views]).reshape(shape)
-
-        plan = solve(
-            Problem(
-                models=tuple(self.models),
-                regions=tuple(self.regions),
-                gpu_types=("vm",),
-                instances=table("instances")[:, :, None],
-                capability_tokens_per_s=(self.capability_tokens_per_s * self.fill)[:, None],
-                demand_tokens_per_s=demand.reshape(*shape, -1),
-                vm_cost_usd=np.array([self.usd_per_hour]),
-                start_cost_usd=self._cost,
-                min_instances=table("min_instances"),
-                max_instances=table("max_instances"),
-                capacity=np.full((shape[1], 1), self.capacity),
-                spot=table("spot")[:, :, None],
-                epsilon=np.array(self.epsilon),
-                buffer_tokens_per_s=self.niw_share * niw.reshape(shape),
-            )
-        )
-        return np.asarray(table("instances") + plan.delta[:, :, 0]).reshape(-1)
+    return fleet_of
 
 
-@dataclass(slots=True)
-class CapabilityAdvisor:
-    """PreServe's planner (Algorithm 2): at the begin of a window, the instances that the next one asks for.
-
-    N is the largest of three ratios: prompt, output and all tokens by what an instance was seen to serve of each.
-    """
-
-    prompt: DemandForecasts
-    output: DemandForecasts
-    capability: Capability
-    every_s: float = 600.0
-
-    def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
-        step = self.prompt.at(now_s)
-        # At the begin of window i, what is known ends with i - 1: the first of a forecast is i, the second i + 1.
-        prompt, output = self.prompt.mean[step, :, 1], self.output.mean[step, :, 1]
-        return [
-            Advice(
-                instances_needed(self.capability, float(prompt[at]), float(output[at])),
-                float(prompt[at] + output[at]),
-                now_s,
-                now_s + self.every_s,
-            )
-            for at in range(len(views))
-        ]
+def _hour_behind(other_work: Windows, now_s: float) -> Floats:
+    """Rate of the other work over the hour behind, by stream; that of the first window where nothing lies behind."""
+    total = other_work.total
+    until = int(now_s // other_work.window_s)
+    hour = max(1, round(HOUR_S / other_work.window_s))
+    seen = total[:, max(0, until - hour) : until]
+    rate: Floats = seen.mean(axis=1) if seen.shape[1] else total[:, :1].mean(axis=1)
+    return rate

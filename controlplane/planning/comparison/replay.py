@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.comparison.cluster import cluster_of
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts import demand
 from controlplane.planning.plans import inventory
 
 if TYPE_CHECKING:
@@ -127,9 +129,11 @@ class Replay:
         from scheduling.simulation.strategies import Bounds, run_strategy
 
         strategy = strategies.make(name, {})
-        bounds = Bounds(
-            min(row.min_instances for row in self.deployments), max(row.max_instances for row in self.deployments)
-        )
+        least, most = Counter[demand.Endpoint](), Counter[demand.Endpoint]()
+        for row in self.deployments:
+            least[row.model.name, row.region.name] += row.min_instances
+            most[row.model.name, row.region.name] += row.max_instances
+        bounds = {endpoint: Bounds(least[endpoint], most[endpoint]) for endpoint in self.cluster.endpoints}
         advisor = Advisor(self.fleet, self.from_at, self.to_at, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S

@@ -115,26 +115,25 @@ def _carry_out(
 
 def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     """Return the advice of *plan* for *region*; None if it has none."""
-    from scheduling.scaling import Advice, soon_of
+    from scheduling.planning.advisor import EndpointPlan
 
     rows = [row for row in plan.targets if row["region"] == region]
     if not rows:
         return None
-    target = sum(row["target"] for row in rows)
-    windows: Sequence[float] = plan.inputs.get("demand_tokens_per_s", {}).get(region, [])
-    soon = None
-    if windows and "start_at" in plan.inputs:
-        passed_s = (now - datetime.fromisoformat(plan.inputs["start_at"])).total_seconds()
-        soon_windows = plan.inputs.get("soon_tokens_per_s", {}).get(region, [])
-        soon = soon_of(target, windows, plan.inputs["window_s"], passed_s, soon_windows)
-    return Advice(
-        target_instances=target,
-        forecast_tokens_per_s=float(max(windows, default=0.0)),
-        made_at_s=plan.made_at.timestamp(),
+    # Plans of before have less in their inputs.
+    given, made_at_s = plan.inputs, plan.made_at.timestamp()
+    windows: Sequence[float] = given.get("demand_tokens_per_s", {}).get(region, [])
+    start_at = given.get("start_at")
+    return EndpointPlan(
+        target_instances=sum(row["target"] for row in rows),
+        soon_instances=given.get("soon_instances", {}).get(region, []),
+        forecast_tokens_per_s=given.get("forecast_tokens_per_s", {}).get(region, max(windows, default=0.0)),
+        start_s=datetime.fromisoformat(start_at).timestamp() if start_at else made_at_s,
+        window_s=given.get("window_s", settings.FORECAST_WINDOW_S),
+        made_at_s=made_at_s,
+        period_s=given.get("period_s", settings.PLAN_EVERY_S),
         valid_until_s=plan.valid_until.timestamp(),
-        soon_instances=soon,
-        next_plan_s=plan.made_at.timestamp() + settings.PLAN_EVERY_S,
-    )
+    ).advice(now.timestamp())
 
 
 def gpu_types(plan: ScalingPlan | None, region: str, step: int) -> list[str]:

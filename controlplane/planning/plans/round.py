@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,27 +15,30 @@ from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans.expected import Expected, levels
 
 if TYPE_CHECKING:
+    from scheduling.planning.advisor import FleetPlan, PlanSettings
     from scheduling.planning.capacity import Capability
-    from scheduling.planning.plan import Plan
-    from scheduling.planning.problem import Problem
 
 
-def solve(problem: "Problem") -> "Plan":
-    from scheduling.planning import planner  # brings the solver
+def plan_settings() -> "PlanSettings":
+    """How plans are made."""
+    from scheduling.planning.advisor import PlanSettings
 
-    return planner.solve(problem, time_limit_s=settings.PLAN_TIME_LIMIT_S)
+    return PlanSettings(
+        period_s=settings.PLAN_EVERY_S,
+        epsilon=settings.PLAN_EPSILON,
+        time_limit_s=settings.PLAN_TIME_LIMIT_S,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was known of the fleet and its demand, the problem that it poses, and the solution."""
+    """What was known of the fleet and its demand, and the plan made of it."""
 
     fleet: inventory.Fleet
     expected: Expected
     measured: Mapping[capability.Key, "Capability"]
-    planned: inventory.Planned
-    plan: "Plan"
-    solve_ms: float
+    made: "FleetPlan"
+    took_ms: float
     id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     @classmethod
@@ -44,20 +47,24 @@ class Round:
         fleet: inventory.Fleet,
         expected: Expected,
         measured: Mapping[capability.Key, "Capability"],
-        horizon: timedelta,
+        now: datetime,
     ) -> "Round":
-        """Plan *fleet* for the next *horizon*. Raises what the solver raises."""
-        theta = {key: each.at(expected.prompt_share(key[0])) for key, each in measured.items()}
-        planned = inventory.problem_of(
-            fleet, expected.tokens_per_s, expected.buffer_tokens_per_s, theta, horizon, settings.PLAN_EPSILON
-        )
+        """Plan *fleet* from *now* on. Raises what the solver raises."""
+        from scheduling.planning import advisor  # brings the solver
+
         began = time.perf_counter()
-        plan = solve(planned.problem)
-        return cls(fleet, expected, measured, planned, plan, (time.perf_counter() - began) * 1000)
+        made = advisor.make_plan(
+            now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows, plan_settings()
+        )
+        return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
+
+    @property
+    def valid_until(self) -> datetime:
+        return datetime.fromtimestamp(next(iter(self.made.endpoints.values())).valid_until_s, UTC)
 
     def columns(self, model: str, strategy: str, note: str) -> dict[str, Any]:
         """Columns of the `ScalingPlan` of *model*, which *strategy* follows; *note* stands among the round's own."""
-        problem, plan, shortage = self.planned.problem, self.plan, self._shortage(model)
+        problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
         usd = self._usd_per_hour(model)
         return {
@@ -74,7 +81,7 @@ class Round:
             "cost_usd_per_hour_after": usd["target"],
             "solver": str(plan.solver)[:40],
             "gap": plain(plan.gap),
-            "solve_ms": round(self.solve_ms, 3),
+            "solve_ms": round(self.took_ms, 3),
             "note": "; ".join(dict.fromkeys(filter(None, [shortage, note, plan.note, *self.expected.notes_of(model)])))[
                 :255
             ],
@@ -82,19 +89,23 @@ class Round:
 
     def targets(self, model: str) -> list[dict[str, Any]]:
         """The rows of `ScalingPlan.targets`, by region and GPU type."""
-        problem, plan, rows = self.planned.problem, self.plan, []
+        problem, plan, rows = self.made.planned.problem, self.made.plan, []
         for place in self._places(model):
-            i, j, k = self.planned.index(place)
+            i, j, k = self.made.planned.index(place)
             delta, present = int(plan.delta[i, j, k]), int(problem.instances[i, j, k])
+            endpoint = self.made.endpoints[place[:2]]
+            demand, reason = endpoint.forecast_tokens_per_s, plan.reasons.get((i, j, k), "")
+            if self.expected.follows[model].by_capability:
+                reason = f"Algorithm 2: {demand:,.0f} tokens/s ask for {endpoint.target_instances}"
             rows.append(
                 {
                     "region": place[1],
                     "gpu_type": place[2],
                     "present": present,
                     "target": present + delta,
-                    "demand_tokens_per_s": round(float(problem.peak_tokens_per_s[i, j]), 1),
+                    "demand_tokens_per_s": round(demand, 1),
                     "capability_tokens_per_s": round(float(problem.capability_tokens_per_s[i, k]), 1),
-                    "reason": plan.reasons.get((i, j, k), "") if delta else "as it is",
+                    "reason": reason if delta else "as it is",
                 }
             )
         return rows
@@ -114,25 +125,29 @@ class Round:
 
     def _inputs(self, model: str, strategy: str) -> dict[str, Any]:
         fleet, expected = self.fleet, self.expected
-        endpoints = [(model, region) for region in fleet.regions if (model, region) in expected.tokens_per_s]
+        endpoints = {key[1]: plan for key, plan in self.made.endpoints.items() if key[0] == model}
+        demand = {region: expected.of[model, region] for region in endpoints}
         deployments = {place: row for place, row in fleet.deployments.items() if place[0] == model}
         band, towards = levels(strategy)
         inputs: dict[str, Any] = plain(
             {
                 "start_at": expected.start,
                 "window_s": expected.window_s,
-                "demand_tokens_per_s": {key[1]: np.round(expected.tokens_per_s[key], 1) for key in endpoints},
-                "soon_tokens_per_s": {key[1]: np.round(expected.soon_tokens_per_s[key], 1) for key in endpoints},
-                "demand_of": {"band": band, **towards._asdict()},
-                "buffer_tokens_per_s": {
-                    key[1]: round(expected.buffer_tokens_per_s.get(key, 0.0), 1) for key in endpoints
+                "period_s": settings.PLAN_EVERY_S,
+                "demand_tokens_per_s": {region: np.round(each.kept, 1) for region, each in demand.items()},
+                "soon_tokens_per_s": {region: np.round(each.soon, 1) for region, each in demand.items()},
+                "soon_instances": {region: each.soon_instances for region, each in endpoints.items()},
+                "forecast_tokens_per_s": {
+                    region: round(each.forecast_tokens_per_s, 1) for region, each in endpoints.items()
                 },
+                "demand_of": {"band": band, **towards._asdict()},
+                "buffer_tokens_per_s": {region: round(each.beta_tokens_per_s, 1) for region, each in demand.items()},
                 "capability_tokens_per_s": {
                     gpu_type: {
                         "prompt": round(each.prompt_tokens_per_s, 1),
                         "output": round(each.output_tokens_per_s, 1),
                         "total": round(each.total_tokens_per_s, 1),
-                        "used": round(each.at(expected.prompt_share(model)), 1),
+                        "used": round(each.at(self.made.demand.prompt_share(model)), 1),
                         "source": each.source,
                         "windows": each.windows,
                         "note": each.note,
@@ -156,7 +171,7 @@ class Round:
 
     def _shortage(self, model: str) -> str:
         """What no capacity could serve, in words; empty if all is."""
-        problem, plan = self.planned.problem, self.plan
+        problem, plan = self.made.planned.problem, self.made.plan
         i = problem.models.index(model)
         overall = float(plan.unmet_total_tokens_per_s[i])
         if overall > 0:
@@ -169,4 +184,4 @@ class Round:
 
     def _concerns(self, text: str, model: str) -> bool:
         """Whether a row of the problem, in words, concerns *model*: it names it, or no model at all."""
-        return model in text or not any(name in text for name in self.planned.problem.models)
+        return model in text or not any(name in text for name in self.made.planned.problem.models)

@@ -6,10 +6,9 @@ before an operator (ask), or in force at once (auto).
 """
 
 import logging
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 
 from controlplane.events.services import record
@@ -44,7 +43,7 @@ def make_plans(now: datetime) -> list[ScalingPlan]:
     if expected is None:
         logger.debug("planning: no plan yet: no demand has been counted")
         return []
-    solved = Round.solved(fleet, expected, measured, expected.end - now)
+    solved = Round.solved(fleet, expected, measured, now)
     with transaction.atomic():
         return [_store(policies[model], solved, now) for model in fleet.models]
 
@@ -55,7 +54,7 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
     status, note = _status(policy, any(row["target"] != row["present"] for row in targets))
     values = {
         "made_at": now,
-        "valid_until": valid_until(now, solved.expected.end),
+        "valid_until": solved.valid_until,
         **solved.columns(model, policy.strategy, note),
     }
     if old := _repeated(policy, status, targets):
@@ -81,11 +80,6 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
             reason=f"{policy.strategy} follows this plan until the next one.",
         )
     return row
-
-
-def valid_until(now: datetime, expected_end: datetime) -> datetime:
-    """Until when a plan is followed: to the end of its forecast, and never before a successor that comes a period late."""
-    return max(expected_end, now + timedelta(seconds=2 * settings.PLAN_EVERY_S))
 
 
 def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str, Any]]) -> ScalingPlan | None:

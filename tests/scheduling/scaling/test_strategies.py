@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy, soon_of
+from scheduling.scaling import STRATEGIES, Advice, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S, sources
 from tests.scheduling.scaling.views import advice, advices, view, views
 
@@ -384,18 +384,6 @@ def test_ours_lets_go_what_neither_plan_nor_load_wants():
     assert pilothouse([view(ready=7, coming=1, use=0.2)], [advice(3)]) == {}
     full_elsewhere = [view(ready=8, use=0.2), view(region="west", ready=4, use=0.95)]
     assert pilothouse(full_elsewhere, [advice(3), advice(4)]) == {0: -4}
-
-
-def test_soon_is_the_share_of_the_peak_that_the_next_twenty_minutes_have():
-    hour = [100.0, 200.0, 150.0, 400.0, 300.0, 100.0]
-    assert soon_of(8, hour, 600.0, 0.0) == 4
-    assert soon_of(8, hour, 600.0, 599.0) == 8 * 200 // 400  # the window in progress and two more, in part
-    assert soon_of(8, hour, 600.0, 601.0) == 8
-    assert soon_of(8, hour, 600.0, 3000.0) == 2
-    assert soon_of(8, hour, 600.0, 99_000.0) == 2
-    assert soon_of(3, [0.0, 0.0], 600.0, 0.0) == soon_of(3, [], 600.0, 0.0) == 3
-    assert soon_of(8, hour, 600.0, 0.0, [rate / 2 for rate in hour]) == 2
-    assert soon_of(8, hour, 600.0, 0.0, [rate * 9 for rate in hour]) == 8  # never more than is kept
 
 
 def test_ours_adds_for_what_comes_soon_and_keeps_what_comes_later():

@@ -101,4 +101,6 @@ def _demand_of(demand: Mapping[str, Any] | str) -> str:
     words = {0.0: "the mean of the forecast", 1.0: f"the {end}"}.get(
         kept, f"{kept:.0%} of the way from the mean to the {end}"
     )
+    if demand.get("by_capability"):
+        return f"{words}, in the windows until the next plan (PreServe's Algorithm 2)"
     return words if soon == kept else f"{words}; {soon:.0%} for what is added soon"

@@ -1,0 +1,285 @@
+"""The planner that strategies follow: forecasts with bands, the fleet and its capability become advice for each endpoint.
+
+Live planning, the comparison of strategies and the experiments call `make_plan` once a period, and `EndpointPlan.advice`
+at every tick. What differs between them is where forecasts and instances are read. A plan is in force until its
+successor is there; one that has none at `valid_until_s` is stale, and strategies go by use alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.planning.capacity import Capability, instances_needed
+from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
+from scheduling.planning.plan import Plan
+from scheduling.planning.planner import solve
+from scheduling.scaling.endpoint import SOON_S, Advice, EndpointView, PlansFor
+
+Floats = NDArray[np.float64]
+STALE_PERIODS = 2.0
+"""A plan is followed at least so many periods: its successor may come a whole period late."""
+
+
+class Band(NamedTuple):
+    """A forecast of one series: tokens a second by window."""
+
+    mean: Floats
+    upper: Floats
+    """The upper end of its band."""
+
+    def level(self, towards_upper: float) -> Floats:
+        """What lies between: 0 is the mean, 1 the upper end. Never below 0."""
+        return np.maximum(0.0, self.mean + towards_upper * (self.upper - self.mean))
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointDemand:
+    """Tokens a second that the callers of an endpoint are expected to ask for, by window."""
+
+    kept: Floats
+    """As instances are kept for it (`PlansFor`)."""
+    soon: Floats
+    """As instances are added for it."""
+    prompt: Floats
+    """The part of `kept` that is prompts."""
+    beta_tokens_per_s: float = 0.0
+    """Kept free beside it for non-interactive work (`capacity.niw_buffer`)."""
+
+    @classmethod
+    def of(cls, prompt: Band, output: Band, plans_for: PlansFor, beta_tokens_per_s: float = 0.0) -> "EndpointDemand":
+        """What a strategy that has plans made for *plans_for* takes of the forecasts of prompt and output tokens."""
+        kept, soon = (prompt.level(towards) + output.level(towards) for towards in (plans_for.kept, plans_for.soon))
+        return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Demand of all endpoints in windows of the same length, from the one in which the plan is made."""
+
+    start_s: float
+    window_s: float
+    of: Mapping[Endpoint, EndpointDemand]
+
+    @property
+    def windows(self) -> int:
+        return max((len(each.kept) for each in self.of.values()), default=0)
+
+    @property
+    def ends_s(self) -> float:
+        return self.start_s + self.window_s * self.windows
+
+    def prompt_share(self, model: str) -> float:
+        """Share of the model's tokens that are prompts; a half where none are expected."""
+        rows = [each for (name, _), each in self.of.items() if name == model]
+        total, prompt = float(sum(row.kept.sum() for row in rows)), float(sum(row.prompt.sum() for row in rows))
+        return min(1.0, prompt / total) if total > 0 else 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """How plans are made."""
+
+    period_s: float = 3600.0
+    """From one plan to the next."""
+    epsilon: float = 0.8
+    """Share of its own demand that a region must be able to serve."""
+    time_limit_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPlan:
+    """What a plan would have one endpoint be. Plain numbers, so that it can be kept as a row. Times are seconds."""
+
+    target_instances: int
+    """To be kept."""
+    soon_instances: Sequence[int]
+    """To be added up to, by the window in which that is asked; empty where nothing but the target is planned."""
+    forecast_tokens_per_s: float
+    """The highest rate that is planned for, with what is kept free for non-interactive work."""
+    start_s: float
+    window_s: float
+    made_at_s: float
+    period_s: float
+    valid_until_s: float
+
+    def advice(self, now_s: float) -> Advice:
+        """The advice at *now_s*."""
+        soon = None
+        if self.soon_instances:
+            at = int((now_s - self.start_s) // self.window_s)
+            soon = self.soon_instances[min(max(at, 0), len(self.soon_instances) - 1)]
+        return Advice(
+            target_instances=self.target_instances,
+            forecast_tokens_per_s=self.forecast_tokens_per_s,
+            made_at_s=self.made_at_s,
+            valid_until_s=self.valid_until_s,
+            soon_instances=soon,
+            next_plan_s=self.made_at_s + self.period_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """A plan for all endpoints together: the problem, its solution and what follows of it for each endpoint."""
+
+    demand: Demand
+    planned: Planned
+    plan: Plan
+    endpoints: Mapping[Endpoint, EndpointPlan]
+
+
+def valid_until_s(made_at_s: float, period_s: float, forecast_ends_s: float) -> float:
+    """Until when a plan without a successor is followed: to the end of its forecast, and at least two periods."""
+    return max(forecast_ends_s, made_at_s + STALE_PERIODS * period_s)
+
+
+def make_plan(
+    now_s: float,
+    demand: Demand,
+    fleet: Fleet,
+    capability: Mapping[tuple[str, str], Capability],
+    follows: Mapping[str, PlansFor],
+    settings: PlanSettings,
+) -> FleetPlan:
+    """Plan *fleet* for *demand*. Capability is by (model, GPU type); *follows* says what each model has plans made for.
+
+    Raises what the solver raises, and ValueError for numbers that cannot be.
+    """
+    theta = {key: each.at(demand.prompt_share(key[0])) for key, each in capability.items()}
+    beta = {endpoint: each.beta_tokens_per_s for endpoint, each in demand.of.items()}
+    ends_s = valid_until_s(now_s, settings.period_s, demand.ends_s)
+    ahead = {model: _windows_ahead(demand, follows[model], settings.period_s) for model, _ in demand.of}
+    fixed = {
+        endpoint: _by_capability(endpoint, each, ahead[endpoint[0]], fleet, capability)
+        for endpoint, each in demand.of.items()
+        if follows[endpoint[0]].by_capability
+    }
+
+    def pose(tokens_per_s: Mapping[Endpoint, Floats]) -> Planned:
+        horizon_s = max(demand.ends_s - now_s, demand.window_s)
+        return problem_of(fleet, tokens_per_s, beta, theta, horizon_s, settings.epsilon, fixed)
+
+    planned = pose({endpoint: each.kept for endpoint, each in demand.of.items()})
+    plan = solve(planned.problem, time_limit_s=settings.time_limit_s)
+    targets = _by_endpoint(plan)
+    steps = min(demand.windows, ceil((ends_s - demand.start_s) / demand.window_s))
+    two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
+    soon = _soon(demand, pose, targets, two_plans, steps, settings.time_limit_s) if two_plans else []
+    models, regions = fleet.models, fleet.regions
+    endpoints = {}
+    for (model, region), each in demand.of.items():
+        if (model, region) not in fleet.endpoints():
+            continue
+        at = models.index(model), regions.index(region)
+        endpoints[model, region] = EndpointPlan(
+            target_instances=int(targets[at]),
+            soon_instances=[int(step[at]) for step in soon] if model in two_plans else [],
+            forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)) + each.beta_tokens_per_s,
+            start_s=demand.start_s,
+            window_s=demand.window_s,
+            made_at_s=now_s,
+            period_s=settings.period_s,
+            valid_until_s=ends_s,
+        )
+    return FleetPlan(demand, planned, plan, endpoints)
+
+
+def _soon(
+    demand: Demand,
+    pose: Callable[[Mapping[Endpoint, Floats]], Planned],
+    targets: NDArray[np.int64],
+    two_plans: Set[str],
+    steps: int,
+    time_limit_s: float,
+) -> list[NDArray[np.int64]]:
+    """(models, regions) for each of the first *steps* windows: instances for what is asked from it on until `SOON_S` after.
+
+    Never more than *targets*, which are kept: what comes for more would only go again. Models that do not have two plans
+    take part with what is kept for them, since they take GPUs.
+    """
+    known: dict[bytes, NDArray[np.int64]] = {}
+    by_window = []
+    for window in range(steps):
+        last = window + 1 + ceil(SOON_S / demand.window_s)
+        posed = pose(
+            {
+                endpoint: each.soon[window:last] if endpoint[0] in two_plans else each.kept
+                for endpoint, each in demand.of.items()
+            }
+        )
+        # Of the same fleet, problems with the same needs are one.
+        need = posed.problem.need_tokens_per_s.tobytes() + posed.problem.need_total_tokens_per_s.tobytes()
+        if need not in known:
+            known[need] = _by_endpoint(solve(posed.problem, time_limit_s=time_limit_s / steps))
+        by_window.append(np.minimum(known[need], targets))
+    return by_window
+
+
+def _windows_ahead(demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
+    """The windows that a plan is for: all, but by Algorithm 2 those that begin before its successor's first.
+
+    It plans at the begin of each window for the next (4.3.2); with a period of several windows, for as many.
+    """
+    if not plans_for.by_capability or demand.windows < 2:
+        return slice(None)
+    return slice(1, 1 + ceil(period_s / demand.window_s))
+
+
+def _by_capability(
+    endpoint: Endpoint,
+    demand: EndpointDemand,
+    ahead: slice,
+    fleet: Fleet,
+    capability: Mapping[tuple[str, str], Capability],
+) -> int:
+    """N of Algorithm 2 for the windows *ahead*, by the GPU type on which most of the endpoint's instances are.
+
+    As many as there may be, where no number could serve it.
+    """
+    rows = {place: row for place, row in fleet.deployments.items() if place[:2] == endpoint}
+    if not rows:
+        return 0
+    model, _, gpu_type = max(rows, key=lambda place: rows[place].instances)
+    needed = 0
+    for prompt, total in zip(demand.prompt[ahead].tolist(), demand.kept[ahead].tolist(), strict=True):
+        share = prompt / total if total > 0 else 0.5
+        with_beta = total + demand.beta_tokens_per_s
+        try:
+            count = instances_needed(capability[model, gpu_type], share * with_beta, (1 - share) * with_beta)
+        except (KeyError, ValueError):
+            return sum(row.max_instances for row in rows.values())
+        needed = max(needed, count)
+    return needed
+
+
+def _by_endpoint(plan: Plan) -> NDArray[np.int64]:
+    """(models, regions): instances after *plan*."""
+    return np.asarray(plan.targets.sum(axis=2))
+
+
+@dataclass(slots=True)
+class SimulatedPlanner:
+    """The planner under a simulated clock: plans at multiples of its period, and advises at every tick."""
+
+    demand_at: Callable[[float], Demand]
+    """Demand as it is expected at a time; it must not look at anything that happens after."""
+    fleet_of: Callable[[Sequence[EndpointView]], Fleet]
+    capability: Mapping[tuple[str, str], Capability]
+    follows: Mapping[str, PlansFor]
+    settings: PlanSettings
+    plan: FleetPlan | None = field(default=None, init=False)
+    """In force."""
+    _due_s: float = field(default=-inf, init=False)
+
+    def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
+        """As `scheduling.simulation.strategies.Advisor`."""
+        if self.plan is None or now_s >= self._due_s:
+            self._due_s = (now_s // self.settings.period_s + 1) * self.settings.period_s
+            demand, fleet = self.demand_at(now_s), self.fleet_of(views)
+            self.plan = make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings)
+        plans = [self.plan.endpoints.get((view.model, view.region)) for view in views]
+        return [plan.advice(now_s) if plan else None for plan in plans]

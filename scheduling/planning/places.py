@@ -1,0 +1,168 @@
+"""The fleet as planners see it: deployments and GPUs, as one planning problem for all models together.
+
+The problem knows GPU types, not deployments. A GPU type on which other models may run in one region than in another is
+therefore split into *pools*: GPU type and the set of models deployed on it. In a region a GPU type is one pool.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.planning.problem import Problem, StartCosts
+from scheduling.scaling.endpoint import EndpointView
+
+Place = tuple[str, str, str]
+"""(model, region, GPU type), by name."""
+Endpoint = tuple[str, str]
+"""(model, region), by name."""
+Pool = tuple[str, tuple[str, ...]]
+"""(GPU type, models deployed on it)."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """One deployment: how many instances there are, and may be."""
+
+    instances: int
+    """Serving, or on their way to it."""
+    spot: int
+    """Lent out or asleep, and quickly back."""
+    min_instances: int
+    max_instances: int
+    gpus: int
+    """Units that an instance takes."""
+    usd_per_hour: float
+    """Of one unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All deployments that are planned together, and the units of each GPU type that they may have."""
+
+    deployments: Mapping[Place, Deployed]
+    units: Mapping[tuple[str, str], int]
+    """By (region, GPU type); none where no hardware is kept: then what the deployments may take at most."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted({model for model, _, _ in self.deployments}))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return tuple(sorted({region for _, region, _ in self.deployments}))
+
+    def endpoints(self) -> list[Endpoint]:
+        return sorted({(model, region) for model, region, _ in self.deployments})
+
+    def pools(self) -> dict[tuple[str, str], Pool]:
+        """The pool that each (region, GPU type) with a deployment is."""
+        models: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for model, region, gpu_type in self.deployments:
+            models[region, gpu_type].add(model)
+        return {place: (place[1], tuple(sorted(names))) for place, names in models.items()}
+
+    def with_instances(self, views: Iterable[EndpointView]) -> "Fleet":
+        """The same with the instances that *views* show, on an endpoint's deployments in their order, and none lent out."""
+        left = Counter({(view.model, view.region): view.instances for view in views})
+        deployments = {}
+        for place, row in self.deployments.items():
+            count = min(left[place[:2]], row.max_instances)
+            left[place[:2]] -= count
+            deployments[place] = replace(row, instances=count, spot=0)
+        return replace(self, deployments=deployments)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A problem, and which of its pools each (region, GPU type) is."""
+
+    problem: Problem
+    pool_at: Mapping[tuple[str, str], int]
+
+    def index(self, place: Place) -> tuple[int, int, int]:
+        """Where *place* is in the problem's arrays."""
+        model, region, gpu_type = place
+        return self.problem.models.index(model), self.problem.regions.index(region), self.pool_at[region, gpu_type]
+
+
+def problem_of(
+    fleet: Fleet,
+    demand_tokens_per_s: Mapping[Endpoint, Floats],
+    buffer_tokens_per_s: Mapping[Endpoint, float],
+    capability_tokens_per_s: Mapping[tuple[str, str], float],
+    horizon_s: float,
+    epsilon: float,
+    fixed: Mapping[Endpoint, int] | None = None,
+) -> Planned:
+    """The planning problem for the next *horizon_s*. Raises ValueError, naming the field, for numbers that cannot be.
+
+    Demand and buffer are by endpoint, capability by (model, GPU type). *fixed* endpoints have that many instances,
+    whatever their demand: only where they run is sought.
+    """
+    pool_of = fleet.pools()
+    pools = tuple(sorted(set(pool_of.values())))
+    pool_at = {place: pools.index(pool) for place, pool in pool_of.items()}
+    models, regions = fleet.models, fleet.regions
+    shape = len(models), len(regions), len(pools)
+    windows = max((len(values) for values in demand_tokens_per_s.values()), default=1)
+    instances, spot = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    capability, gpus = np.zeros((shape[0], shape[2])), np.ones((shape[0], shape[2]), np.int64)
+    least, most = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
+    unbounded = np.zeros(shape[1:], np.int64)
+    price = np.zeros(shape[2])
+    demand = np.zeros((*shape[:2], windows))
+    buffer = np.zeros(shape[:2])
+    for place, row in fleet.deployments.items():
+        model, region, gpu_type = place
+        i, j, k = models.index(model), regions.index(region), pool_at[region, gpu_type]
+        instances[i, j, k], spot[i, j, k] = row.instances, row.spot
+        capability[i, k] = capability_tokens_per_s.get((model, gpu_type), 0.0)
+        gpus[i, k] = max(gpus[i, k], row.gpus)
+        least[i, j] += row.min_instances
+        most[i, j] += row.max_instances
+        unbounded[j, k] += row.gpus * max(row.max_instances, row.instances + row.spot)
+        price[k] = row.usd_per_hour * horizon_s / 3600
+    capacity = np.zeros(shape[1:], np.int64)
+    for (region, gpu_type), k in pool_at.items():
+        j = regions.index(region)
+        capacity[j, k] = fleet.units.get((region, gpu_type), unbounded[j, k])
+    # An operator may have started more than the bounds allow, or more than the nodes are known to have.
+    capacity = np.maximum(capacity, (gpus[:, None, :] * (instances + spot)).sum(axis=0))
+    fixed = fixed or {}
+    for (model, region), values in demand_tokens_per_s.items():
+        if model not in models or region not in regions:
+            continue
+        i, j = models.index(model), regions.index(region)
+        if (model, region) in fixed:
+            least[i, j] = most[i, j] = min(max(fixed[model, region], least[i, j]), most[i, j])
+            continue
+        demand[i, j, : len(values)] = values
+        buffer[i, j] = buffer_tokens_per_s.get((model, region), 0.0)
+    problem = Problem(
+        models=models,
+        regions=regions,
+        gpu_types=_names(pools),
+        instances=instances,
+        capability_tokens_per_s=capability,
+        demand_tokens_per_s=demand,
+        vm_cost_usd=price,
+        start_cost_usd=StartCosts.paid_while_starting(price, horizon_s, len(models), gpus=gpus),
+        min_instances=least,
+        max_instances=most,
+        capacity=capacity,
+        spot=spot,
+        gpus=gpus,
+        epsilon=np.array(epsilon),
+        buffer_tokens_per_s=buffer,
+    )
+    return Planned(problem, pool_at)
+
+
+def _names(pools: tuple[Pool, ...]) -> list[str]:
+    """A name for each pool: the GPU type, with the models behind it where several pools have that type."""
+    types = Counter(gpu_type for gpu_type, _ in pools)
+    return [gpu_type if types[gpu_type] == 1 else f"{gpu_type} ({', '.join(shared)})" for gpu_type, shared in pools]

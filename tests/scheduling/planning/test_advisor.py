@@ -1,0 +1,185 @@
+"""The planner that strategies follow: what it asks for, and that there is always a plan in force."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduling.planning.advisor import (
+    STALE_PERIODS,
+    Band,
+    Demand,
+    EndpointDemand,
+    PlanSettings,
+    SimulatedPlanner,
+    make_plan,
+)
+from scheduling.planning.capacity import Capability
+from scheduling.planning.places import Deployed, Fleet
+from scheduling.scaling import PlansFor, make_strategy
+from tests.scheduling.scaling.views import view
+
+LLAMA, BLOOM = ("llama", "east"), ("bloom", "east")
+ABLE = Capability(100.0, 100.0, 100.0, "measured")
+MEAN, TWO, BY_CAPABILITY = PlansFor(), PlansFor(0.0, 0.0, two_plans=True), PlansFor(by_capability=True)
+WINDOW_S = 600.0
+
+
+def band(*values: float) -> Band:
+    return Band(np.array(values), 2 * np.array(values))
+
+
+def demand(of, start_s: float = 0.0, window_s: float = WINDOW_S) -> Demand:
+    """Prompt tokens alone, by endpoint: what it is planned for and the mean by window."""
+    none = {endpoint: band(*[0.0] * len(values)) for endpoint, (_, values) in of.items()}
+    return Demand(
+        start_s,
+        window_s,
+        {end: EndpointDemand.of(band(*values), none[end], plans_for) for end, (plans_for, values) in of.items()},
+    )
+
+
+def fleet(most: int = 20, units: int | None = None, **instances: int) -> Fleet:
+    row = Deployed(instances=1, spot=0, min_instances=1, max_instances=most, gpus=1, usd_per_hour=1.0)
+    counts = instances or {"llama": 1, "bloom": 1}
+    return Fleet(
+        {(name, "east", "gpu"): replace(row, instances=count) for name, count in counts.items()},
+        {} if units is None else {("east", "gpu"): units},
+    )
+
+
+def planned(of, now_s: float = 0.0, fleet: Fleet = fleet(), settings: PlanSettings = PlanSettings(epsilon=1.0), **more):  # noqa: B008
+    follows = {model: plans_for for (model, _), (plans_for, _) in of.items()}
+    capability = {(model, "gpu"): ABLE for model in fleet.models}
+    return make_plan(now_s, demand(of, **more), fleet, capability, follows, settings).endpoints
+
+
+def test_a_band_is_read_between_its_mean_and_its_upper_end_and_never_below_nothing():
+    assert band(10.0, 20.0).level(0.0).tolist() == [10.0, 20.0]
+    assert band(10.0, 20.0).level(0.7).tolist() == pytest.approx([17.0, 34.0])
+    assert Band(np.array([-5.0]), np.array([5.0])).level(0.25).tolist() == [0.0]
+
+
+def test_an_endpoint_is_planned_for_the_level_that_its_strategy_asks_for():
+    each = EndpointDemand.of(band(100.0), band(50.0), PlansFor(soon=0.5, kept=1.0), 7.0)
+    assert (each.kept.tolist(), each.soon.tolist(), each.prompt.tolist()) == ([300.0], [225.0], [200.0])
+    assert each.beta_tokens_per_s == 7.0
+
+
+def test_the_highest_window_is_kept_for():
+    made = planned({LLAMA: (MEAN, [100.0, 450.0, 50.0]), BLOOM: (MEAN, [0.0, 0.0, 0.0])})
+    assert (made[LLAMA].target_instances, made[BLOOM].target_instances) == (5, 1)
+    assert made[LLAMA].forecast_tokens_per_s == 450.0
+    assert made[LLAMA].advice(0.0).soon_instances is None
+
+
+def test_beta_is_room_beside_the_forecast_once():
+    of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, 60.0)}
+    made = make_plan(
+        0.0, Demand(0.0, 600.0, of), fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings()
+    )
+    assert made.endpoints[LLAMA].target_instances == 5
+    assert made.endpoints[LLAMA].forecast_tokens_per_s == 460.0
+
+
+def test_what_is_added_for_has_a_plan_of_its_own_that_moves_on_with_time():
+    """The next twenty minutes and the window in which they are asked for."""
+    (made,) = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet(llama=1)).values()
+    assert (made.target_instances, list(made.soon_instances)) == (4, [2, 4, 4, 4, 3, 1])
+    assert [made.advice(at_s).soon_instances for at_s in (-1.0, 0.0, 599.0, 600.0, 2400.0, 99_000.0)] == [
+        2,
+        2,
+        2,
+        4,
+        3,
+        1,
+    ]
+
+
+def test_it_never_asks_to_add_more_than_is_kept():
+    made = planned({LLAMA: (PlansFor(soon=1.0, kept=0.0, two_plans=True), [400.0, 400.0])}, fleet=fleet(llama=1))
+    assert list(made[LLAMA].soon_instances) == [4, 4]
+
+
+def test_models_with_one_plan_keep_their_gpus_while_others_have_two():
+    of = {LLAMA: (TWO, [100.0, 100.0, 100.0, 500.0]), BLOOM: (MEAN, [300.0] * 4)}
+    made = planned(of, fleet=fleet(units=8))
+    assert (made[LLAMA].target_instances, list(made[LLAMA].soon_instances)) == (5, [1, 5, 5, 5])
+    assert (made[BLOOM].target_instances, list(made[BLOOM].soon_instances)) == (3, [])
+
+
+class TestAlgorithm2:
+    def test_n_is_for_the_next_window_by_the_limit_that_is_reached_first(self):
+        able = Capability(100.0, 10.0, 200.0, "measured")
+        of = {LLAMA: EndpointDemand.of(band(900.0, 300.0, 900.0), band(0.0, 55.0, 0.0), BY_CAPABILITY)}
+        given = (fleet(llama=1), {("llama", "gpu"): able}, {"llama": BY_CAPABILITY})
+        made = make_plan(0.0, Demand(0.0, 600.0, of), *given, PlanSettings(period_s=600.0)).endpoints[LLAMA]
+        assert (made.target_instances, made.forecast_tokens_per_s) == (6, 355.0)
+        made = make_plan(0.0, Demand(0.0, 600.0, of), *given, PlanSettings(period_s=1200.0)).endpoints[LLAMA]
+        assert made.target_instances == 9  # its successor comes after both windows
+
+    def test_within_the_bounds_and_beside_models_of_the_programme(self):
+        of = {LLAMA: (BY_CAPABILITY, [0.0, 400.0]), BLOOM: (MEAN, [300.0, 100.0])}
+        made = planned(of)
+        assert (made[LLAMA].target_instances, made[BLOOM].target_instances) == (4, 3)
+        assert planned(of, fleet=fleet(most=2))[LLAMA].target_instances == 2
+        assert planned({LLAMA: (BY_CAPABILITY, [9.0, 0.0])}, fleet=fleet(llama=7))[LLAMA].target_instances == 1
+
+    def test_gpus_that_are_not_there_are_not_planned_with(self):
+        made = planned({LLAMA: (BY_CAPABILITY, [0.0, 400.0]), BLOOM: (MEAN, [100.0, 100.0])}, fleet=fleet(units=3))
+        assert made[LLAMA].target_instances + made[BLOOM].target_instances <= 3
+
+    def test_work_that_no_number_can_serve_gets_as_many_as_there_may_be(self):
+        of = {LLAMA: EndpointDemand.of(band(1.0, 1.0), band(1.0, 1.0), BY_CAPABILITY)}
+        able = {("llama", "gpu"): Capability(100.0, 0.0, 100.0, "measured")}
+        made = make_plan(
+            0.0, Demand(0.0, 600.0, of), fleet(most=3, llama=1), able, {"llama": BY_CAPABILITY}, PlanSettings()
+        )
+        assert made.endpoints[LLAMA].target_instances <= 3
+
+    @pytest.mark.parametrize("name", ["proactive", "hybrid", "preserve"])
+    def test_preserves_strategies_have_it(self, name):
+        assert make_strategy(name).plans_for.by_capability
+        assert not make_strategy("lt_ua").plans_for.by_capability
+
+
+class TestInForce:
+    """A plan is in force until its successor is."""
+
+    def planner(self, offset_s: float, period_s: float, windows: int, window_s: float = WINDOW_S) -> SimulatedPlanner:
+        """Windows begin at *offset_s* and every *window_s*: plans are made anywhere in one."""
+
+        def demand_at(now_s: float) -> Demand:
+            start_s = (now_s - offset_s) // window_s * window_s + offset_s
+            return demand({LLAMA: (MEAN, [100.0] * windows)}, start_s=start_s, window_s=window_s)
+
+        return SimulatedPlanner(
+            demand_at, lambda views: fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(period_s)
+        )
+
+    @pytest.mark.parametrize(("period_s", "windows"), [(3600.0, 1), (900.0, 1), (600.0, 1), (1200.0, 5), (3600.0, 6)])
+    @pytest.mark.parametrize("offset_s", range(0, 600, 60))
+    def test_no_minute_is_without_a_plan_at_any_offset_of_windows(self, offset_s, period_s, windows):
+        planner, made_at_s = self.planner(float(offset_s), period_s, windows), set()
+        for now_s in np.arange(0.0, 3 * period_s, 60.0).tolist():
+            (advice,) = planner.advise(now_s, [view()])
+            assert advice.made_at_s <= now_s <= advice.valid_until_s
+            assert now_s < advice.next_plan_s
+            made_at_s.add(advice.made_at_s)
+        assert made_at_s == {0.0, period_s, 2 * period_s}
+
+    def test_but_then_it_is_stale(self):
+        made = planned({LLAMA: (MEAN, [100.0])}, fleet=fleet(llama=1), settings=PlanSettings(3600.0))[LLAMA]
+        assert made.valid_until_s == STALE_PERIODS * 3600.0
+        later = planned({LLAMA: (MEAN, [100.0] * 12)}, fleet=fleet(llama=1), settings=PlanSettings(60.0))[LLAMA]
+        assert later.valid_until_s == 7200.0  # to the end of what is forecast
+
+    def test_of_an_endpoint_that_nothing_is_known_of_there_is_none(self):
+        assert self.planner(0.0, 600.0, 1).advise(0.0, [view(model="unknown")]) == [None]
+
+
+def test_instances_are_those_of_the_views_on_the_deployments_in_their_order():
+    row = Deployed(instances=9, spot=9, min_instances=0, max_instances=3, gpus=1, usd_per_hour=1.0)
+    both = Fleet({("llama", "east", "a"): row, ("llama", "east", "b"): row, ("llama", "west", "a"): row}, {})
+    seen = both.with_instances([view(ready=4, spot=5)])
+    assert [(each.instances, each.spot) for each in seen.deployments.values()] == [(3, 0), (1, 0), (0, 0)]
