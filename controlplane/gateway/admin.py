@@ -90,5 +90,6 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "prompt_tokens",
         "output_tokens",
         "unserved",
+        "generated",
     ]
-    list_filter = ["minute", *SERIES_FILTERS]
+    list_filter = ["minute", *SERIES_FILTERS, "generated"]

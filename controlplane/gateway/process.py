@@ -7,6 +7,7 @@ The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`
 import asyncio
 import contextlib
 import gc
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
+SWITCH_S = 0.0005
+"""How long the event loop waits for a thread that computes, such as the ledger's writer, to let go of the interpreter. With
+Python's own 5 ms, callbacks beside such a thread took twice as long (41 us on average instead of 20, at worst 50 ms)."""
 COUNT_S = 0.1  # how often the arrays learn how far streams have come
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
@@ -169,6 +173,7 @@ class Gateway:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
+        sys.setswitchinterval(SWITCH_S)
         self.ready = True
         monitor.current = self.monitor
 

@@ -70,8 +70,12 @@ def filter_requests(
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
-    """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class."""
-    rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
+    """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class.
+
+    A generated past is not usage.
+    """
+    counted = MinuteRow.objects.filter(generated=False)
+    rows = narrowed(counted, minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
     for row in rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000):
         yield row | {"own_region": row["own_region"] or row["region"]}
 

@@ -3,8 +3,8 @@
 Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
 and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
 
-APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1). Windows that are gaps are not judged, nor are
-those in which nothing was asked for, where it is not defined.
+APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1), over windows in which something was asked for:
+where nothing was, it is not defined. Bands are judged on those too. Windows that are gaps are not judged.
 """
 
 import time
@@ -35,10 +35,11 @@ def backtest(
     them (all that there are, if left out), *horizon* windows ahead. *progress* is called with (forecaster, done, all).
 
     Keys of a row; errors and shares are fractions of 1:
-    - `series`, `forecaster`, `windows` (judged), `zero_windows` (not judged, since nothing was asked for), `note`, `found`
+    - `series`, `forecaster`, `windows` (in which something was asked for), `zero_windows` (nothing was: bands only), `note`,
+      `parameters`
     - `mean_ape`, `max_ape`: over all horizons up to *horizon*; `mean_ape_by_horizon`, `max_ape_by_horizon`: lists
     - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its begin with no updates
-    - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of the judged windows
+    - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of all known windows
     - `coverage_80`, `coverage_95`, and by horizon; `width_80`: mean width of that band, divided by the same mean rate
     - `fit_s` (the first fit), `update_s` (mean by window, daily fits included), `predict_s` (mean)
 
@@ -112,9 +113,8 @@ def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str
         targets = origin + np.arange(reach)
         for name in fields:
             said[name][np.arange(reach), targets] = getattr(forecast, name)[:reach]
-    known = ~np.isnan(actual) & (actual > 0)
-    usable = known & ~np.isnan(said["mean"])  # (horizon, windows)
-    ape = np.where(usable, _ape(said["mean"], actual), np.nan)
+    usable = ~np.isnan(actual) & ~np.isnan(said["mean"])  # (horizon, windows)
+    ape = np.where(usable & (actual > 0), _ape(said["mean"], actual), np.nan)
     truth = np.broadcast_to(actual, ape.shape)
     inside = {
         level: np.where(usable, (truth >= said[f"lower_{level}"]) & (truth <= said[f"upper_{level}"]), np.nan)

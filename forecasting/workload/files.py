@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 HEADER: Final = "header"
 ARRAY: Final = "@array"  # {"@array": name} stands where an array stood
 

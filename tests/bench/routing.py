@@ -19,11 +19,11 @@ from scheduling.dispatch import dispatch, warm_up
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot
+from scheduling.routing.predictive import least_delay, preserve
 from scheduling.routing.prefix_affinity import HOLDERS, MOST_NOTED, Affinity, allocate_affinity, covered, learn, note
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, POLICIES, advance, place, release
 from tests.oracles import dispatch as reference
 from tests.oracles import lookahead as reference_ahead
-from tests.oracles.lookahead import PREDICTIVE
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 KV_CAPACITY_TOKENS, MAX_NUM_SEQS = 400_000, 256
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 batches,
                 calls,
             )
-            for name, router in PREDICTIVE.items()
+            for name, router in {"preserve": preserve, "least_delay": least_delay}.items()
         }
 
     def decisions_us(instances: int) -> dict[str, float]:

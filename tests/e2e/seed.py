@@ -46,7 +46,7 @@ def people() -> None:
 
 def fleet() -> list[dict[str, Any]]:
     """The demonstration fleet, started, with something wrong here and there; returns what the feed says of it."""
-    call_command("seed_demo", verbosity=0)
+    call_command("seed_demo", past_hours=0, verbosity=0)
     operator = User.objects.get(username="operator")
     for row in Instance.objects.all():
         services.move(row, InstanceState.LOADING, actor="launcher", reason="its server started")

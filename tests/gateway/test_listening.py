@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 import uvloop
 
+from controlplane.gateway.serving.responder import Responder
 from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop
 
 CLIENTS = 200
@@ -63,7 +64,7 @@ def test_what_the_loop_does_without_it():
 
 
 async def written_of(answer, *, before=b"") -> list[bytes]:
-    """What one request has written to its transport, each write apart, where *answer* is the ASGI application."""
+    """What one request has written to its transport, one by one, where *answer* is the ASGI application."""
     writes: list[bytes] = []
 
     class Recorder(asyncio.Transport):
@@ -127,3 +128,19 @@ async def test_an_application_that_fails_after_its_head():
     head, *rest = await written_of(answer)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert set(rest) == {b"closed"}
+
+
+async def test_another_server_is_sent_messages():
+    """One that does not offer the extension: what is written now is held until it can be awaited."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    responder = Responder(send, "a-request", None)
+    await responder.start(200, b"text/event-stream", stream=True)
+    assert not responder.write_now(b"first ")
+    assert not responder.write_now(b"second")
+    await responder.drain()
+    assert sent[1:] == [{"type": "http.response.body", "body": b"first second", "more_body": True}]
+    assert not responder.held

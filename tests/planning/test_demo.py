@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def seeded(db):
-    call_command("seed_demo")
+    call_command("seed_demo", past_hours=0)
 
 
 def test_every_model_has_one_and_there_is_something_to_approve(seeded):

@@ -88,6 +88,11 @@ class TestSchedule:
             tasks.forecast_and_plan()
         assert made == ["plans"]
 
+    def test_the_first_plans_wait_for_the_first_forecasts(self, made):
+        with tasks.only_one("forecasts"):
+            tasks.forecast_and_plan()
+        assert made == []
+
     def test_a_second_worker_does_not_do_the_same_at_the_same_time(self, made):
         with tasks.only_one("forecasts") as free, tasks.only_one("plans"):
             assert free

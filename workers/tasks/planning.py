@@ -42,7 +42,7 @@ def forecast_and_plan() -> None:
     """Make the forecasts and the plans that are due. A failure of one is noted and leaves the other to be made.
 
     Plans are made from the forecasts of the same look; while another worker still makes those, plans wait for them half
-    a period, and are then made from the ones before.
+    a period, and are then made from the ones before. The first plans wait for the first forecasts.
     """
     with only_one("forecasts") as free:
         now = timezone.now()
@@ -52,7 +52,8 @@ def forecast_and_plan() -> None:
         now = timezone.now()
         waited_s = 0.0 if free else PATIENCE_SHARE * settings.PLAN_EVERY_S
         newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
-        if free_to_plan and due(newest, settings.PLAN_EVERY_S + waited_s, now):
+        first = newest is None and not free
+        if free_to_plan and not first and due(newest, settings.PLAN_EVERY_S + waited_s, now):
             attempt("plans", plans.make_plans, now)
 
 

@@ -81,8 +81,11 @@ _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} ({', '.join(_SERIES + _SUMS)}) "  # noqa: S608
     f"VALUES ({', '.join(['%s'] * len(_SERIES + _SUMS))}) "
-    f"ON CONFLICT ({', '.join(_SERIES)}) DO UPDATE SET "
-    + ", ".join(f"{name} = {_MINUTES}.{name} + excluded.{name}" for name in _SUMS)
+    # Should a minute of the demo's past be there, what was counted takes its place.
+    f"ON CONFLICT ({', '.join(_SERIES)}) DO UPDATE SET generated = excluded.generated, "
+    + ", ".join(
+        f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in _SUMS
+    )
 )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -66,6 +67,7 @@ class Stream:
     day_s: float = DAY_S
 
     def rate_per_s(self, now_s: float, burst: bool) -> float:
+        """Requests a second at *now_s*, seconds since 1970: days go on over a restart."""
         light = (1 + math.sin(2 * math.pi * (now_s / self.day_s + self.phase))) / 2
         return self.kind.peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
 
@@ -120,18 +122,14 @@ class Waves:
             if now_s > burst_from_s + BURST_S:
                 burst_from_s = now_s + draw.expovariate(1 / BURST_EVERY_S)
             burst = burst_from_s <= now_s
-            if draw.random() * highest < stream.rate_per_s(now_s, burst) and not room.locked():
+            if draw.random() * highest < stream.rate_per_s(time.time(), burst) and not room.locked():
                 await room.acquire()
                 group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
 
     async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
         kind = stream.kind
-        longer = max(1.0, stream.context_tokens / CONTEXT_TOKENS)
-        output_tokens = _length(draw, kind.output_tokens * longer**LONGER_OUTPUTS, stream.context_tokens // 3)
-        most = stream.context_tokens - output_tokens
-        prompt_tokens = _length(draw, kind.prompt_tokens * longer**LONGER_PROMPTS, most)
+        prompt_tokens, output_tokens, most_output = requested_tokens(stream, draw)
         streamed = draw.random() < kind.streamed
-        most_output = max(output_tokens, min(stream.context_tokens // 3, stream.context_tokens - prompt_tokens))
         data = orjson.dumps(
             {
                 "model": stream.model,
@@ -164,6 +162,15 @@ class Waves:
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
             logger.warning("%s", text)
+
+
+def requested_tokens(stream: Stream, draw: random.Random) -> tuple[int, int, int]:
+    """Of one request of *stream*: prompt tokens, output tokens that are asked for, and the most that are taken."""
+    context, kind = stream.context_tokens, stream.kind
+    longer = max(1.0, context / CONTEXT_TOKENS)
+    output_tokens = _length(draw, kind.output_tokens * longer**LONGER_OUTPUTS, context // 3)
+    prompt_tokens = _length(draw, kind.prompt_tokens * longer**LONGER_PROMPTS, context - output_tokens)
+    return prompt_tokens, output_tokens, max(output_tokens, min(context // 3, context - prompt_tokens))
 
 
 def _length(draw: random.Random, median: float, most: int) -> int:

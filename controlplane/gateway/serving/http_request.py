@@ -1,7 +1,7 @@
 """Reading a request: its body within bounds, and the headers that name things."""
 
+import random
 import re
-import uuid
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,7 +27,8 @@ class HttpRequest:
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        # Distinct, not secret: no system call and no UUID object, 3 us of a request.
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         return cls(scope["method"], scope["path"], headers, receive, request_id)
 
     def require(self, method: str) -> None:

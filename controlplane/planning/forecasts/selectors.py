@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
-from django.db.models import Min, Q, QuerySet, Sum
+from django.db.models import Max, Min, Q, QuerySet, Sum
 
 from controlplane.events.models import Event, Severity
 from controlplane.gateway.models import MinuteRow
@@ -46,7 +46,7 @@ def demand(
     """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first).
 
     None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
-    interactive classes.
+    interactive classes. Windows with generated minutes are not gaps; `generated_past` says which they are.
     """
     if not starts:
         return []
@@ -71,15 +71,34 @@ def _of(slo_class: str) -> Q:
     return Q(slo_class=slo_class) if slo_class else ~Q(slo_class__in=other_classes())
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedPast:
+    """The made-up minutes of the demo that forecasters learn from, before those that were counted."""
+
+    since: datetime
+    until: datetime
+
+
+def generated_past(now: datetime) -> GeneratedPast | None:
+    """None where nothing was generated, and once it is too old to be learned from."""
+    rows = MinuteRow.objects.filter(generated=True, minute__gte=now - timedelta(days=settings.FORECAST_HISTORY_DAYS))
+    ends = rows.aggregate(since=Min("minute"), until=Max("minute"))
+    if ends["since"] is None:
+        return None
+    return GeneratedPast(ends["since"], ends["until"] + timedelta(seconds=MINUTE_S))
+
+
 def demand_now(
     quantity: str, now: datetime, slo_class: str = "", minutes: int = 10
 ) -> dict[tuple[str, str], float] | None:
     """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
 
-    A series without requests is left out. *slo_class* narrows, empty is all interactive classes.
+    Generated minutes were counted by nobody. A series without requests is left out. *slo_class* narrows, empty is all
+    interactive classes.
     """
     until = window_start(now - LAG, MINUTE_S)
-    rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
+    counted = MinuteRow.objects.filter(generated=False)
+    rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
     of_class = rows.filter(_of(slo_class))
     sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(ASKED[Quantity(quantity)]))
@@ -97,7 +116,8 @@ class NotServedHere:
 def not_served_here(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], NotServedHere]:
     """By (model, region), of the interactive classes over the minutes of `demand_now`; those without any are left out."""
     until = window_start(now - LAG, MINUTE_S)
-    rows = MinuteRow.objects.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
+    counted = MinuteRow.objects.filter(generated=False)
+    rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
     column = COLUMNS[Quantity(quantity)]
     sums = (

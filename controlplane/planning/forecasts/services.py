@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,6 +137,11 @@ class _Making:
             raise error
 
 
+def forget_fitted() -> None:
+    """Have every forecaster fitted anew, for what it has learned from is there no more."""
+    shutil.rmtree(_folder(), ignore_errors=True)
+
+
 def forecaster_name() -> str:
     """The forecaster in use. Raises ImproperlyConfigured if the setting names one that does not exist."""
     from forecasting.workload import BEST, FORECASTERS
@@ -231,7 +237,11 @@ def _name(key: demand.Key) -> str:
 
 def _file(key: demand.Key, window_s: int) -> Path:
     digest = hashlib.sha256(f"{_name(key)} as asked {window_s}".encode()).hexdigest()[:20]
-    return Path(settings.STATE_DIR) / "forecasters" / forecaster_name() / f"{digest}.npz"
+    return _folder() / forecaster_name() / f"{digest}.npz"
+
+
+def _folder() -> Path:
+    return Path(settings.STATE_DIR) / "forecasters"
 
 
 def _kept_s(file: Path) -> float:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from forecasting.workload.files import StateError
 from forecasting.workload.forecasters.calibrated import Calibrated
 from forecasting.workload.forecasters.experts import NAMES as SIMPLE
 from forecasting.workload.forecasters.experts import Index, Trail, opinions
@@ -29,8 +28,8 @@ GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which l
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
 NAMES: Final = (*SIMPLE, *REGRESSIONS, FOREST)
 FOREST_SHARE: Final = 0.5  # of the weight that opinions have before any loss; the others have equal parts of the rest
-MEMORY: Final = 0.97  # of losses, by window
-EAGERNESS: Final = 0.4  # how fast weight leaves an opinion that is worse than the best, at a horizon of one window
+MEMORY: Final = 0.99  # of losses, by window
+EAGERNESS: Final = 27.0  # one window ahead, an opinion with twice the loss of the best has exp(-27) of its weight
 FIRST_WEIGHTS: Final = np.array([(1 - FOREST_SHARE) / (len(NAMES) - 1)] * (len(NAMES) - 1) + [FOREST_SHARE])
 LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
@@ -101,7 +100,7 @@ class BlendModel(PointModel):
         """Weight of every opinion at every horizon of the grid: (opinions, grid), columns adding up to 1."""
         best = np.maximum(self.losses.min(axis=0), 1e-9)
         # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
-        eagerness = EAGERNESS / (1 - MEMORY) / np.sqrt(GRID)
+        eagerness = EAGERNESS / np.sqrt(GRID)
         weights = FIRST_WEIGHTS[:, None] * np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
 
@@ -152,8 +151,6 @@ class BlendModel(PointModel):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        if "forest" not in state:
-            raise StateError("a blend's state of before it had a forest: fit it anew")
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.losses = np.array(state["losses"])

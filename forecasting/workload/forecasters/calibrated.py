@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.bands import Bands
+from forecasting.workload.bands import GROWTH, Bands
 from forecasting.workload.files import read_state, write_state
 from forecasting.workload.forecast import Forecast
 from forecasting.workload.forecasters.points import Level, PointModel, SeasonalNaive
@@ -48,16 +48,15 @@ class Calibrated:
         count = len(self.values)
         calibrating = min(CALIBRATION_WINDOWS, count // 3)
         begin = count - calibrating
-        known = self.values[~np.isnan(self.values)]
         self._choose(begin)
-        self.bands = Bands(self._used.reach, float(known.mean()) if known.size else 0.0)
+        self.bands = Bands(self._used.reach, self.values[:begin])
         self._used.fit(self.values[:begin], self.season)
         self._walk(self.values[begin:])
         self._choose(count)
         if (
             self._used.reach != self.bands.reach
         ):  # another model than the one that was calibrated: bands from what is known
-            self.bands = Bands(self._used.reach, float(known.mean()) if known.size else 0.0)
+            self.bands = Bands(self._used.reach, self.values)
         self._used.fit(self.values, self.season)
         self.bands.ask(self._path(self._used.reach))
         self.since_fit = 0
@@ -142,9 +141,9 @@ class Calibrated:
         return self._mended(self._used.path(horizon))
 
     def _mended(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A model's answer within what a rate can be: from 0 to ten times the highest ever seen."""
+        """A model's answer within what the series has shown: from 0 to `GROWTH` times the highest rate."""
         known = self.values[~np.isnan(self.values)]
-        ceiling = 10.0 * float(known.max()) if known.size else 0.0
+        ceiling = GROWTH * float(known.max()) if known.size else 0.0
         return np.clip(np.nan_to_num(path, nan=0.0, posinf=ceiling, neginf=0.0), 0.0, ceiling)
 
     def state(self) -> dict[str, Any]:

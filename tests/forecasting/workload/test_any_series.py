@@ -122,3 +122,14 @@ def test_with_a_day_or_a_week_behind_it(name, days, tmp_path):
 def test_the_costly_ones_at_the_lengths_from_which_they_speak(name, shape, count, tmp_path):
     series = Series(0.0, 7200.0, values_of(shape, count))
     check_whole_life(name, series, FOLLOWING, (1, 36), tmp_path / "state.npz")
+
+
+@pytest.mark.parametrize("name", sorted(FORECASTERS))
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_in_the_first_minutes_nothing_is_expected_far_beyond_what_came(name, count):
+    """A plan for the upper end of the band must not ask for thirty times the fleet because two minutes are known."""
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 60.0, np.array([3000.0, 2000.0, 2500.0, 2800.0, 2200.0])[:count]))
+    forecast = forecaster.predict(60)
+    assert forecast.upper_95.max() <= 6000.0
+    assert forecast.upper_80[:4].max() <= 2.2 * forecast.mean.max()

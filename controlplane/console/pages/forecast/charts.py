@@ -33,6 +33,7 @@ HEADER = (
     *(f"{end.replace('_', ' ').capitalize()} % (tok/s)" for end in ENDS),
     "Capacity (tok/s)",
 )
+GENERATED = "Generated (tok/s)"
 
 
 def _field(expected: Sequence[Window | None], name: str) -> Values:
@@ -72,12 +73,17 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     middles = [start + length / 2 for start in starts]
     mean = _field(outlook.expected, "mean")
     known, forecast = last(outlook.actual) is not None, last(mean) is not None
-    if known and not any(outlook.actual) and not any(outlook.capacity) and not forecast:
+    generated = any(outlook.generated)
+    if known and not any(outlook.actual) and not generated and not any(outlook.capacity) and not forecast:
         known, empty = False, f"No request{_of_class(outlook)} was counted in the time shown."
     # Below that, units of measure would say thousandths of a token: "800m".
-    small = max(filter(None, (*outlook.actual, *mean, *outlook.capacity, outlook.planned)), default=0.0) < SMALL
+    values = (*outlook.actual, *outlook.generated, *mean, *outlook.capacity, outlook.planned)
+    small = max(filter(None, values), default=0.0) < SMALL
     digits = ".3~g" if small else ".3s"
     series: list[Series] = []
+    if generated:
+        style = ("text-muted", "dot")
+        series.append(Series("generated, asked for by nobody", outlook.generated, style, more={"name": "generated"}))
     if known:
         series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
     if forecast:
@@ -95,9 +101,9 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("capacity of ready instances", y, ("s2", "solid"), x, layer=2, more=steps))
     if outlook.planned is not None and series:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
-    lines = zip(
-        starts, outlook.actual, mean, *(_field(outlook.expected, end) for end in ENDS), outlook.capacity, strict=True
-    )
+    bands = (_field(outlook.expected, end) for end in ENDS)
+    columns = [starts, outlook.actual, mean, *bands, outlook.capacity, *([outlook.generated] if generated else [])]
+    heading = (*HEADER, GENERATED) if generated else HEADER
     return Chart(
         key="forecast",
         title="Demand and forecast" if outlook.slo_class else "Demand, forecast and capacity",
@@ -108,7 +114,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
         series=series,
         now=now,
-        table=Table(HEADER, [list(line) for line in lines]),
+        table=Table(heading, [list(line) for line in zip(*columns, strict=True)]),
         empty="" if series else empty,
         size="large",
     )
@@ -129,6 +135,8 @@ def _length(seconds: int) -> str:
 def _outlook_sentence(outlook: Outlook) -> str:
     """What the chart says to who does not see it."""
     parts = []
+    if any(outlook.generated):
+        parts.append("the first part is generated")
     newest = last(outlook.actual)
     if newest is not None:
         parts.append(f"the newest full window had {quantity(newest)} {outlook.unit} tokens per second")

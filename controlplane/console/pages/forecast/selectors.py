@@ -38,14 +38,16 @@ class Score:
 class Outlook:
     """One series over time: what came, what was and is expected, and what the instances can do, in tokens a second.
 
-    *starts*, *actual*, *expected* and *capacity* have one element a window; *planned* is what an open plan would change
-    the capacity to from *now* on, None without one. A single class has no capacity of its own.
+    *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
+    generated past has that demand in *generated*, any other in *actual*. *planned* is what an open plan would change the
+    capacity to from *now* on, None without one. A single class has no capacity of its own.
     """
 
     starts: Sequence[datetime]
     window_s: int
     now: datetime
     actual: Series
+    generated: Series
     expected: Sequence[Window | None]
     capacity: Series
     planned: float | None
@@ -54,11 +56,11 @@ class Outlook:
 
     def since_known(self) -> "Outlook":
         """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
-        seen = zip(self.actual, self.expected, self.capacity, strict=True)
+        seen = zip(self.actual, self.generated, self.expected, self.capacity, strict=True)
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
         return replace(
             self,
-            **{name: getattr(self, name)[first:] for name in ("starts", "actual", "expected", "capacity")},
+            **{name: getattr(self, name)[first:] for name in ("starts", "actual", "generated", "expected", "capacity")},
         )
 
     @property
@@ -104,7 +106,8 @@ def see(asked: Asked, now: datetime) -> Seen:
     expected = selectors.track(newest, since) if newest else []
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
-    actual = _until_now(starts, window_s, now, asked)
+    past = selectors.generated_past(now)
+    actual, generated = _split(_until_now(starts, window_s, now, asked), starts, past)
     by_start = {window.start: window for window in expected}
     judged = selectors.accuracy(expected, dict(zip(starts, actual, strict=True)))
     whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
@@ -117,8 +120,9 @@ def see(asked: Asked, now: datetime) -> Seen:
         window_s=window_s,
         now=now,
         actual=actual[shown],
+        generated=generated[shown],
         expected=[by_start.get(start) for start in starts[shown]],
-        capacity=_capacity(asked, starts[shown], window_s, now, capability),
+        capacity=_capacity(asked, starts[shown], window_s, now, capability, past),
         planned=_planned(plan, asked.region, capability, now),
         unit=asked.quantity,
         slo_class=asked.slo_class,
@@ -134,17 +138,30 @@ def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: 
     return known + [None] * (len(starts) - len(over))
 
 
+def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedPast | None) -> tuple[Series, Series]:
+    """What was counted, and what was generated."""
+    made_up = [past is not None and start < past.until for start in starts]
+    actual = [None if made else value for value, made in zip(known, made_up, strict=True)]
+    generated = [value if made else None for value, made in zip(known, made_up, strict=True)]
+    return actual, generated
+
+
 def _capacity(
-    asked: Asked, starts: Sequence[datetime], window_s: int, now: datetime, capability: dict[str, float]
+    asked: Asked,
+    starts: Sequence[datetime],
+    window_s: int,
+    now: datetime,
+    capability: dict[str, float],
+    past: selectors.GeneratedPast | None,
 ) -> Series:
-    """What the instances that were ready could do, at the begin of each window up to *now*."""
+    """What the instances that were ready could do, at the begin of each window up to *now*; none did in a made-up past."""
     if not capability or not starts:
         return [None] * len(starts)
     steps = planning.ready_over_time(asked.model, asked.region, starts[0])
     moments = [at for at, _ in steps]
     values: Series = []
     for start in starts:
-        if start > now:
+        if start > now or (past is not None and start < past.until):
             values.append(None)
             continue
         # The window that runs now has what there is now.

@@ -21,6 +21,7 @@ from controlplane.console.selectors.names import model_names, place_titles, regi
 from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
 from controlplane.planning import selectors as planning
+from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -37,8 +38,8 @@ def plans(request: HttpRequest) -> HttpResponseBase:
         ),
     )
     rows = planning.plans(model=filters["model"], status=filters["status"], strategy=filters["strategy"])
-    context = {**live_context(hub.state(), "overview,events"), "filters": filters}
     titles, now = place_titles(), timezone.now()
+    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "generated": generated_past(now)}
     return list_page(
         request, "console/plans/plans.html", rows, PLANS, "plans", context, lambda row: card_of(row, titles, now)
     )

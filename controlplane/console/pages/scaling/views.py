@@ -30,7 +30,9 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
+from controlplane.planning.comparison.services import AGAIN_S, LEAST
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
 from controlplane.planning.titles import title_of
 
@@ -110,6 +112,9 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "policies": policies,
         "modes": PolicyMode.choices,
         "plan_every": settings.PLAN_EVERY_S,
+        "generated": generated_past(now),
+        "compare_again_s": AGAIN_S if settings.COMPARE_EVERY_S > AGAIN_S else 0.0,
+        "compare_least_s": LEAST.total_seconds(),
         "compare_every": settings.COMPARE_EVERY_S,
         "compare_hours": settings.COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],

@@ -2,13 +2,13 @@ import asyncio
 import signal
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.replay.waves import KINDS, Waves, streams
+from controlplane.gateway.replay.demo import TENANT, streams_to
+from controlplane.gateway.replay.waves import Waves
 
 KEY_NAME = "demo traffic"
 ACTOR = "manage.py demo_traffic"
@@ -19,7 +19,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
-        parser.add_argument("--tenant", default="acme", help="who sends (default %(default)s)")
+        parser.add_argument("--tenant", default=TENANT, help="who sends (default %(default)s)")
         parser.add_argument("--seed", type=int, default=0, help="of everything drawn (default %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -28,13 +28,9 @@ class Command(BaseCommand):
             raise CommandError(
                 f"There is no active tenant {options['tenant']!r}; `manage.py seed_demo` makes the demo's."
             )
-        deployments = Deployment.objects.filter(active=True).select_related("model", "region")
-        endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
-        if not endpoints:
+        if not Deployment.objects.filter(active=True).exists():
             raise CommandError("There is no active deployment to send requests to.")
-        secret = new_key(tenant)
-        allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
-        sources = streams(endpoints, {name: secret for name in KINDS if name in allowed}, settings.DEMO_DAY_S)
+        sources = streams_to(tenant, new_key(tenant))
         asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
 
 

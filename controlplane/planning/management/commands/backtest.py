@@ -240,6 +240,7 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     )
     columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
     rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
+    source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
     by = ("model", "region", "slo_class") if by_class else ("model", "region")
     groups = group_minutes(rows, by=by)
     if not groups:
@@ -253,7 +254,7 @@ def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Dem
     }
     if not series:
         raise CommandError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
-    return Demand("ledger", series)
+    return Demand(source, series)
 
 
 def step_column(step: int) -> Column:
