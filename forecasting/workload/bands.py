@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.workload.files import StateError
 from forecasting.workload.forecast import LEVELS
 from forecasting.workload.forecasters.points import LEAST_RATE
 
@@ -200,6 +201,8 @@ class Bands:
     @classmethod
     def load(cls, state: dict[str, Any]) -> "Bands":
         bands = cls(int(state["reach"]), np.empty(0))
+        if state.keys() != vars(bands).keys():
+            raise StateError("bands of another version: fit the forecaster anew")
         for name, value in state.items():
             setattr(bands, name, np.array(value) if isinstance(value, np.ndarray) else value)
         return bands

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-FORMAT: Final = 2
+FORMAT: Final = 1  # of the file, which shipped length models have too; what a state holds is for its reader to check
 HEADER: Final = "header"
 ARRAY: Final = "@array"  # {"@array": name} stands where an array stood
 

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.workload.bands import EAGERNESS, GROWTH, LOSS_DECAY, MEMORY, QUANTILES, Bands
+from forecasting.workload.files import StateError
 
 
 def walk(bands, paths, actual):
@@ -162,3 +163,11 @@ def test_each_end_has_the_mean_of_both_rules_by_their_losses():
             off = value - said
             losses[rule] = LOSS_DECAY * losses[rule] + np.maximum(QUANTILES * off, (QUANTILES - 1) * off)
         known.append(float(value))
+
+
+def test_bands_of_another_version_are_refused_in_words():
+    state = Bands(3, np.array([1.0, 2.0])).state()
+    assert Bands.load(state).reach == 3
+    for other in ({**state, "older": 1.0}, {"reach": 3}):
+        with pytest.raises(StateError, match="another version"):
+            Bands.load(other)
