@@ -109,7 +109,10 @@ def see(asked: Asked, now: datetime) -> Seen:
     past = selectors.generated_past(now)
     actual, generated = _split(_until_now(starts, window_s, now, asked), starts, past)
     by_start = {window.start: window for window in expected}
-    judged = selectors.accuracy(expected, dict(zip(starts, actual, strict=True)))
+    # Counting began within the minute that follows a generated past: what was counted of it judges nothing.
+    judged_from = past.until + timedelta(seconds=demand.MINUTE_S) if past else since
+    counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= judged_from}
+    judged = selectors.accuracy(expected, counted)
     whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
     plan = planning.current_plans().get(asked.model) if whole else None
     capability = _of_model(asked.model, planning.capabilities(asked.quantity, now)) if whole else {}
