@@ -162,7 +162,10 @@ def judge(
         recovery_s[kill.part].append(round(kill.back_at - kill.at, 1) if kill.back_at else None)
     requests, minutes = (
         stack.rows(f"SELECT {what} AS n FROM {table}")[0]["n"] or 0
-        for what, table in (("count(*)", "gateway_ledgerrow"), ("sum(requests)", "gateway_minuterow"))
+        for what, table in (
+            ("count(*)", "gateway_ledgerrow"),
+            ("sum(requests)", "gateway_minuterow WHERE NOT generated"),
+        )
     )
     doubled = stack.rows(
         "SELECT count(*) AS n FROM (SELECT 1 FROM gateway_ledgerrow GROUP BY request_id, arrived_at HAVING count(*) > 1)"

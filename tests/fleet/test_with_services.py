@@ -99,7 +99,7 @@ def test_the_workers_are_notified_of_a_command(redis_url, make_instance):
     with redis.Redis.from_url(redis_url) as client:
         message = json.loads(client.lpop("control"))
     assert message["headers"]["task"] == "workers.tasks.fleet.run_command"
-    assert message["headers"]["argsrepr"] == f"[{command.pk}]"
+    assert message["headers"]["argsrepr"] == f"({command.pk},)"
 
 
 def test_a_notification_is_heard(redis_url):

@@ -24,6 +24,8 @@ def entries(transactional_db) -> list[Entry]:
         "prompt_tokens": 10,
         "output_tokens": 4,
         "predicted_output_tokens": 5,
+        "predicted_prompt_tokens": 0,
+        "unserved": False,
         "queue_ms": 0.5,
         "ttft_ms": None,
         "itl_ms": None,

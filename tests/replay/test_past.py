@@ -121,6 +121,7 @@ def test_what_is_counted_takes_the_place_of_what_was_generated(seeded: None) -> 
     blank |= {"tenant_id": tenant.pk, "api_key_id": None, "streamed": True, "outcome": "done", "status_code": 200}
     blank |= dict.fromkeys(("queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met")) | {"attempts": 1, "trace": "[]"}
     blank |= {"prompt_tokens": 10, "output_tokens": 4, "predicted_output_tokens": 5, **series}
+    blank |= {"predicted_prompt_tokens": 0, "unserved": False}
     for number in range(2):
         writer.write([Entry(**(blank | {"request_id": f"r{number}", "arrived_at": NOW.timestamp()}))])  # type: ignore[arg-type]
     row = MinuteRow.objects.get()
