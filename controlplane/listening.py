@@ -74,7 +74,8 @@ class Direct:
 
 class HttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
+        if cycle.scope["method"] != "HEAD":  # no piece of a body would come that the head could go out with
+            cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
         cycle.scope["extensions"] = {DIRECT: {"write": Direct(cycle).write}}
         super()._start_asgi_task(cycle, app)
 

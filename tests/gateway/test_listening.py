@@ -63,7 +63,7 @@ def test_what_the_loop_does_without_it():
         assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
-async def written_of(answer, *, before=b"") -> list[bytes]:
+async def written_of(answer, *, method=b"POST", before=b"") -> list[bytes]:
     """What one request has written to its transport, one by one, where *answer* is the ASGI application."""
     writes: list[bytes] = []
 
@@ -81,7 +81,7 @@ async def written_of(answer, *, before=b"") -> list[bytes]:
     config.load()
     protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
     protocol.connection_made(Recorder())
-    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % before)
+    protocol.data_received(b"%b / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % (method, before))
     while protocol.tasks:  # noqa: ASYNC110
         await asyncio.sleep(0)
     protocol.connection_lost(None)
@@ -99,6 +99,18 @@ async def test_the_head_goes_out_with_the_body():
     assert writes[1].startswith(b"HTTP/1.1 200 OK\r\n")
     assert writes[1].endswith(b"\r\n\r\nhello")
     assert writes[2:] == [b"closed"]
+
+
+@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"POST", 204), (b"GET", 304)])
+async def test_an_answer_without_a_body_has_its_head(method, status):
+    """As a load balancer asks for `/healthz`: without a body there is nothing that the head could wait for."""
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    head, *_ = await written_of(answer, method=method)
+    assert head.startswith(b"HTTP/1.1 %d " % status)
 
 
 async def test_a_stream_is_written_without_a_message():

@@ -270,6 +270,7 @@ class Connections:
         connection.leave()
         origin = self._origins.get(connection)
         if origin is None or not connection.usable:
+            self._forget(connection)  # it may have been lost before it was known here
             return
         loop = asyncio.get_running_loop()
         connection.idle_since_s = loop.time()
@@ -293,7 +294,8 @@ class Connections:
         """Close what was idle for long; look again while there is any connection."""
         loop = asyncio.get_running_loop()
         before_s = loop.time() - IDLE_S
-        for connection, origin in list(self._origins.items()):
-            if connection.idle_since_s <= before_s and connection in origin.idle:
-                connection.close()
+        for origin in set(self._origins.values()):
+            for connection in list(origin.idle):
+                if connection.idle_since_s <= before_s:
+                    connection.close()
         self._timer = loop.call_later(IDLE_S, self._close_idle) if self._origins else None
