@@ -72,6 +72,22 @@ class LedgerRow(models.Model):
         return self.own_region or self.region
 
 
+SERIES = ("minute", "model", "region", "own_region", "slo_class")
+"""What a minute row is one of."""
+SUMS = (
+    "requests",
+    "failed",
+    "slo_met",
+    "slo_judged",
+    "prompt_tokens",
+    "output_tokens",
+    "unserved",
+    "unserved_prompt_tokens",
+    "unserved_output_tokens",
+)
+"""What it adds up."""
+
+
 class MinuteRow(models.Model):
     """Demand of one minute of arrival for (model, region, region of the callers, SLO class).
 
@@ -106,9 +122,7 @@ class MinuteRow(models.Model):
         ordering = ["-minute"]
         indexes = [models.Index(fields=["minute"], condition=models.Q(generated=True), name="generated_minutes")]
         constraints = [
-            models.UniqueConstraint(
-                fields=["minute", "model", "region", "own_region", "slo_class"], name="one_row_per_minute_and_series"
-            )
+            models.UniqueConstraint(fields=SERIES, name="one_row_per_minute_and_series"),
         ]
 
     def __str__(self) -> str:

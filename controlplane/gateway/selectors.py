@@ -10,21 +10,9 @@ from django.db.models.functions import TruncMinute
 
 from controlplane.accounts.models import Tenant, User
 from controlplane.accounts.selectors import visible_tenants
-from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
-SERIES = ("minute", "model", "region", "own_region", "slo_class")
-SUMS = (
-    "requests",
-    "failed",
-    "slo_met",
-    "slo_judged",
-    "prompt_tokens",
-    "output_tokens",
-    "unserved",
-    "unserved_prompt_tokens",
-    "unserved_output_tokens",
-)
 USAGE_COLUMNS = SERIES + SUMS
 OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
 """Region of the caller of a ledger row, or of those of a minute row."""

@@ -18,7 +18,7 @@ from channels.db import database_sync_to_async
 from django.db import connection, transaction
 
 from controlplane.gateway.ledger.journal import Journal
-from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
@@ -65,26 +65,14 @@ _INSERT_LEDGER = (
     f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "  # noqa: S608 - our own names
     f"VALUES ({', '.join(['%s'] * len(Entry._fields))})"
 )
-_SERIES = ("minute", "model", "region", "own_region", "slo_class")
-_SUMS = (
-    "requests",
-    "failed",
-    "slo_met",
-    "slo_judged",
-    "prompt_tokens",
-    "output_tokens",
-    "unserved",
-    "unserved_prompt_tokens",
-    "unserved_output_tokens",
-)
 _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
-    f"INSERT INTO {_MINUTES} ({', '.join(_SERIES + _SUMS)}) "  # noqa: S608
-    f"VALUES ({', '.join(['%s'] * len(_SERIES + _SUMS))}) "
+    f"INSERT INTO {_MINUTES} ({', '.join(SERIES + SUMS)}) "  # noqa: S608
+    f"VALUES ({', '.join(['%s'] * len(SERIES + SUMS))}) "
     # Should a minute of the demo's past be there, what was counted takes its place.
-    f"ON CONFLICT ({', '.join(_SERIES)}) DO UPDATE SET generated = excluded.generated, "
+    f"ON CONFLICT ({', '.join(SERIES)}) DO UPDATE SET generated = excluded.generated, "
     + ", ".join(
-        f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in _SUMS
+        f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in SUMS
     )
 )
 
@@ -130,7 +118,7 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
 
     rows = [(entry[0], adapt(entry[1]), *entry[2:]) for entry in entries]
     minutes = [
-        (adapt(minute), *names, *(sums[name] for name in _SUMS))
+        (adapt(minute), *names, *(sums[name] for name in SUMS))
         for (minute, *names), sums in minute_sums(entries).items()
     ]
     with transaction.atomic(), connection.cursor() as cursor:
