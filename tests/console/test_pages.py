@@ -239,6 +239,24 @@ def test_requests_filters(reader, make_request):
     assert "No request fits" in page(reader, "requests", instance="elsewhere")
 
 
+def test_requests_by_what_became_of_the_demand(reader, make_request):
+    served = make_request(region="us-east")
+    spilled = make_request(region="us-east", own_region="us-west")
+    unserved = make_request(region="", own_region="us-west", outcome="rejected", unserved=True)
+
+    def listed(outcome):
+        answer = reader.get(reverse("console:requests"), {"outcome": outcome, "format": "csv"})
+        text = b"".join(answer.streaming_content).decode()
+        return {row for row in (served, spilled, unserved) if row.request_id in text}
+
+    assert listed("unserved") == {unserved}
+    assert listed("spilled") == {spilled}
+    assert listed("rejected") == {unserved}
+    assert listed("") == listed("no such outcome") == {served, spilled, unserved}
+    html = reader.get(reverse("console:requests")).content.decode()
+    assert html.count("from us-west, taken by us-east") == 1
+
+
 def test_a_requests_page_says_why_this_instance(reader, make_request):
     html = page(reader, "request", make_request().pk)
     assert "Why this instance" in html

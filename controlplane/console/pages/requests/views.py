@@ -46,6 +46,9 @@ COLUMNS: Columns = {
 # Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
 FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
 
+DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
+"""Choices beside the outcomes: what became of the demand, whatever the outcome was."""
+
 
 @require_safe
 @signed_in
@@ -59,24 +62,21 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         request.GET,
         Search("q", "Beginning of the request id", "Request id"),
         model_select(model_names(), free=160),
-        Select("outcome", "Outcome", every("outcomes", Outcome.choices)),
+        Select("outcome", "Outcome", every("outcomes", [*Outcome.choices, *DEMAND.items()])),
         Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
         whose,
-        Select(
-            "demand", "Demand", [("", "Served or not"), ("unserved", "Not served"), ("spilled", "Of another region")]
-        ),
         Select("hours", "Arrived", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
         *([Hidden("instance")] if sees_fleet else []),
     )
     rows = filter_requests(
         visible_requests(request.user),
         model=filters["model"],
-        outcome=filters["outcome"],
+        outcome="" if filters["outcome"] in DEMAND else filters["outcome"],
         tenant=filters["tenant"],
         instance=filters["instance"] if sees_fleet else "",
         slo_class=filters["class"],
-        unserved=True if filters["demand"] == "unserved" else None,
-        spilled=True if filters["demand"] == "spilled" else None,
+        unserved=True if filters["outcome"] == "unserved" else None,
+        spilled=True if filters["outcome"] == "spilled" else None,
         request_id=filters["q"],
         since=filters.since,
     )
