@@ -9,6 +9,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
+# Browsers, servers and databases on a busy machine: what fails is tried once more, and the summary names it (R).
+AGAIN := --reruns 1 -r fER
+# One process more than cores, four at most: many tests wait for a clock or a socket.
+PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
 CHECKED := controlplane scheduling forecasting workers tests manage.py
 ARGS ?=
 # PyPI's torch for Linux brings gigabytes of CUDA, which nothing here uses: TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -41,10 +45,10 @@ run: .venv/ready
 
 test: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile $(ARGS)
 
 e2e: .venv/ready
-	@$(BIN)/python -m pytest -q tests/e2e -m e2e $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) tests/e2e -m e2e $(ARGS)
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -69,13 +73,13 @@ test-real: tools .venv/ready
 	@$(MAKE) -j 2 --output-sync=target lint vllm
 	@$(MAKE) properties
 	@$(MAKE) -j 2 --output-sync=target services e2e postgres
-	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -m vllm
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q $(AGAIN) -m vllm
 
 services: .venv/ready
-	@$(BIN)/python -m pytest -q -m 'services or slow' --ignore tests/test_postgres.py $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -m 'services or slow' --ignore tests/test_postgres.py $(ARGS)
 
 postgres: .venv/ready
-	@$(BIN)/python -m pytest -q -m services tests/test_postgres.py $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -m services tests/test_postgres.py $(ARGS)
 
 properties: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels

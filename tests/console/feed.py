@@ -58,12 +58,14 @@ class Feed:
         self.seed = seed
         self.sequence = 0
         self.started_at = 0.0
+        self.created_at = time.time() - 600.0  # the loads move from here on: a new feed says the same at any hour
         self.drift: list[Row] = []  # model, tenant, longer, since
         self.trouble: dict[str, Row] = {}  # values of a job or part by its name
 
     def load(self, number: int, ts: float) -> float:
         """Between 0 and 1, moving slowly, with a phase of its own for each instance."""
-        noise = random.Random(f"{self.seed}:{number}:{int(ts)}").uniform(-0.04, 0.04)
+        ts -= self.created_at
+        noise = random.Random(f"{self.seed}:{number}:{round(ts)}").uniform(-0.04, 0.04)
         slow = math.sin(ts / 240 + number * 1.7) * 0.22 + math.sin(ts / 60 + number) * 0.08
         return min(0.99, max(0.02, 0.48 + (number * 37 % 17) / 60 + slow + noise))
 
@@ -152,7 +154,7 @@ class Feed:
         """What the gateway reports of its length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
         shares = {"cache": 0.11, "semantic": 0.17, "student": 0.69, "prior": 0.03}
-        wobble = random.Random(f"{self.seed}:{int(ts)}").uniform(0.9, 1.1)
+        wobble = random.Random(f"{self.seed}:{round(ts - self.created_at)}").uniform(0.9, 1.1)
         return {
             "answered": {source: int(answers * share) for source, share in shares.items()} | {"forced": 12},
             "p50_ms": round(0.21 * wobble, 3),
@@ -194,7 +196,7 @@ class Feed:
     def tile(self, instances: list[Row], endpoints: list[Row], ts: float) -> dict[str, Any]:
         ttft = [row["ttft_p95_ms"] for row in instances if row["ttft_p95_ms"] is not None]
         p95 = round(sum(ttft) / len(ttft), 1) if ttft else None
-        wobble = random.Random(f"{self.seed}:{len(instances)}:{int(ts / 5)}").uniform(1.15, 1.45)
+        wobble = random.Random(f"{self.seed}:{len(instances)}:{round((ts - self.created_at) / 5)}").uniform(1.15, 1.45)
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         total = {name: sum(row[name] for row in endpoints) for name in ("requests_per_s", "prompt_tokens_per_s")}
         return {

@@ -116,6 +116,7 @@ def test_a_stopped_server_is_said_and_its_return_noticed(console, open_page, com
     complaints.allowed = EXPECTED_WHEN_AWAY
     page = open_page(console, "/")
     expect_live(page)
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()  # or the server stops in the middle of plotly.js
     tile = page.locator("[data-tile=requests_per_s] .figure")
     colour = tile.evaluate("element => getComputedStyle(element).color")
     console.web.kill()
