@@ -69,7 +69,8 @@ class NodeOut(RowSchema):
 class ModelOut(RowSchema):
     class Meta:
         model = Model
-        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active")
+        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model",
+                  "active")  # fmt: skip
 
 
 class SloClassOut(RowSchema):
@@ -289,15 +290,16 @@ def list_region_latencies(request: ApiRequest) -> dict[str, Any]:
 
 
 @router.put("/region-latencies/{origin}/{target}", response=RegionLatencyOut)
-def put_region_latency(request: ApiRequest, origin: str, target: str, body: LatencyIn) -> models.Model:
+def put_region_latency(request: ApiRequest, origin: str, target: str, body: LatencyIn) -> RegionLatency:
     """The gateway goes by it within a second. Needs the role admin."""
     user, kind = request.auth.require(Role.ADMIN), kinds.REGION_LATENCY
     key, values = {"origin": origin, "target": target}, {"latency_ms": body.latency_ms}
-    row = kind.find(key)
-    if row is None:
-        row = services.create(kind, key | values, user, body.reason)
-    else:
-        row = services.change(kind, row, values, user, body.reason)
+    known = kind.find(key)
+    row: RegionLatency = (
+        services.change(kind, known, values, user, body.reason)
+        if known
+        else services.create(kind, key | values, user, body.reason)
+    )
     return row
 
 

@@ -11,11 +11,12 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes, Sampled
-from forecasting.lengths import LengthQuery, bundled
+from forecasting.lengths import MODELS, LengthQuery, bundled
 from forecasting.lengths.models.state import save_model
 from forecasting.lengths.text.conversation import read_turns
 from forecasting.lengths.text.features import MEASURES, unpacked
@@ -368,3 +369,7 @@ def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
     tasks.prune_lengths()
     assert LengthSample.objects.count() == 4
     assert not LengthSample.objects.exclude(text="").exists()
+
+
+def test_models_of_the_fleet_name_kinds_that_there_are():
+    assert set(LengthModelKind.values) == set(MODELS)

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0007_rollouts'),
+        ('fleet', '0008_model_length_model'),
     ]
 
     operations = [
