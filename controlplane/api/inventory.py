@@ -62,7 +62,8 @@ class NodeOut(RowSchema):
 class ModelOut(RowSchema):
     class Meta:
         model = Model
-        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active")
+        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model",
+                  "active")  # fmt: skip
 
 
 class SloClassOut(RowSchema):

@@ -87,6 +87,7 @@ def test_tenants_are_created_changed_and_never_deleted(sign_in, slo_class):
         ("nodes", {"name": "n", "region": "nowhere", "gpu_type": "a100-80gb", "gpu_count": 1}, "region"),
         ("models", {**MODEL, "weights_bytes": None}, "weights_bytes"),
         ("models", {"name": "m", "source": "/no/such/folder"}, "source"),
+        ("models", {**MODEL, "length_model": "oracle"}, "length_model"),
         ("slo-classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
         ("deployments", {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"}, "gpu_type"),
         ("instances", {"name": "i", "model": "llama-3.1-8b", "region": "us-east"}, "url"),
@@ -105,6 +106,12 @@ class TestChange:
         assert answer.json() == {"name": "us-east", "title": "US East", "active": False}
         event = Event.objects.get()
         assert (event.kind, event.reason, event.user) == ("region.changed", "maintenance", fleet_admin)
+
+    def test_the_length_model_of_a_model(self, sign_in, language_model):
+        admin = sign_in("fleet_admin")
+        assert admin.patch("models/llama-3.1-8b", length_model="preserve").json()["length_model"] == "preserve"
+        assert Event.objects.get().after == {"length_model": "preserve"}
+        assert admin.patch("models/llama-3.1-8b", length_model="").json()["length_model"] == ""
 
     def test_names_stay(self, sign_in, region):
         assert error(sign_in("fleet_admin").patch("regions/us-east", name="other"))["field"] == "name"

@@ -164,7 +164,7 @@ NODE = Kind(
 MODEL = Kind(
     "models",
     Model,
-    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active"),
+    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active"),
     optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
 )
 SLO_CLASS = Kind(

@@ -1,0 +1,112 @@
+"""The fleet of a scenario and its policies, as a cluster."""
+
+from dataclasses import fields
+
+from scheduling.fleet.profile import Profile
+from scheduling.scaling import Reactive
+from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Price
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import Group
+from scheduling.simulation.staging.misfit import Misfit
+
+
+def instance_gpu(group: Group) -> str:
+    """The GPUs of one instance as one type, such as `4 x h100-80gb`: what its hours and dollars are counted by."""
+    return group.gpu if group.tensor_parallel == 1 else f"{group.tensor_parallel} x {group.gpu}"
+
+
+def prices_of(scenario: Scenario) -> dict[str, Price]:
+    """By the GPUs of one instance."""
+    prices = {}
+    for group in scenario.fleet:
+        gpu = scenario.gpus[group.gpu]
+        count = group.tensor_parallel
+        prices[instance_gpu(group)] = Price(gpu.usd_per_hour * count, gpu.spot_usd_per_hour * count)
+    return prices
+
+
+def cluster_of(scenario: Scenario) -> Cluster:
+    """The fleet and its policies. Raises Misfit."""
+    regions = list(scenario.regions)
+    profiles = {}
+    for number, one in enumerate(scenario.profiles):
+        try:
+            profiles[one.model, one.gpu, one.tensor_parallel] = Profile(
+                one.prefill.t0_s,
+                one.prefill.a_s,
+                one.prefill.b_s_per_token,
+                one.prefill.c_s_per_token2,
+                one.decode.a_s,
+                one.decode.b_s_per_sequence,
+                one.decode.c_s_per_token,
+            )
+        except ValueError as error:
+            raise Misfit(("profiles", number), str(error)) from error
+    instances: list[InstanceSpec] = []
+    for group in scenario.fleet:
+        engine = EngineConfig(
+            max_num_seqs=group.max_num_seqs,
+            max_num_batched_tokens=group.max_num_batched_tokens,
+            block_size_tokens=group.block_size_tokens,
+            kv_blocks=group.kv_tokens // group.block_size_tokens,
+            policy=group.queue,
+            max_model_len=scenario.models[group.model].context_tokens,
+            profile=profiles[group.model, group.gpu, group.tensor_parallel],
+            prefix_caching=group.prefix_caching,
+        )
+        states = [State.READY] * group.instances + [State.SPOT] * group.spot + [State.EMPTY] * group.empty
+        for region in group.regions:
+            instances += [
+                InstanceSpec(
+                    group.model, region, engine, instance_gpu(group), f"{group.model}-{region}-{number}", state
+                )
+                for number, state in enumerate(states, 1)
+            ]
+    policies = scenario.policies
+    unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
+    if unknown:
+        known = ", ".join(each.name for each in fields(Delays))
+        raise Misfit(("delays", min(unknown)), f"is no delay; there is {known}")
+    try:
+        delays = Delays(**scenario.delays)  # type: ignore[arg-type]  # counts among them are checked by use
+    except ValueError as error:
+        raise Misfit(("delays",), str(error)) from error
+    try:
+        batching = Batching(**policies.batching.model_dump())
+    except ValueError as error:
+        raise Misfit(("policies", "batching"), str(error)) from error
+    try:
+        return Cluster(
+            instances,
+            models=list(scenario.models),
+            regions=regions,
+            latency_s=_latency_s(scenario, regions),
+            routing=policies.routing,
+            ordering=policies.ordering,
+            ordering_stretch=policies.ordering_stretch,
+            dispatch_round_trip_s=policies.dispatch_round_trip_ms / 1000,
+            requests_ahead_limit=policies.requests_ahead_limit,
+            threshold=policies.region_threshold,
+            queue_bound=policies.queue_bound,
+            batching=batching,
+            delays=delays,
+            reactive=None if policies.reactive is None else Reactive(**policies.reactive.model_dump()),
+        )
+    except ValueError as error:
+        raise Misfit((), str(error)) from error
+
+
+def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:
+    given = scenario.latency_ms
+
+    def between_ms(origin: str, target: str) -> float:
+        if origin == target:
+            return given.get(origin, {}).get(target, 0.0)
+        if target in given.get(origin, {}):
+            return given[origin][target]
+        return given.get(target, {}).get(origin, 0.0)
+
+    return [[between_ms(origin, target) / 1000 for target in regions] for origin in regions]
