@@ -57,7 +57,7 @@ class HeadWithBody:
 
 
 class Direct:
-    """Writes pieces of an answer's body that has begun, in chunks, without waiting; tells when the client goes away."""
+    """Writes pieces of an answer's body that has begun, in chunks, without waiting; calls back when the client goes away."""
 
     __slots__ = ("_cycle", "_left")
 
@@ -69,9 +69,9 @@ class Direct:
         """Call *left* when the client goes away before the answer is complete, at once if it has; None to call nothing."""
         self._left = left
         if self._cycle.disconnected:
-            self.tell()
+            self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """The client went away."""
         left, self._left = self._left, None
         if left is not None:
@@ -100,7 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         direct, self._direct = self._direct, None
         if direct is not None:
-            direct.tell()
+            direct.notify()
 
 
 class Servers:

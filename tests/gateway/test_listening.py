@@ -133,17 +133,17 @@ async def test_a_stream_is_written_without_a_message():
     assert closed == b"closed"
 
 
-async def test_a_client_that_goes_away_is_told_of_at_once():
-    told, answering = [], asyncio.Event()
+async def test_a_client_that_goes_away_is_noticed_at_once():
+    heard, answering = [], asyncio.Event()
 
     async def answer(scope, receive, send):
         watch = scope["extensions"][DIRECT]["watch"]
-        watch(lambda: told.append("not any more"))
-        watch(lambda: told.append("the client went away"))
+        watch(lambda: heard.append("not any more"))
+        watch(lambda: heard.append("the client went away"))
         answering.set()
         await asyncio.sleep(0)
         watch(None)
-        watch(lambda: told.append("it had gone before"))
+        watch(lambda: heard.append("it had gone before"))
 
     config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical")
     config.load()
@@ -152,26 +152,26 @@ async def test_a_client_that_goes_away_is_told_of_at_once():
     protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
     await answering.wait()
     protocol.connection_lost(ConnectionResetError())
-    assert told == ["the client went away"]
+    assert heard == ["the client went away"]
     while protocol.tasks:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert told == ["the client went away", "it had gone before"]
+    assert heard == ["the client went away", "it had gone before"]
 
 
 async def test_without_our_server_the_message_is_waited_for():
-    told, gone = [], asyncio.Event()
+    heard, gone = [], asyncio.Event()
 
     async def receive():
         await gone.wait()
         return {"type": "http.disconnect"}
 
     scope = {"method": "POST", "path": "/v1/completions", "headers": []}
-    unwatch = HttpRequest.of(scope, receive).on_disconnect(lambda: told.append("kept"))
-    HttpRequest.of(scope, receive).on_disconnect(lambda: told.append("dropped"))()
+    unwatch = HttpRequest.of(scope, receive).on_disconnect(lambda: heard.append("kept"))
+    HttpRequest.of(scope, receive).on_disconnect(lambda: heard.append("dropped"))()
     gone.set()
-    while not told:  # noqa: ASYNC110
+    while not heard:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert told == ["kept"]
+    assert heard == ["kept"]
     unwatch()
 
 
