@@ -344,6 +344,8 @@ class Simulation:
             "forwarded",
             "requeued",
             "refused",
+            "expired",
+            "rehomed",
             "failed",
             "scale_outs",
             "scale_ins",
