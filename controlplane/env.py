@@ -278,6 +278,7 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": unquote(parts.path)[1:],  # sqlite:///relative and sqlite:////absolute
+            "CONN_MAX_AGE": 600,  # opening costs more than most queries; PostgreSQL has a pool
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",
