@@ -192,7 +192,7 @@ def _held_out(key: bytes) -> bool:
 
 
 def _key(sample: Sample) -> bytes:
-    """What a sample is told from others by: its text, or its sizes."""
+    """What two samples are the same by: their text, or their sizes."""
     query = sample.query
     return (query.text or f"{query.prompt_tokens} {sample.output_tokens}").encode(errors="replace")
 

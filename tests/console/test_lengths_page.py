@@ -371,7 +371,7 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     monkeypatch.setattr(training, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker trains a new version" in answer.content.decode()
-    assert asked == [(services.TRAIN_TASK, "operator", "new prompts")]
+    assert asked == [(training.TRAIN_TASK, "operator", "new prompts", "student")]
     monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
