@@ -178,6 +178,8 @@ class Environment(BaseSettings):
     """How long a request waits for its predicted length at most; `PILOTHOUSE_LENGTHS=0` does without."""
     LENGTH_INLINE_US: Microseconds = 1000.0
     """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    LENGTH_TORCH_THREADS: PositiveCount = 1
+    """Threads of torch in each process in which a length model on an encoder answers."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0
@@ -273,6 +275,7 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": unquote(parts.path)[1:],  # sqlite:///relative and sqlite:////absolute
+            "CONN_MAX_AGE": 600,  # opening costs more than most queries; PostgreSQL has a pool
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",

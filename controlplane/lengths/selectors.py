@@ -229,9 +229,9 @@ def active_version() -> LengthVersion | None:
     return LengthVersion.objects.filter(state=VersionState.ACTIVE).first()
 
 
-def shadow_version() -> LengthVersion | None:
-    """The newest of them."""
-    return LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number").first()
+def shadow_versions() -> list[LengthVersion]:
+    """Newest first; one of each kind at most."""
+    return list(LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Model
 from controlplane.jobs.broker import send_task
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
@@ -52,12 +53,35 @@ class InUse(NamedTuple):
 BUNDLED = InUse(0, KIND, "")
 
 
-def in_use() -> tuple[InUse, InUse | None]:
-    """The active version and its shadow, if there is one."""
-    rows = LengthVersion.objects.filter(state__in=[VersionState.ACTIVE, VersionState.SHADOW]).order_by("-number")
-    by_state = {row.state: row for row in reversed(rows)}
-    active, shadow = by_state.get(VersionState.ACTIVE), by_state.get(VersionState.SHADOW)
-    return used(active) if active else BUNDLED, used(shadow) if shadow else None
+class Assigned(NamedTuple):
+    """Which versions predict: the one in use, those in shadow, and of models that name a kind the version of that kind."""
+
+    active: InUse
+    shadows: tuple[InUse, ...]
+    of_model: dict[str, InUse]
+
+
+def in_use() -> InUse:
+    """The active version; the bundled student without one."""
+    active = selectors.active_version()
+    return used(active) if active else BUNDLED
+
+
+def assigned() -> Assigned:
+    """A model that names a kind is served by the newest version of it that is not rejected, the active one first.
+
+    Of a kind without any, the version in use predicts. A version that models name is no shadow any more: it answers.
+    """
+    active = in_use()
+    named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
+    newest = {active.kind: active}
+    for row in LengthVersion.objects.exclude(state=VersionState.REJECTED).order_by("-number"):
+        newest.setdefault(row.kind, used(row))
+    newest.setdefault(BUNDLED.kind, BUNDLED)
+    of_model = {model: newest[kind] for model, kind in named.items() if kind in newest}
+    shadows = LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number")
+    answering = set(of_model.values())
+    return Assigned(active, tuple(one for row in shadows if (one := used(row)) not in answering), of_model)
 
 
 def used(version: LengthVersion) -> InUse:
@@ -87,7 +111,7 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
     """
     rows = list(LengthSample.objects.select_related("tenant").order_by("-pk")[:MOST_TRAINED])
     rows = [row for row in rows if row.max_tokens is None or row.output_tokens < row.max_tokens]
-    active, _ = in_use()
+    active = in_use()
     student = _begin(active)
     readable = _readable(student, rows)
     if len(readable) < len(rows) / 2:  # of a version whose vocabulary went with an older release
@@ -112,7 +136,7 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
         path = folder() / f"{KIND}-{number}.npz"
         student.save(path)
         if measures["mae"] <= before["mae"]:
-            for other in LengthVersion.objects.filter(state=VersionState.SHADOW):
+            for other in LengthVersion.objects.filter(state=VersionState.SHADOW, kind=KIND):
                 _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
         version = LengthVersion.objects.create(
             number=number,
@@ -254,15 +278,20 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
 
 
 def judge(now: datetime) -> LengthVersion | None:
-    """Promote the shadow if it proved better than the active version, reject it if it did not; None while neither is known.
+    """Promote a shadow if it proved better than the active version, reject one that did not; None while neither is known.
 
-    It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
+    One is moved at a time. It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
     `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests of it.
     """
-    shadow = selectors.shadow_version()
-    if shadow is None or not settings.LENGTH_PROMOTE:
+    if not settings.LENGTH_PROMOTE:
         return None
-    active, _ = in_use()
+    answering = assigned()
+    judged = (_judge(shadow, answering.active, now) for shadow in selectors.shadow_versions()
+              if used(shadow) in answering.shadows)  # fmt: skip
+    return next(filter(None, judged), None)
+
+
+def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion | None:
     since = max(shadow.trained_at, now - JUDGED_OVER)
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < settings.LENGTH_PROMOTE_REQUESTS:

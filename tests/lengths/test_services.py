@@ -95,7 +95,7 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
         for text in ("Write a long and detailed essay about thing 9", "Say yes or no: is thing 8 a fruit?")
     )
     assert long > 2 * short
-    assert versions.in_use() == (versions.BUNDLED, versions.used(version))
+    assert versions.assigned() == (versions.BUNDLED, (versions.used(version),), {})
     assert kinds() == ["length_version.trained"]
     assert versions.train(timezone.now()).number == 2
     assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
@@ -166,11 +166,11 @@ def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operato
     one, two = made(1, STATES.ACTIVE), made(2)
     assert versions.promote(two, operator, "better").state == STATES.ACTIVE
     assert states() == {1: "retired", 2: "active"}
-    assert versions.in_use()[0].name == "student 2"
+    assert versions.in_use().name == "student 2"
     assert versions.rollback(None, operator, "worse").number == 1
     assert states() == {1: "active", 2: "rejected"}
     assert versions.rollback(None, operator) is None
-    assert versions.in_use() == (versions.BUNDLED, None)
+    assert versions.assigned() == (versions.BUNDLED, (), {})
     with pytest.raises(ActionError):
         versions.rollback(None, operator)
     one.refresh_from_db()
@@ -217,7 +217,7 @@ def test_a_trained_file_can_be_promoted(operator, state_folder):
     (state_folder / "lengths").mkdir()
     bundled().save(state_folder / "lengths" / "student-1.npz")
     versions.promote(made(1, file="lengths/student-1.npz"), operator)
-    assert versions.in_use()[0].file == str(state_folder / "lengths" / "student-1.npz")
+    assert versions.in_use().file == str(state_folder / "lengths" / "student-1.npz")
 
 
 def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypatch, state_folder):
@@ -228,7 +228,7 @@ def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypat
     with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
         versions.promote(old, operator)
     LengthVersion.objects.update(state=STATES.ACTIVE)
-    assert versions._begin(versions.in_use()[0]).fitted  # training goes on from the bundled one
+    assert versions._begin(versions.in_use()).fitted  # training goes on from the bundled one
     with pytest.raises(ActionError, match="cannot be used"):
         versions.promote(made(2, file="lengths/student-1.npz"), operator)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from controlplane.gateway.admission.validation import Call, prompt_text
+from controlplane.gateway.lengths.answering import Answerer
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC
 from forecasting.lengths import LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import CacheKey
@@ -25,12 +26,16 @@ class Prediction:
     source: str
     served: Answer
     why: str = ""
-    """Why the prior answered."""
+    """Why the version that was to answer did not."""
     seen: int = 0
     """Lengths that the cache's answer stands on."""
     raw: Answer | None = None
     """What the length model said, before it was put right."""
     righted: Righted | None = None
+    by: Answerer | None = None
+    """Whose answer it is, unless a cache's or the prior's."""
+    late: bool = False
+    """The version that was to answer would have come too late."""
     query: LengthQuery | None = None
     key: CacheKey | None = None
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from scheduling.fleet.profile import Profile
+from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import NO_BOUND, Batching, Cluster, Delays, EndpointKey, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
@@ -115,13 +116,6 @@ def _policy(scenario: Scenario, key: EndpointKey, name: str) -> Any:
 
 
 def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:
-    given = scenario.latency_ms
-
-    def between_ms(origin: str, target: str) -> float:
-        if origin == target:
-            return given.get(origin, {}).get(target, 0.0)
-        if target in given.get(origin, {}):
-            return given[origin][target]
-        return given.get(target, {}).get(origin, 0.0)
-
-    return [[between_ms(origin, target) / 1000 for target in regions] for origin in regions]
+    rows = scenario.latency_ms.items()
+    given = {(origin, target): each_ms for origin, targets in rows for target, each_ms in targets.items()}
+    return [[latency_ms(given, origin, to, unknown_ms=0.0) / 1000 for to in regions] for origin in regions]

@@ -99,7 +99,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
     lines = tables.lines(selectors.by_model_and_tenant(scope), asked.filters.order, drifting)
     by_predictor = selectors.by_predictor(scope)
-    duel = tables.compare(scope) if asked.everything else None
+    duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
     if request.GET.get("format") == "csv":
         return _csv(request, charts, lines, by_predictor, asked)
@@ -116,8 +116,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "service": service,
         "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
         "drifts": drifts,
-        "versions": tables.version_rows(by_predictor, duel) if asked.everything else [],
-        "duel": duel,
+        "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
+        "duel": next(iter(duels.values()), None),
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }
     return render(request, "console/lengths/lengths.html", context)
@@ -136,7 +136,7 @@ def _csv(
     if name == "sources":
         return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
     if name == "versions" and asked.everything:
-        return table(tables.VERSIONS, tables.version_rows(by_predictor, None)).csv("length-versions")
+        return table(tables.VERSIONS, tables.version_rows(by_predictor, {})).csv("length-versions")
     return table(tables.LINES, lines).csv("lengths")
 
 
