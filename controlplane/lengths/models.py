@@ -52,6 +52,10 @@ class LengthSample(models.Model):
     prompt_tokens = models.PositiveIntegerField()
     max_tokens = models.PositiveIntegerField(null=True)
     turns = models.PositiveSmallIntegerField(default=1)
+    conversation = models.JSONField(
+        null=True, help_text="Sizes of the messages before the last one; none where there are none, or it is not known."
+    )
+    tools = models.PositiveSmallIntegerField(default=0)
     features = models.BinaryField(
         blank=True, help_text="Of the prompt, by `forecasting.lengths`; no text can be read off."
     )

@@ -14,7 +14,7 @@ from controlplane.console.filters import Order
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
-from controlplane.lengths import selectors, services
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthMinute, LengthVersion
 from controlplane.lengths.selectors import Measures, scope_of
 from tests.console import length_rows
@@ -368,11 +368,11 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "There are 100 samples to learn from" in answer.content.decode()
     settings.LENGTH_TRAIN_SAMPLES = 50
     asked = []
-    monkeypatch.setattr(services, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    monkeypatch.setattr(training, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker trains a new version" in answer.content.decode()
-    assert asked == [(services.TRAIN_TASK, "operator", "new prompts")]
-    monkeypatch.setattr(services, "send_task", lambda *args, **kwargs: False)
+    assert asked == [(training.TRAIN_TASK, "operator", "new prompts", "student")]
+    monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
 
