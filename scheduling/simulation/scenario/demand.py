@@ -110,7 +110,7 @@ class Demand(Part):
 
 
 class PredictionsOf(Part):
-    """What a dispatcher is told of output lengths."""
+    """What a dispatcher knows of output lengths."""
 
     kind: Literal["exact", "error", "none"] = "exact"
     """`exact`: the true ones. `error`: those times an error drawn for each. `none`: the mean of its model."""

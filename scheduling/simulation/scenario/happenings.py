@@ -29,7 +29,7 @@ class FailureOf(Part):
 
 
 class RandomFailures(Part):
-    """Every instance fails at random moments, on average so many hours apart."""
+    """Every instance fails at random moments, with so many hours between two on average."""
 
     mtbf_h: Positive
     repair_min: AtLeast0 | None = None

@@ -47,13 +47,13 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
-    """Output tokens as a dispatcher is told them; None for the true ones."""
-    told = scenario.predictions
-    if told.kind == "exact":
+    """Output tokens as a dispatcher expects them; None for the true ones."""
+    predictions = scenario.predictions
+    if predictions.kind == "exact":
         return None
-    if told.kind == "error":
+    if predictions.kind == "error":
         noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
-        expected = workload.output_tokens * (told.bias * np.exp(told.log_sd * noise))
+        expected = workload.output_tokens * (predictions.bias * np.exp(predictions.log_sd * noise))
     else:
         codes = workload.model.codes
         sums = np.bincount(codes, workload.output_tokens, len(workload.model.names))
