@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scheduling.queueing.ordering import due_s
+from scheduling.queueing.ordering import due_s, hold_s
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
@@ -29,25 +30,38 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
     priority = np.array([one.priority for one in of_class], np.int32)
     promised = [promise_of(one) for one in of_class]
     deadline_s = np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promised])
-    predicted = None
-    if scenario.demand.prediction_error > 0:
-        noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
-        factors = np.exp(scenario.demand.prediction_error * noise)
-        predicted = np.maximum(1, np.rint(workload.output_tokens * factors)).astype(np.int32)
+    held_s = np.array([hold_s(each.deadline_s, scenario.policies.max_hold_s) for each in promised])
     requests = make_requests(
         workload.arrival_s,
         workload.prompt_tokens,
         workload.output_tokens,
         model=_codes(workload.model, cluster.models),
         region=_codes(workload.region, cluster.regions),
-        predicted_tokens=predicted,
+        predicted_tokens=_predicted(scenario, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
         # Where all classes are alike, one number for all takes no memory.
         priority=priority[slo_class] if np.unique(priority).size > 1 else int(priority[0]),
         deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
+        hold_s=held_s[slo_class] if np.unique(held_s).size > 1 else float(held_s[0]),
     )
     return _with_prefixes(scenario, workload, requests)
+
+
+def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
+    """Output tokens as a dispatcher expects them; None for the true ones."""
+    predictions = scenario.predictions
+    if predictions.kind == "exact":
+        return None
+    if predictions.kind == "error":
+        noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
+        expected = workload.output_tokens * (predictions.bias * np.exp(predictions.log_sd * noise))
+    else:
+        codes = workload.model.codes
+        sums = np.bincount(codes, workload.output_tokens, len(workload.model.names))
+        expected = (sums / np.maximum(np.bincount(codes, minlength=sums.size), 1))[codes]
+    rounded: NDArray[np.int32] = np.maximum(1, np.rint(expected)).astype(np.int32)
+    return rounded
 
 
 def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
