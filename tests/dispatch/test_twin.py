@@ -315,22 +315,22 @@ async def test_both_clocks_see_alike_what_is_coming(at_s):
 @pytest.mark.parametrize("routing", ["join_shortest_queue", "least_delay"])
 @pytest.mark.parametrize("ordering", ["priority", "slack"])
 async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
-    """All callers are in one region, and classes with a deadline are held until it, others for three seconds."""
+    """All callers are in one region, and classes with a deadline are held until it, others for half a second."""
     random = np.random.default_rng([3, len(routing), len(ordering)])
     fleet = simulated_fleet(random, routing, ordering, sweeps=True)
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
-    deadlines = [None if random.random() < 0.5 else float(random.integers(2, 9)) for _ in range(REQUESTS)]
+    deadlines = [None if random.random() < 0.5 else float(random.integers(2, 4)) for _ in range(REQUESTS)]
     requests = make_requests(
-        np.cumsum(random.exponential(1 / 40, REQUESTS)),
+        np.cumsum(random.exponential(1 / 100, REQUESTS)),
         random.integers(1, 55, REQUESTS),
         output,
         predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
         model=random.integers(0, 2, REQUESTS),
         region=np.where(random.random(REQUESTS) < 0.8, 0, 1),
         priority=random.integers(0, 3, REQUESTS),
-        hold_s=[hold_s(NEVER if each is None else each, 3.0) for each in deadlines],
+        hold_s=[hold_s(NEVER if each is None else each, 0.5) for each in deadlines],
     )
-    live = Live(fleet, max_hold_s=3.0)
+    live = Live(fleet, max_hold_s=0.5)
     live.run(fleet, requests, deadlines=deadlines)
     result = Simulation(fleet, requests, decisions=True).run()
 
@@ -342,4 +342,6 @@ async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
     assert sorted(number for number, _ in live.refused) == refused
     assert (result.counters["expired"], result.counters["rehomed"]) == (len(expired), live.moved)
     assert live.moved
-    assert {deadlines[number] is None for number in expired} == {True, False}
+    assert any(deadlines[number] is None for number in expired)
+    promised = [each is not None for each in deadlines]
+    assert np.nanmax(result.outcomes["queue_s"][promised]) > 1.0, "one with a deadline is held for longer"
