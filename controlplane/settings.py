@@ -230,6 +230,7 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
     "workers.tasks.simulation.run_simulation": {"queue": "simulation"},
+    "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
 }
 LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, environment.PLAN_EVERY_S / 6))
 CELERY_BEAT_SCHEDULE |= {
@@ -260,6 +261,8 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "look-after-simulations": {
         "task": "workers.tasks.simulation.look_after_simulations",
+    "backtest-ledger": {
+        "task": "workers.tasks.planning.backtest_ledger",
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },

@@ -98,6 +98,12 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, now, live, fleet
     assert row["cache_ratio"] == pytest.approx(summary["lengths"]["answered"]["cache"] / answered)
     assert row["late_ratio"] == pytest.approx(summary["lengths"]["late"] / answered)
     assert 'data-scope="" data-table="lengths"' in html
+    own = html.partition('id="length-models"')[2].partition("</table>")[0]
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
+    assert cells[:2] == ["llama-3.1-8b", "a process of its own"]
+    assert cells[3] == "86%"
+    assert cells[4].endswith(" ms")
+    assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
 
 
 def test_a_gateway_without_the_service_is_not_a_silent_one(reader, now, live, fleet_feed, monkeypatch):
