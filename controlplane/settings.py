@@ -261,6 +261,9 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "look-after-simulations": {
         "task": "workers.tasks.simulation.look_after_simulations",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
     "backtest-ledger": {
         "task": "workers.tasks.planning.backtest_ledger",
         "schedule": 60.0,
