@@ -157,7 +157,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
         "answered_by": source,
         "by_source": split,
         "late": service.late,
-        "apart": model["apart"],
+        "apart": model["own_process"],
     }
     await service.answering.stop()
     return result

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import math
 import time
-from typing import Final
+from collections import defaultdict
+from typing import Any, Final
 
 from django.conf import settings
 
@@ -70,12 +71,12 @@ class Answerer:
         self._restarts += before.restarts
         await before.stop()
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """For the published summary."""
         return {
             "version": self.version.name,
             "kind": self.version.kind,
-            "apart": isinstance(self.predictor, SubprocessPredictor),
+            "own_process": isinstance(self.predictor, SubprocessPredictor),
             "restarts": self.restarts,
             **self.predictor.timing.report(),
         }
@@ -99,6 +100,13 @@ class Answering:
 
     def all(self) -> list[Answerer]:
         return [*([self.active] if self.active else []), *self.named.values()]
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Of each that answers, with the models that name its kind."""
+        named = defaultdict(list)
+        for model, version in sorted(self._of_model.items()):
+            named[version].append(model)
+        return [{**one.report(), "models": named[one.version]} for one in self.all()]
 
     async def take(self, assigned: Assigned) -> None:
         """Let those answer that are *assigned* now."""

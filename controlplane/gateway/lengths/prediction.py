@@ -6,15 +6,15 @@ from typing import Any, Final
 
 from controlplane.gateway.admission.validation import Call, prompt_text
 from controlplane.gateway.lengths.answering import Answerer
-from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from forecasting.lengths import LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import CacheKey
 from forecasting.lengths.service.online import Righted
 from forecasting.lengths.service.predictor import Answer
 
 FORCED: Final = "forced"
-SOURCES: Final = {CACHE: "cache", SEMANTIC: "semantic", PRIOR: "prior", FORCED: FORCED}
-"""Names of sources in the published summary; whatever else answers is `student`."""
+SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
+"""Names of sources in the published summary; whatever else answers is `model`."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
-In this order: a prompt that was seen (exact cache), one much like it (semantic cache), the active version of the length
-model, put right for its (model, tenant), and the prior. Nothing here can fail a request: what raises, is late or makes no
+In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model that
+answers, put right for its (model, tenant), and the prior. Nothing here can fail a request: what raises, is late or makes no
 sense is counted, and the prior answers. When a request ends, all of them learn from it, in microseconds; what takes longer
 (rows, the shadow's predictions) waits for `flush`, beside the event loop.
 """
@@ -25,7 +25,7 @@ from controlplane.gateway.lengths.shadows import Shadows
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
-from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from controlplane.lengths.services import BUNDLED, Assigned
 from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
@@ -119,7 +119,7 @@ class LengthService:
                 )  # its text may hold the prompt's
                 self.failed[Why.FAILED] += 1
                 prediction = self._by_prior(asked, None, PRIOR, Why.FAILED)
-        self.answered[SOURCES.get(prediction.source, "student")] += 1
+        self.answered[SOURCES.get(prediction.source, "model")] += 1
         elapsed_s = time.perf_counter() - began
         self.late += elapsed_s > self.budget_s or prediction.late
         self.timing.took(elapsed_s)
@@ -130,7 +130,7 @@ class LengthService:
         key = None
         if self.cache is not None:
             key = self.cache.key(query, call.prompt_characters)
-            for source, look in ((CACHE, self.cache.exact), (SEMANTIC, self.cache.nearest)):
+            for source, look in ((CACHE, self.cache.exact), (LEXICAL, self.cache.nearest)):
                 seen: Seen | None = look(key) if key is not None else None
                 tokens = seen.tokens(asked.max_tokens) if seen is not None else 0.0
                 if seen is not None and tokens:
@@ -266,7 +266,7 @@ class LengthService:
         p50_ms, p99_ms = self.timing.percentiles()
         active, answerers = self.answering.active, self.answering.all()
         return {
-            "answered": {name: self.answered[name] for name in ("cache", "semantic", "student", "prior", FORCED)},
+            "answered": {name: self.answered[name] for name in ("cache", "lexical", "model", "prior", FORCED)},
             "p50_ms": p50_ms,
             "p99_ms": p99_ms,
             "late": self.late,
@@ -286,7 +286,7 @@ class LengthService:
             ],
             "version": active.version.name if active else "",
             "shadow": ", ".join(self.shadows.names),
-            "models": [answerer.report() for answerer in answerers],
+            "models": self.answering.reports(),
             "budget_ms": round(self.budget_s * 1000, 3),
             "restarts": sum(answerer.restarts for answerer in answerers),
         }

@@ -106,6 +106,21 @@ class Demand(Part):
     duration_h: Positive | None = None
     too_long: Literal["refuse", "clip", "drop"] = "refuse"
     """What happens to requests longer than their model's context."""
-    prediction_error: AtLeast0 = 0.0
-    """Standard deviation of the logarithm of predicted over true output; 0 is an oracle."""
     random_bursts: RandomBursts | None = None
+
+
+class PredictionsOf(Part):
+    """What a dispatcher knows of output lengths."""
+
+    kind: Literal["exact", "error", "none"] = "exact"
+    """`exact`: the true ones. `error`: those times an error drawn for each. `none`: the mean of its model."""
+    log_sd: AtLeast0 = 0.0
+    """Standard deviation of the logarithm of predicted over true."""
+    bias: Positive = 1.0
+    """Median of predicted over true."""
+
+    @model_validator(mode="after")
+    def _of_kind(self) -> Self:
+        if self.kind != "error" and (self.log_sd, self.bias) != (0.0, 1.0):
+            raise ValueError(f"log_sd and bias are those of kind error, not of {self.kind}")
+        return self

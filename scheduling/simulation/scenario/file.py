@@ -3,11 +3,12 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from scheduling.simulation.scenario.loose_ends import loose_ends
+from scheduling.simulation.scenario.parts import Part
 from scheduling.simulation.scenario.scenario import Scenario
 from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_at
 
@@ -24,6 +25,16 @@ def load_scenario(path: Path) -> Scenario:
         position = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         line, what = (int(position[1]), str(error).replace(position[0], "")) if position else (0, str(error))
         raise ScenarioError(path, line, "", f"is not TOML: {what}") from error
+    return check_scenario(values, path, text)
+
+
+def text_of(path: Path) -> str:
+    """The TOML at *path*, for lines in errors; empty for a scenario that is no file."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def check_scenario(values: Any, path: Path, text: str = "") -> Scenario:
+    """The scenario that *values* are, as read from *path*; *text* is its TOML, for lines. Raises ScenarioError."""
     try:
         scenario = Scenario.model_validate(values)
     except ValidationError as error:
@@ -53,7 +64,25 @@ def _words(error: Any) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
-        return "is not a key of a scenario"
+        return f"is not a key here; there is {', '.join(_table(error['loc'][:-1]).model_fields)}"
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     value = error["input"]
     return message if isinstance(value, dict | list) or f"not {value!r}" in message else f"{message}, not {value!r}"
+
+
+def _table(location: tuple[int | str, ...]) -> type[Part]:
+    """The kind of table at *location*."""
+    table: type[Part] = Scenario
+    steps = iter(location)
+    for step in steps:
+        annotation = table.model_fields[str(step)].annotation
+        table = _part_in(annotation) or table
+        if get_origin(annotation) in (list, dict):
+            next(steps, None)  # the number of an element, or its name
+    return table
+
+
+def _part_in(annotation: Any) -> type[Part] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return annotation
+    return next((part for each in get_args(annotation) if (part := _part_in(each))), None)

@@ -1,15 +1,22 @@
 """Tables of a scenario that say how requests are dispatched and instances scaled, and what callers are promised."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, FiniteFloat, model_validator
 
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.routers import POLICY_CODES
+from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size, one_of
+
+Routing = Annotated[str, AfterValidator(lambda name: one_of(name, POLICY_CODES))]
+Ordering = Annotated[str, AfterValidator(lambda name: one_of(name, ORDERINGS))]
+Parameters = dict[str, FiniteFloat | int]
 
 
 class SloClassOf(Part):
+    kind: Literal["interactive", "non_interactive", "opportunistic"] = "interactive"
+    """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and leave out the last."""
     ttft_ms: Positive | None = None
     itl_ms: Positive | None = None
     e2e_ms: Positive | None = None
@@ -24,39 +31,41 @@ class BatchingOf(Part):
     wait_timeout_s: AtLeast0 = 0.0
 
 
-class ReactiveOf(Part):
-    out_above: Positive = 0.7
-    in_below: AtLeast0 = 0.3
-    cooldown_s: AtLeast0 = 15.0
-    min_instances: Count = 2
-    max_instances: Count = 20
+class EndpointOf(Part):
+    """Policies of one model, in one region or in all, where they differ from those of all endpoints. Later ones count."""
+
+    model: str
+    region: str | None = None
+    routing: Routing | None = None
+    ordering: Ordering | None = None
+    ordering_stretch: AtLeast0 | None = None
+    dispatch_round_trip_ms: AtLeast0 | None = None
+    requests_ahead_limit: Count | None = None
+    queue_bound: Size | None = None
+    batching: BatchingOf | None = None
+    strategy: str | None = None
+    parameters: Parameters = {}
+    """Of `strategy`."""
+    min_instances: Count | None = None
+    max_instances: Count | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_instances > self.max_instances:
-            raise ValueError(f"min_instances ({self.min_instances}) is above max_instances ({self.max_instances})")
-        if self.in_below >= self.out_above:
-            raise ValueError(f"in_below ({self.in_below}) must be below out_above ({self.out_above})")
+    def _known(self) -> Self:
+        if self.strategy is not None:
+            make_strategy(self.strategy, self.parameters)
+        elif self.parameters:
+            raise ValueError("parameters are those of a strategy: name it")
         return self
 
 
 class Policies(Part):
-    routing: str = "join_shortest_queue"
-    ordering: str = "fcfs"
+    """Policies of all endpoints."""
+
+    routing: Routing = "join_shortest_queue"
+    ordering: Ordering = "fcfs"
     ordering_stretch: AtLeast0 = STRETCH
     dispatch_round_trip_ms: AtLeast0 = 0.0
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 = 0.7
     queue_bound: Size | None = None
     batching: BatchingOf = BatchingOf()
-    reactive: ReactiveOf | None = None
-
-    @field_validator("routing")
-    @classmethod
-    def _known_routing(cls, value: str) -> str:
-        return one_of(value, POLICY_CODES)
-
-    @field_validator("ordering")
-    @classmethod
-    def _known_ordering(cls, value: str) -> str:
-        return one_of(value, ORDERINGS)

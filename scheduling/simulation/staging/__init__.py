@@ -1,5 +1,5 @@
 """From a scenario to a simulation that is ready to run."""
 
-from scheduling.simulation.staging.stage import Stage, stage
+from scheduling.simulation.staging.stage import Stage, past_requests, stage
 
-__all__ = ["Stage", "stage"]
+__all__ = ["Stage", "past_requests", "stage"]

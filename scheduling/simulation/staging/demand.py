@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,9 @@ from scheduling.simulation.workload.generator import (
     random_bursts,
 )
 from scheduling.simulation.workload.traces import TraceError, load_trace
+
+PAST_SEED = 1_000_003
+"""Added to a seed for the demand before the begin."""
 
 
 def demand_of(scenario: Scenario, folder: Path, seed: int) -> tuple[Workload, int]:
@@ -114,6 +118,19 @@ def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: 
             raise Misfit(("trace", kind), f"no instance of the fleet serves {name}")
         ours.append(name)
     return column._replace(names=ours)
+
+
+def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
+    """What the clients asked for in the whole weeks before, `history_days` long at least: other draws, without bursts."""
+    weeks = ceil(scenario.forecast.history_days / 7)
+    quiet = scenario.model_copy(
+        update={
+            "demand": scenario.demand.model_copy(update={"duration_h": 168.0 * weeks, "random_bursts": None}),
+            "bursts": [],
+        }
+    )
+    workload = _synthetic(quiet, folder, seed + PAST_SEED)
+    return _fit_context(quiet, workload, "clients")[0]
 
 
 def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:

@@ -1,10 +1,12 @@
 """The fleet of a scenario and its policies, as a cluster."""
 
+from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 from scheduling.fleet.profile import Profile
-from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec
+from scheduling.routing.regions import latency_ms
+from scheduling.simulation.cluster.description import NO_BOUND, Batching, Cluster, Delays, EndpointKey, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Price
@@ -15,7 +17,12 @@ from scheduling.simulation.staging.misfit import Misfit
 
 def instance_gpu(group: Group) -> str:
     """The GPUs of one instance as one type, such as `4 x h100-80gb`: what its hours and dollars are counted by."""
-    return group.gpu if group.tensor_parallel == 1 else f"{group.tensor_parallel} x {group.gpu}"
+    return gpus_as_type(group.gpu, group.tensor_parallel)
+
+
+def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
+    """As `instance_gpu`, of *tensor_parallel* GPUs."""
+    return gpu if tensor_parallel == 1 else f"{tensor_parallel} x {gpu}"
 
 
 def prices_of(scenario: Scenario) -> dict[str, Price]:
@@ -65,7 +72,11 @@ def cluster_of(scenario: Scenario) -> Cluster:
                 )
                 for number, state in enumerate(states, 1)
             ]
-    policies = scenario.policies
+    keys = list(dict.fromkeys((spec.model, spec.region) for spec in instances))
+
+    def per_endpoint(name: str, made: Callable[[Any], Any] = lambda value: value) -> dict[EndpointKey, Any]:
+        return {key: made(_policy(scenario, key, name)) for key in keys}
+
     unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
     if unknown:
         known = ", ".join(each.name for each in fields(Delays))
@@ -75,7 +86,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
     except ValueError as error:
         raise Misfit(("delays",), str(error)) from error
     try:
-        batching = Batching(**policies.batching.model_dump())
+        batching = per_endpoint("batching", lambda given: Batching(**given.model_dump()))
     except ValueError as error:
         raise Misfit(("policies", "batching"), str(error)) from error
     try:
@@ -84,29 +95,27 @@ def cluster_of(scenario: Scenario) -> Cluster:
             models=list(scenario.models),
             regions=regions,
             latency_s=_latency_s(scenario, regions),
-            routing=policies.routing,
-            ordering=policies.ordering,
-            ordering_stretch=policies.ordering_stretch,
-            dispatch_round_trip_s=policies.dispatch_round_trip_ms / 1000,
-            requests_ahead_limit=policies.requests_ahead_limit,
-            threshold=policies.region_threshold,
-            queue_bound=policies.queue_bound,
+            routing=per_endpoint("routing"),
+            ordering=per_endpoint("ordering"),
+            ordering_stretch=per_endpoint("ordering_stretch"),
+            dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
+            requests_ahead_limit=per_endpoint("requests_ahead_limit"),
+            threshold=scenario.policies.region_threshold,
+            queue_bound=per_endpoint("queue_bound", lambda bound: NO_BOUND if bound is None else bound),
             batching=batching,
             delays=delays,
-            reactive=None if policies.reactive is None else Reactive(**policies.reactive.model_dump()),
         )
     except ValueError as error:
         raise Misfit((), str(error)) from error
 
 
+def _policy(scenario: Scenario, key: EndpointKey, name: str) -> Any:
+    """The policy *name* at the endpoint *key*: of the last of `[[endpoints]]` that gives it, else that of all."""
+    given = [value for _, one in scenario.of_endpoint(*key) if (value := getattr(one, name)) is not None]
+    return given[-1] if given else getattr(scenario.policies, name)
+
+
 def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:
-    given = scenario.latency_ms
-
-    def between_ms(origin: str, target: str) -> float:
-        if origin == target:
-            return given.get(origin, {}).get(target, 0.0)
-        if target in given.get(origin, {}):
-            return given[origin][target]
-        return given.get(target, {}).get(origin, 0.0)
-
-    return [[between_ms(origin, target) / 1000 for target in regions] for origin in regions]
+    rows = scenario.latency_ms.items()
+    given = {(origin, target): each_ms for origin, targets in rows for target, each_ms in targets.items()}
+    return [[latency_ms(given, origin, to, unknown_ms=0.0) / 1000 for to in regions] for origin in regions]

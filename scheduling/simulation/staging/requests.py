@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduling.queueing.ordering import due_s
 from scheduling.simulation.cluster.description import Cluster
@@ -29,18 +30,13 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
     priority = np.array([one.priority for one in of_class], np.int32)
     promised = [promise_of(one) for one in of_class]
     deadline_s = np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promised])
-    predicted = None
-    if scenario.demand.prediction_error > 0:
-        noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
-        factors = np.exp(scenario.demand.prediction_error * noise)
-        predicted = np.maximum(1, np.rint(workload.output_tokens * factors)).astype(np.int32)
     requests = make_requests(
         workload.arrival_s,
         workload.prompt_tokens,
         workload.output_tokens,
         model=_codes(workload.model, cluster.models),
         region=_codes(workload.region, cluster.regions),
-        predicted_tokens=predicted,
+        predicted_tokens=_predicted(scenario, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
         # Where all classes are alike, one number for all takes no memory.
@@ -48,6 +44,22 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
     )
     return _with_prefixes(scenario, workload, requests)
+
+
+def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
+    """Output tokens as a dispatcher expects them; None for the true ones."""
+    predictions = scenario.predictions
+    if predictions.kind == "exact":
+        return None
+    if predictions.kind == "error":
+        noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
+        expected = workload.output_tokens * (predictions.bias * np.exp(predictions.log_sd * noise))
+    else:
+        codes = workload.model.codes
+        sums = np.bincount(codes, workload.output_tokens, len(workload.model.names))
+        expected = (sums / np.maximum(np.bincount(codes, minlength=sums.size), 1))[codes]
+    rounded: NDArray[np.int32] = np.maximum(1, np.rint(expected)).astype(np.int32)
+    return rounded
 
 
 def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:

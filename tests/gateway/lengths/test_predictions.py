@@ -15,7 +15,7 @@ from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
 from tests.lengths.bad_models import constant
 
 
-async def test_model_then_exact_cache_then_semantic_cache(served, service):
+async def test_model_then_exact_cache_then_lexical_cache(served, service):
     await say(served, LONG, 40)
     assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "student 0"}
     await say(served, LONG, 40)
@@ -23,10 +23,10 @@ async def test_model_then_exact_cache_then_semantic_cache(served, service):
     assert (exact["tokens"], exact["source"], exact["seen"]) == (40, "cache", 1)
     assert 40 < exact["upper_tokens"] < 100
     await say(served, LONG.replace("lemon", "melon"), 40)
-    assert (await prediction_of(served))["source"] == "semantic cache"
+    assert (await prediction_of(served))["source"] == "lexical cache"
     row = (await served.rows())[-1]
     assert row.predicted_output_tokens == 40
-    assert service.answered == {"student": 1, "cache": 1, "semantic": 1}
+    assert service.answered == {"model": 1, "cache": 1, "lexical": 1}
 
 
 async def test_rules_of_the_request_bound_every_source(served, service):
@@ -185,7 +185,7 @@ async def test_a_message_of_history_does_not_multiply(served):
         assert response.status == 200
         await response.read()
         said = await prediction_of(served)
-        assert said["source"] in {"student 0", "semantic cache", "cache"}
+        assert said["source"] in {"student 0", "lexical cache", "cache"}
         if said["source"] == "student 0":
             predicted.append(said["tokens"])
     assert len(predicted) >= 2
