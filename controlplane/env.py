@@ -116,7 +116,7 @@ class Environment(BaseSettings):
     LEDGER_KEEP_DAYS: WholeDays = 30
     """How long request rows are kept; minute rows stay."""
     MAX_HOLD_S: Seconds = 600.0
-    """How long a request may wait for an instance with room, a cold start included."""
+    """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
     """How long a connection to an instance may take before another instance is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
