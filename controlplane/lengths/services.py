@@ -22,6 +22,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.broker import send_task
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.tuning.selectors import tuned
 from forecasting.lengths import LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.service.subprocess_server import load
 
@@ -93,10 +94,10 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
     if len(readable) < len(rows) / 2:  # of a version whose vocabulary went with an older release
         student = bundled()
         readable = _readable(student, rows)
-    if len(readable) < max(HELD_OUT, settings.LENGTH_TRAIN_SAMPLES):
+    if len(readable) < max(HELD_OUT, tuned().LENGTH_TRAIN_SAMPLES):
         raise ActionError(
-            f"There are {len(readable)} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES} "
-            "(PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
+            f"There are {len(readable)} samples to learn from; a training needs {tuned().LENGTH_TRAIN_SAMPLES} "
+            "(LENGTH_TRAIN_SAMPLES)."
         )
     held_out = [row for row in readable if _held_out(row)]
     learnt = [row for row in readable if not _held_out(row)]
@@ -142,8 +143,8 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
 def ask_for_training(actor: User, reason: str = "") -> bool:
     """Have a worker train now; False if the broker does not answer. Raises ActionError when there are too few samples."""
     count = LengthSample.objects.count()
-    if count < settings.LENGTH_TRAIN_SAMPLES:
-        raise ActionError(f"There are {count} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES}.")
+    if count < tuned().LENGTH_TRAIN_SAMPLES:
+        raise ActionError(f"There are {count} samples to learn from; a training needs {tuned().LENGTH_TRAIN_SAMPLES}.")
     record("length_version.training_asked", actor=actor, reason=reason)
     return send_task(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
 
@@ -260,14 +261,14 @@ def judge(now: datetime) -> LengthVersion | None:
     `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests of it.
     """
     shadow = selectors.shadow_version()
-    if shadow is None or not settings.LENGTH_PROMOTE:
+    if shadow is None or not tuned().LENGTH_PROMOTE:
         return None
     active, _ = in_use()
     since = max(shadow.trained_at, now - JUDGED_OVER)
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
-    if duel is None or duel.gain is None or duel.shadow.requests < settings.LENGTH_PROMOTE_REQUESTS:
+    if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
         return None
-    least = settings.LENGTH_PROMOTE_GAIN
+    least = tuned().LENGTH_PROMOTE_GAIN
     said = (
         f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
         f"{active.name} {duel.active.mae:.1f} over {duel.active.requests:,}: "
@@ -282,15 +283,15 @@ def judge(now: datetime) -> LengthVersion | None:
 
 def prune(now: datetime) -> int:
     """Delete samples and measures that have had their time, and texts that their tenants want kept no more; how many."""
-    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=settings.LENGTH_SAMPLE_DAYS)).delete()
+    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=tuned().LENGTH_SAMPLE_DAYS)).delete()
     for model in LengthSample.objects.order_by().values_list("model", flat=True).distinct():
         of_model = LengthSample.objects.filter(model=model).order_by("-pk")
-        first_gone = of_model.values_list("pk", flat=True)[settings.LENGTH_SAMPLES :].first()
+        first_gone = of_model.values_list("pk", flat=True)[tuned().LENGTH_SAMPLES :].first()
         if first_gone is not None:
             gone += of_model.filter(pk__lte=first_gone).delete()[0]
     forgetful = Tenant.objects.filter(keep_prompts=False)
     gone += LengthSample.objects.filter(tenant__in=forgetful).exclude(text="").update(text="")
-    oldest = now - timedelta(days=settings.LENGTH_MEASURE_DAYS)
+    oldest = now - timedelta(days=tuned().LENGTH_MEASURE_DAYS)
     return gone + LengthMinute.objects.filter(minute__lt=oldest).delete()[0]
 
 
@@ -336,10 +337,10 @@ def _shown(version: LengthVersion, row: LengthVersion) -> LengthVersion:
 
 def due(now: datetime) -> bool:
     """Whether it is time to train again and there is enough to learn from."""
-    if not settings.LENGTH_TRAIN_EVERY_S:
+    if not tuned().LENGTH_TRAIN_EVERY_S:
         return False
     newest = LengthVersion.objects.order_by("-number").values_list("trained_at", flat=True).first()
-    if newest is not None and (now - newest).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
+    if newest is not None and (now - newest).total_seconds() < 0.9 * tuned().LENGTH_TRAIN_EVERY_S:
         return False
-    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    enough: int = tuned().LENGTH_TRAIN_SAMPLES
     return LengthSample.objects.count() >= enough

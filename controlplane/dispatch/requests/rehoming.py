@@ -9,7 +9,7 @@ from controlplane.dispatch.port import Deliver, Moved, Refused
 from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing.regions import choose_region, pressure
 
 
 class Rehoming:
@@ -21,26 +21,23 @@ class Rehoming:
         queue: WaitingQueue,
         placement: Placement,
         *,
-        max_hold_s: float,
         refuse: Callable[[Request, Refused], None],
         deliver: Deliver,
     ) -> None:
         self.topology = topology
         self.queue = queue
         self.placement = placement
-        self.max_hold_s = max_hold_s
         self.refuse = refuse
         self.deliver = deliver
 
     def sweep(self, now_s: float) -> None:
         """Look at all that waits. Call it once a second."""
         self.queue.fit()  # endpoints may have come
+        max_hold_s = self.topology.tuned.MAX_HOLD_S
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
-                if now_s - request.asked.arrived_s > self.max_hold_s:
-                    self._unavailable(
-                        request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30
-                    )
+                if now_s - request.asked.arrived_s > max_hold_s:
+                    self._unavailable(request, "hold_expired", f"No instance had room within {max_hold_s:.0f} s.", 30)
             self.rehome(endpoint)
 
     def rehome(self, endpoint: Endpoint) -> None:
@@ -50,8 +47,9 @@ class Rehoming:
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
+        spill_above = endpoint.spec.tuned.SPILL_ABOVE
         for request in waiting:
-            index = choose_region(topology.fleet, topology.arrays, candidates, queue.arrays.size, THRESHOLD)
+            index = choose_region(topology.fleet, topology.arrays, candidates, queue.arrays.size, spill_above)
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or self.placement.coming(other) for other in others):

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from channels.db import database_sync_to_async
-from django.conf import settings
 
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.lengths.prediction import FORCED, SOURCES, Prediction, bounded, query_of
@@ -26,6 +25,8 @@ from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
 from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW
 from controlplane.lengths.services import BUNDLED, InUse
+from controlplane.tunable import Tunable
+from controlplane.tuning.selectors import without_rows
 from forecasting.lengths import LengthModel, LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, DriftAlarm, PerPair, log_ratio
@@ -52,12 +53,10 @@ PRIOR_SPREAD: Final = 0.9
 class LengthService:
     def __init__(self, prior: LengthPrior, jobs: Jobs | None = None) -> None:
         self.prior = prior
-        self.on = bool(settings.LENGTHS)
-        self.budget_s = settings.LENGTH_BUDGET_MS / 1000
-        self.cache: LengthCache | None = None
-        if self.on and settings.LENGTH_CACHE_ENTRIES > 0:
-            self.cache = LengthCache(settings.LENGTH_CACHE_ENTRIES, settings.LENGTH_CACHE_S, settings.LENGTH_SIMILARITY)
         self.predictor: InLine | SubprocessPredictor | None = None
+        self.cache: LengthCache | None = None
+        self._cached_by: tuple[float, ...] = ()
+        self.tune(without_rows())
         self.active = BUNDLED
         self.shadow: InUse | None = None
         self.answered: Counter[str] = Counter()
@@ -83,14 +82,11 @@ class LengthService:
 
     async def start(self) -> None:
         """Take up the active version; without one, and without a database, the bundled student."""
-        if not self.on:
-            return
-        await asyncio.to_thread(warm_up)
         versions = self._jobs.add("length-versions", REFRESH_S, "database")
         flushed = self._jobs.add("length-notes", FLUSH_S, "database")
         with versions:
             await self._refresh()
-        if self.predictor is None:
+        if self.predictor is None and self.on:
             await self._take_up(BUNDLED)
         self._tasks = [
             asyncio.create_task(self._every(versions, self._refresh), name="length versions"),
@@ -113,6 +109,17 @@ class LengthService:
             with job:
                 await work()
 
+    def tune(self, tuned: Tunable) -> None:
+        """Go by the settings *tuned* from now on. A cache of another size, age or similarity begins empty."""
+        self._tuned = tuned
+        self.on, self.budget_s = tuned.LENGTHS, tuned.LENGTH_BUDGET_MS / 1000
+        if self.predictor is not None:
+            self.predictor.budget_s = self.budget_s
+        cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
+        if cached_by != self._cached_by:
+            self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
+            self._cached_by = cached_by
+
     # Versions
 
     async def _refresh(self) -> None:
@@ -120,6 +127,10 @@ class LengthService:
 
         Raises what the database raises; the last versions stay.
         """
+        if not self.on:
+            return
+        if self.predictor is None:
+            await asyncio.to_thread(warm_up)
         active, shadow = await database_sync_to_async(services.in_use)()
         slow = isinstance(self.predictor, InLine) and self.predictor.too_slow
         if active != self.active or self.predictor is None or slow:
@@ -165,9 +176,9 @@ class LengthService:
         """*version* on the event loop, if it is fast enough for that; when to measure again, if it might be one day."""
         self._in_line_again_s = math.inf
         model = await asyncio.to_thread(load, version.kind, version.file)
-        if not hasattr(model, "predict_one") or settings.LENGTH_INLINE_US <= 0:
+        if not hasattr(model, "predict_one") or self._tuned.LENGTH_INLINE_US <= 0:
             return None
-        if await asyncio.to_thread(fast_enough, model, settings.LENGTH_INLINE_US / 1e6):
+        if await asyncio.to_thread(fast_enough, model, self._tuned.LENGTH_INLINE_US / 1e6):
             return InLine(model, self.budget_s)
         self._in_line_again_s = time.monotonic() + IN_LINE_AGAIN_S
         return None
@@ -307,7 +318,7 @@ class LengthService:
     def _draw(self, sample: Sampled) -> None:
         """Keep an even share of the requests of each model, as many as are wanted between two flushes."""
         model = sample.query.model
-        most = settings.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
+        most = self._tuned.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
         most = math.floor(most) + (random.random() < most % 1)
         self._drawn[model] += 1
         mine = [index for index, other in enumerate(self.notes.samples) if other.query.model == model]
