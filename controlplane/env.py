@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from controlplane.tunable import (
+    Microseconds,
     Port,
     PositiveBytes,
     PositiveCount,
@@ -104,6 +105,10 @@ class Environment(Tunable, BaseSettings):
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
+    LENGTH_INLINE_US: Microseconds = 1000.0
+    """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    LENGTH_TORCH_THREADS: PositiveCount = 1
+    """Threads of torch in each process in which a length model on an encoder is trained or answers."""
     DEMO_DAY_S: PositiveSeconds = 480.0
     """Length of a day of the demo's traffic."""
 
@@ -177,6 +182,7 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": unquote(parts.path)[1:],  # sqlite:///relative and sqlite:////absolute
+            "CONN_MAX_AGE": 600,  # opening costs more than most queries; PostgreSQL has a pool
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",

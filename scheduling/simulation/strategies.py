@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.lookahead.maps import ITERATIONS
-from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
+from scheduling.scaling import FLOOR, Advice, Assigned, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import endpoint_loads, endpoint_outlook
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Happening, Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
 DEMAND_WINDOW_S: Final = 60.0
@@ -217,17 +217,22 @@ class StrategyRun:
 def run_strategy(
     cluster: Cluster,
     requests: Requests,
-    strategy: ByEndpoint,
+    strategy: ByEndpoint | Assigned,
     *,
     bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
     floor: Floor | None = FLOOR,
     advisor: Advisor | None = None,
     demand: Demand | None = None,
     seed: int = 0,
+    sample_s: float = 0.0,
+    decisions: bool = False,
     until_s: float = np.inf,
     progress: Callable[[int, int], None] | None = None,
+    happenings: Sequence[Happening] = (),
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None.
+
+    *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
@@ -237,15 +242,15 @@ def run_strategy(
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger, share_spot=strategy.shares_spot)
-        result = Simulation(cluster, requests, seed=seed).run(
-            tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent
-        )
+        simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
+        result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
         return StrategyRun(strategy.name, result, [])
-    simulation = Simulation(replace(cluster, reactive=None), requests, seed=seed)
+    cluster = replace(cluster, reactive=None)
+    simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
     floored = Floored(strategy, floor) if floor else strategy
     control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand)
     control(simulation)
-    result = simulation.run(control, strategy.tick_s, until_s, progress)
+    result = simulation.run(control, strategy.tick_s, until_s, progress, happenings)
     return StrategyRun(strategy.name, result, control.moves)
 
 

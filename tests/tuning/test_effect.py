@@ -35,7 +35,8 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     gateway.refresh_now()
     await until(lambda: not gateway.topology.tuned.FLOOR)
     assert gateway.topology.tuned.MAX_HOLD_S == 5.0
-    assert (gateway.lengths.budget_s, gateway.lengths.predictor.budget_s, gateway.lengths.cache) == (0.05, 0.05, None)
+    lengths = gateway.lengths
+    assert (lengths.budget_s, lengths.answering.active.predictor.budget_s, lengths.cache) == (0.05, 0.05, None)
     (endpoint,) = gateway.topology.endpoints
     assert (endpoint.spec.tuned.SPILL_ABOVE, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
     assert (await served.chat()).status == 200

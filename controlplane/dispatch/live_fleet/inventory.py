@@ -1,12 +1,22 @@
 """What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from django.db.models import Min
 
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import (
+    Deployment,
+    Instance,
+    Launcher,
+    Model,
+    PerformanceProfile,
+    SloClass,
+    SloKind,
+)
+from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
 from controlplane.tuning.selectors import without_rows
@@ -75,6 +85,8 @@ class Inventory:
     ttft_slo_ms: int | None  # the strictest target of an interactive class
     tuned: Tunable = field(default_factory=without_rows)
     """The settings in force for all models."""
+    latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
 
 
 def read() -> Inventory:
@@ -140,6 +152,7 @@ def read() -> Inventory:
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
         tuned=values.of(),
+        latency_ms=region_latencies_ms(),
     )
 
 
