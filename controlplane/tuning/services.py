@@ -17,16 +17,24 @@ def change(name: str, value: Any, actor: User | str, reason: str = "", model: An
 
     Raises ValidationError that says what is wrong with it. Nothing is written, and no event, where it has that value.
     """
+    before = selectors.read().given(model.name if model else "").get(name)
+    row, changed = put(name, value, actor, model)
+    if changed:
+        _record(row, actor, reason, before=before, after=row.value)
+    return row
+
+
+def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Setting, bool]:
+    """As `change`, without its event, which is the caller's; whether anything was written."""
     row = Setting.objects.filter(name=name, model=model).first() or Setting(name=name, model=model)
     old, was_there = row.value, row.pk is not None
     row.value, row.changed_at, row.changed_by = value, timezone.now(), _name(actor)
     row.full_clean(validate_unique=False, validate_constraints=False)
     if was_there and row.value == old:
-        return row
-    before = _in_force(name, row)
+        return row, False
     row.save()
-    _record(row, actor, reason, before=before, after=row.value)
-    return row
+    _forget()
+    return row, True
 
 
 @transaction.atomic
@@ -35,17 +43,18 @@ def reset(row: Setting, actor: User | str, reason: str = "") -> None:
     before, key = row.value, row.pk
     row.delete()
     row.pk = key
-    after = _in_force(row.name, row)
+    after = selectors.read().given(row.model.name if row.model else "")[row.name]
     selectors.checked(row.name, after, row.model.name if row.model else "")
     _record(row, actor, reason, before=before, after=after)
 
 
-def _in_force(name: str, row: Setting) -> Any:
-    return selectors.read().given(row.model.name if row.model else "")[name]
-
-
 def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after: Any) -> None:
     record("setting.changed", row, actor=actor, before={row.name: before}, after={row.name: after}, reason=reason)
+    _forget()
+
+
+def _forget() -> None:
+    """Have this process read the rows anew, now and once others see them."""
     selectors.latest.forget()
     transaction.on_commit(selectors.latest.forget)
 

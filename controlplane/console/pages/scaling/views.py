@@ -110,6 +110,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compared": compared,
         "chart": chart,
         "policies": policies,
+        "bundles": tables.bundle_choices([row for row, _ in policies]),
         "modes": PolicyMode.choices,
         "plan_every": tuned().PLAN_EVERY_S,
         "generated": generated_past(now),
@@ -169,6 +170,23 @@ def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
     if plan.status == PlanStatus.REJECTED:
         return f"{which} for {plan.model} is rejected; instances stay as they are."
     return f"{which} for {plan.model} is approved; its moves begin within seconds."
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def bundle(request: HttpRequest, pk: int) -> HttpResponse:
+    """Give one model the values of a policy bundle."""
+    model = get_object_or_404(Model, pk=pk)
+
+    def act(reason: str) -> str:
+        try:
+            made = services.switch_bundle(model, request.POST.get("bundle", ""), user_of(request), reason)
+        except ValidationError as error:
+            raise ActionError(" ".join(error.messages)) from error
+        return f"{model} has the bundle {made.title}; the next decisions follow it."
+
+    act_with_reason(request, act, f"{model} goes on as before")
+    return back(request, "console:scaling")
 
 
 @require_POST
