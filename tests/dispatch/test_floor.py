@@ -232,6 +232,7 @@ class TestAlone:
 
     async def test_it_can_be_turned_off(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR", False)
+        await until(lambda: not managed.gateway.topology.tuned.FLOOR)
         sent = await fill(managed, 5)
         await asyncio.sleep(0.6)
         assert await of(ScalingMove.objects, "pk") == []

@@ -25,8 +25,8 @@ from controlplane.tuning.selectors import Described
 COLUMNS: Columns = {
     "Setting": "name",
     "Model": "model",
-    "Value": "value",
-    "Default": "default",
+    "Value (in its unit)": "value",
+    "Default (in its unit)": "default",
     "Unit": "unit",
     "Limits": "limits",
     "Changed (UTC)": "row.changed_at",
