@@ -81,7 +81,7 @@ class Forecasts(Group):
     BACKTEST_EVERY_S: Seconds = 86_400.0
     """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
     BACKTEST_LIMIT_S: PositiveSeconds = 120.0
-    """How long such a backtest may take: the largest series come first."""
+    """When such a backtest begins no further series: the largest come first."""
 
     @field_validator("FORECASTER")
     @classmethod
@@ -131,7 +131,7 @@ class Routing(Group):
     """Routing and holding"""
 
     MAX_HOLD_S: Seconds = 600.0
-    """How long a request may wait for an instance with room, a cold start included."""
+    """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
 
