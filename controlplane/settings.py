@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "channels",
     "controlplane.accounts",
     "controlplane.events",
+    "controlplane.tuning",
     "controlplane.jobs",
     "controlplane.fleet",
     "controlplane.lengths",
@@ -232,16 +233,15 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.simulation.run_simulation": {"queue": "simulation"},
     "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
 }
-LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, environment.PLAN_EVERY_S / 6))
 CELERY_BEAT_SCHEDULE |= {
     "forecast-and-plan": {
         "task": "workers.tasks.planning.forecast_and_plan",
-        "schedule": LOOK_S,
-        "options": {"expires": LOOK_S},
+        "schedule": 30.0,  # or more often: `controlplane.jobs.schedule.look_s`
+        "options": {"expires": 30.0},
     },
     "run-strategies": {
         "task": "workers.tasks.planning.run_strategies",
-        "schedule": environment.STRATEGY_EVERY_S,
+        "schedule": environment.STRATEGY_EVERY_S,  # the default: `controlplane.jobs.schedule`
         "options": {"expires": environment.STRATEGY_EVERY_S},
     },
     "apply-plans": {
@@ -296,10 +296,8 @@ CELERY_BEAT_SCHEDULE |= {
     },
 }
 
-# What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs).
-JOBS_WITHIN_TASKS: dict[str, dict[str, float]] = {
-    "forecast-and-plan": {"forecasts": environment.FORECAST_EVERY_S, "plans": environment.PLAN_EVERY_S}
-}
+# What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs/schedule.py).
+JOBS_WITHIN_TASKS = {"forecast-and-plan": ("forecasts", "plans")}
 
 LOGGING = {
     "version": 1,

@@ -79,8 +79,8 @@ def test_all_wrong_variables_are_named_at_once(monkeypatch):
     with pytest.raises(ImproperlyConfigured) as error:
         env.read()
     assert [line.split()[0] for line in str(error.value).splitlines()] == [
-        "PILOTHOUSE_SUMMARY_S",
         "PILOTHOUSE_PLAN_EPSILON",
+        "PILOTHOUSE_SUMMARY_S",
     ]
 
 

@@ -18,6 +18,7 @@ PACKAGES = ("controlplane", "workers", "scheduling", "forecasting")
 APPS = (
     ("accounts",),
     ("events",),
+    ("tuning",),
     ("jobs",),
     ("fleet",),
     ("lengths",),

@@ -1,4 +1,4 @@
-"""The scheduler of Celery beat: one line for a broker that is away, or for a schedule file cut off by a crash.
+"""The scheduler of Celery beat: periods that are settings, and one line for a broker that is away or a broken schedule file.
 
 Celery's own prints a traceback of a hundred lines for every periodic task that it could not send, several a second.
 """
@@ -7,19 +7,51 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery.beat import PersistentScheduler
+from celery.schedules import schedule
+from django.db import DatabaseError, InterfaceError, connections
+
+from controlplane.jobs.schedule import beat_periods
 
 logger = logging.getLogger(__name__)
 
+WAKE_S = 1.0
+"""How soon a new period is seen."""
+
 
 class Scheduler(PersistentScheduler):
-    """Celery's, with its schedule in a file. Failures to send are logged when they begin, and counted when they end."""
+    """Celery's, with its schedule in a file. Failures to send are logged when they begin, and counted when they end.
+
+    It wakes every `WAKE_S`, and takes up the periods in force then.
+    """
 
     if TYPE_CHECKING:  # Celery has these two, its types do not
 
         def _remove_db(self) -> None: ...
         def _open_schedule(self) -> Any: ...
 
+    _heap: Any  # Celery's: entries by when they are due; None has it made anew
+
     unsent = 0  # messages that could not be sent since the last that could
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send what is due; returns the seconds until the next call."""
+        self.take_up_periods()
+        return min(super().tick(*args, **kwargs), WAKE_S)
+
+    def take_up_periods(self) -> None:
+        """Let the entries whose period is a setting have the period in force; the last ones while the database is away."""
+        try:
+            periods = beat_periods()
+        except (DatabaseError, InterfaceError):
+            connections.close_all()
+            return
+        for name, period_s in periods.items():
+            entry = self.schedule.get(name)
+            if entry is not None and entry.schedule != schedule(period_s):
+                entry.schedule = schedule(period_s)
+                entry.options = {**(entry.options or {}), "expires": period_s}
+                self._heap = None
+                logger.info("beat: %s runs every %g s", name, period_s)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send the task of *entry*, if the broker takes it; a task that was not sent comes again at its next time."""

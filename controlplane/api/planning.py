@@ -13,7 +13,8 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
-from controlplane.planning import selectors, services
+from controlplane.planning import bundles, selectors, services
+from controlplane.planning.bundles import BUNDLES
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -69,6 +70,31 @@ class PolicyIn(Strict):
     mode: PolicyMode
     parameters: dict[str, Any] = {}
     """Of the strategy, by name; what is not given has its standard value."""
+    reason: str = Field("", max_length=255)
+
+
+class BundleOut(Described):
+    """Router, order, strategy, forecaster and length model that a model is given together."""
+
+    name: str
+    title: str
+    about: str
+    values: dict[str, Any]
+
+
+class ModelBundleOut(Described):
+    model: str
+    bundle: str
+    """`custom` where its values are no bundle's."""
+    nearest: str
+    """The bundle that differs in the fewest values."""
+    values: dict[str, Any]
+    differs: dict[str, Any]
+    """What the nearest bundle would have instead, by name."""
+
+
+class BundleIn(Strict):
+    bundle: str = Field(max_length=40)
     reason: str = Field("", max_length=255)
 
 
@@ -171,6 +197,28 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any
     return _policy(row, services.set_policy(row, body.strategy, body.mode, body.parameters, user, body.reason))
 
 
+@router.get("/scaling/bundles", response=Items[BundleOut])
+def list_bundles(request: ApiRequest) -> dict[str, Any]:
+    """The policy bundles that there are."""
+    names = ("name", "title", "about")
+    of_all = ({name: getattr(each, name) for name in names} | {"values": each.values()} for each in BUNDLES.values())
+    return {"items": list(of_all)}
+
+
+@router.get("/models/{path:model}/bundle", response=ModelBundleOut)
+def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
+    """The bundle whose values *model* has, and what differs."""
+    return _bundle(bundles.present(get_object_or_404(Model, name=model, active=True)))
+
+
+@router.put("/models/{path:model}/bundle", response=ModelBundleOut)
+def switch_bundle(request: ApiRequest, model: str, body: BundleIn) -> dict[str, Any]:
+    """Give *model* the values of a bundle. The next decisions follow it; nothing restarts, and the mode stays."""
+    user = request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(Model, name=model, active=True)
+    return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
+
+
 @router.get("/scaling/plans", response=Page[PlanOut])
 @paginate(NewestFirst)
 def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> QuerySet[ScalingPlan]:
@@ -213,6 +261,16 @@ def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> QuerySet[Scaling
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
     """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
     return StrategyComparison.objects.all()
+
+
+def _bundle(present: bundles.Present) -> dict[str, Any]:
+    return {
+        "model": present.model.name,
+        "bundle": present.name,
+        "nearest": present.nearest.name,
+        "values": present.values,
+        "differs": {each.what: each.bundled for each in present.differences(present.nearest)},
+    }
 
 
 def _policy(model: Model, policy: ScalingPolicy | None) -> dict[str, Any]:

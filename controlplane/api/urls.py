@@ -10,7 +10,18 @@ from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, instances, inventory, lengths, planning, records, simulations, system
+from controlplane.api import (
+    accounts,
+    errors,
+    instances,
+    inventory,
+    lengths,
+    planning,
+    records,
+    settings,
+    simulations,
+    system,
+)
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -48,6 +59,7 @@ api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
 api.add_router("", lengths.router)
+api.add_router("", settings.router)
 api.add_router("", simulations.router)
 api.add_router("", system.router)
 

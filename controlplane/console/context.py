@@ -40,6 +40,7 @@ PLAN = (
 TENANTS = (Entry("keys", "API keys", "keys", "k", ("key-created",)),)
 SYSTEM = (
     Entry("system", "System", "system", "y"),
+    Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     Entry("about", "About", "about", "a"),
 )

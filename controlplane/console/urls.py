@@ -17,6 +17,7 @@ from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
+from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 
@@ -39,6 +40,7 @@ urlpatterns = [
     path("scaling/plans/<int:pk>/<slug:decision>/", scaling.decide, name="decide"),
     path("scaling/moves/", plans.moves, name="moves"),
     path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
+    path("scaling/bundles/<int:pk>/", scaling.bundle, name="bundle"),
     path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
     path("lengths/", lengths.lengths, name="lengths"),
     path("lengths/roll-back/", lengths.roll_back, name="roll-back-lengths"),
@@ -49,6 +51,8 @@ urlpatterns = [
     path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("system/", system.system, name="system"),
+    path("settings/", settings.settings, name="settings"),
+    path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
     path("about/", about.about, name="about"),

@@ -42,7 +42,7 @@ PACE_STALE_S = 60.0
 class Dispatcher:
     """*deliver* takes the decisions about requests; `take` takes the records that ask for them."""
 
-    def __init__(self, topology: Topology, clock: Callable[[], float], *, max_hold_s: float, deliver: Deliver) -> None:
+    def __init__(self, topology: Topology, clock: Callable[[], float], *, deliver: Deliver) -> None:
         self.topology = topology
         topology.on_lost = self._lost
         self.deliver = deliver
@@ -59,7 +59,6 @@ class Dispatcher:
             topology,
             self.queue,
             self.placement,
-            max_hold_s=max_hold_s,
             refuse=self._refuse,
             deliver=deliver,
         )

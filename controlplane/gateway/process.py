@@ -63,9 +63,7 @@ class Gateway:
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.requests = OpenRequests(loop_clock)
         self.catalog = Catalog()
-        self.dispatcher = Dispatcher(
-            self.topology, loop_clock, max_hold_s=settings.MAX_HOLD_S, deliver=self._from_dispatcher
-        )
+        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher)
         self.requests.connect(self.dispatcher.take)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
@@ -230,3 +228,4 @@ class Gateway:
     async def read_inventory(self) -> None:
         """Make the live fleet agree with the rows. Raises what the database raises; then the live fleet stays as it was."""
         self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
+        self.lengths.tune(self.topology.tuned)

@@ -1,8 +1,13 @@
-"""Which periodic jobs Celery runs, and how often: beat's schedule, with the work that its tasks look for in its place."""
+"""Which periodic jobs Celery runs, and how often: beat's schedule, with the work that its tasks look for in its place.
+
+Periods that are settings are those in force; beat takes up new ones (`workers.beat`).
+"""
 
 from functools import cache
 
 from django.conf import settings
+
+from controlplane.tuning.selectors import tuned
 
 NEEDS = ("redis", "database", "celery", "beat")
 
@@ -10,7 +15,7 @@ NEEDS = ("redis", "database", "celery", "beat")
 @cache
 def _names_by_task() -> dict[str, tuple[str, ...]]:
     within = settings.JOBS_WITHIN_TASKS
-    return {entry["task"]: tuple(within.get(name, (name,))) for name, entry in settings.CELERY_BEAT_SCHEDULE.items()}
+    return {entry["task"]: within.get(name, (name,)) for name, entry in settings.CELERY_BEAT_SCHEDULE.items()}
 
 
 def jobs_of(task: str) -> tuple[str, ...]:
@@ -23,9 +28,23 @@ def does_itself(task: str) -> bool:
     return all(name in settings.CELERY_BEAT_SCHEDULE for name in jobs_of(task))
 
 
+def look_s() -> float:
+    """Seconds between two looks whether forecasts and plans are due."""
+    values = tuned()
+    return max(1.0, min(30.0, values.FORECAST_EVERY_S / 6, values.PLAN_EVERY_S / 6))
+
+
+def beat_periods() -> dict[str, float]:
+    """Seconds between two runs of the entries of beat's schedule whose period is a setting, by name."""
+    return {"forecast-and-plan": look_s(), "run-strategies": tuned().STRATEGY_EVERY_S}
+
+
 def periods() -> dict[str, float]:
     """Seconds between two runs of each job that Celery runs, by name."""
-    seconds: dict[str, float] = {}
-    for name, entry in settings.CELERY_BEAT_SCHEDULE.items():
-        seconds |= settings.JOBS_WITHIN_TASKS.get(name, {name: float(entry["schedule"])})
-    return seconds
+    values, changed = tuned(), beat_periods()
+    of_work = {"forecasts": values.FORECAST_EVERY_S, "plans": values.PLAN_EVERY_S}
+    return {
+        job: of_work.get(job) or changed.get(name) or float(entry["schedule"])
+        for name, entry in settings.CELERY_BEAT_SCHEDULE.items()
+        for job in jobs_of(entry["task"])
+    }

@@ -19,6 +19,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.tuning.selectors import tuned
 from forecasting.lengths import LengthModel, Student
 from forecasting.lengths.service.subprocess_server import check
 
@@ -193,7 +194,7 @@ def judge(now: datetime) -> LengthVersion | None:
     One is moved at a time. It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
     `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests of it.
     """
-    if not settings.LENGTH_PROMOTE:
+    if not tuned().LENGTH_PROMOTE:
         return None
     answering = assigned()
     judged = (_judge(shadow, answering.active, now) for shadow in selectors.shadow_versions()
@@ -204,9 +205,9 @@ def judge(now: datetime) -> LengthVersion | None:
 def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion | None:
     since = max(shadow.trained_at, now - JUDGED_OVER)
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
-    if duel is None or duel.gain is None or duel.shadow.requests < settings.LENGTH_PROMOTE_REQUESTS:
+    if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
         return None
-    least = settings.LENGTH_PROMOTE_GAIN
+    least = tuned().LENGTH_PROMOTE_GAIN
     said = (
         f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
         f"{active.name} {duel.active.mae:.1f} over {duel.active.requests:,}: "
@@ -221,15 +222,15 @@ def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion
 
 def prune(now: datetime) -> int:
     """Delete samples and measures that have had their time, and texts that their tenants want kept no more; how many."""
-    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=settings.LENGTH_SAMPLE_DAYS)).delete()
+    gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=tuned().LENGTH_SAMPLE_DAYS)).delete()
     for model in LengthSample.objects.order_by().values_list("model", flat=True).distinct():
         of_model = LengthSample.objects.filter(model=model).order_by("-pk")
-        first_gone = of_model.values_list("pk", flat=True)[settings.LENGTH_SAMPLES :].first()
+        first_gone = of_model.values_list("pk", flat=True)[tuned().LENGTH_SAMPLES :].first()
         if first_gone is not None:
             gone += of_model.filter(pk__lte=first_gone).delete()[0]
     forgetful = Tenant.objects.filter(keep_prompts=False)
     gone += LengthSample.objects.filter(tenant__in=forgetful).exclude(text="").update(text="")
-    oldest = now - timedelta(days=settings.LENGTH_MEASURE_DAYS)
+    oldest = now - timedelta(days=tuned().LENGTH_MEASURE_DAYS)
     return gone + LengthMinute.objects.filter(minute__lt=oldest).delete()[0]
 
 

@@ -24,6 +24,7 @@ from controlplane.jobs.broker import send_task
 from controlplane.lengths.files import read_samples
 from controlplane.lengths.models import LengthSample, LengthVersion, VersionState
 from controlplane.lengths.services import ACTOR, InUse, add, in_use, used
+from controlplane.tuning.selectors import tuned
 from forecasting.lengths import MODELS, LengthModel, LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.ours import Ours
@@ -95,7 +96,7 @@ def ask_for_training(actor: User, reason: str = "", kind: str = STUDENT) -> bool
     if kind not in MODELS:
         raise ActionError(f"There is no length model {kind!r}; there are: {', '.join(MODELS)}.")
     count = rows_for(kind).count()
-    if count < settings.LENGTH_TRAIN_SAMPLES:
+    if count < tuned().LENGTH_TRAIN_SAMPLES:
         raise ActionError(_too_few(kind, count, None))
     record("length_version.training_asked", actor=actor, reason=reason, inputs={"kind": kind})
     return send_task(TRAIN_TASK, actor.get_username(), reason, kind, expires_s=3600)
@@ -103,7 +104,7 @@ def ask_for_training(actor: User, reason: str = "", kind: str = STUDENT) -> bool
 
 def due(now: datetime) -> list[str]:
     """Kinds that it is time to train again and that there is enough to learn for: the student, and what models name."""
-    if not settings.LENGTH_TRAIN_EVERY_S:
+    if not tuned().LENGTH_TRAIN_EVERY_S:
         return []
     named = Model.objects.exclude(length_model="").order_by("length_model").values_list("length_model", flat=True)
     return [kind for kind in dict.fromkeys((STUDENT, *named)) if _due(kind, now)]
@@ -111,9 +112,9 @@ def due(now: datetime) -> list[str]:
 
 def _due(kind: str, now: datetime) -> bool:
     newest = LengthVersion.objects.filter(kind=kind).order_by("-number").first()
-    if newest is not None and (now - newest.trained_at).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
+    if newest is not None and (now - newest.trained_at).total_seconds() < 0.9 * tuned().LENGTH_TRAIN_EVERY_S:
         return False
-    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    enough: int = tuned().LENGTH_TRAIN_SAMPLES
     return rows_for(kind).count() >= enough
 
 
@@ -121,9 +122,9 @@ def new_model(how: How) -> LengthModel:
     """A model to be fitted; a student goes on from the active one. Raises EncoderMissing without its encoder."""
     made: Any = MODELS[how.kind]
     if issubclass(made, Proxy):
-        model: LengthModel = made(settings.LENGTH_ENCODER, how.effort, progress=how.progress)
+        model: LengthModel = made(tuned().LENGTH_ENCODER, how.effort, progress=how.progress)
     elif issubclass(made, Ours):
-        model = made(settings.LENGTH_ENCODER, progress=how.progress)
+        model = made(tuned().LENGTH_ENCODER, progress=how.progress)
     elif issubclass(made, Student):
         model = _begin(in_use())
     else:
@@ -171,7 +172,7 @@ def _whole(row: LengthSample) -> bool:
 
 
 def _least() -> int:
-    enough: int = settings.LENGTH_TRAIN_SAMPLES
+    enough: int = tuned().LENGTH_TRAIN_SAMPLES
     return max(HELD_OUT, enough)
 
 

@@ -7,6 +7,7 @@ approved plan within seconds. What the planners write is in `forecasts`, `plans`
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
@@ -16,9 +17,11 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.jobs.broker import send_task
+from controlplane.planning import bundles
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
+from controlplane.tuning import services as settings
 
 APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
@@ -69,6 +72,45 @@ def set_policy(
     elif record_change(row, before, actor, reason=reason) is not None:
         supersede_open(model)
     return row
+
+
+@transaction.atomic
+def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") -> bundles.Present:
+    """Give *model* the values of the bundle *name*: its deployments' policies, strategy, length model and settings.
+
+    One event has what was before and after; its mode stays, shadow where it had no policy. Raises ValidationError if there
+    is no such bundle. Plans of another strategy are superseded, as by `set_policy`.
+    """
+    if name not in bundles.BUNDLES:
+        raise ValidationError({"bundle": f"There is no bundle {name!r}; there are {', '.join(bundles.BUNDLES)}."})
+    bundle, model = bundles.BUNDLES[name], Model.objects.select_for_update().get(pk=model.pk)
+    before = bundles.present(model)
+    differences = before.differences(bundle)
+    if not differences:
+        return before
+    model.deployments.update(routing_policy=bundle.router, ordering_policy=bundle.order)
+    model.length_model = bundle.length_model
+    model.full_clean()
+    model.save(update_fields=["length_model"])
+    row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
+    if row.strategy != bundle.strategy:
+        row.memory = {}
+        supersede_open(model)
+    row.strategy, row.parameters = bundle.strategy, dict(bundle.parameters)
+    row.full_clean()
+    row.save()
+    for setting in bundles.SETTINGS:
+        if before.values[setting] != bundle.values()[setting]:
+            settings.put(setting, bundle.values()[setting], actor, model)
+    record(
+        "model.bundle_switched",
+        model,
+        actor=actor,
+        before={"bundle": before.name} | {each.what: each.present for each in differences},
+        after={"bundle": name} | {each.what: each.bundled for each in differences},
+        reason=reason,
+    )
+    return bundles.present(model)
 
 
 def supersede_open(model: Model) -> int:

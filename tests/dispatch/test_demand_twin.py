@@ -40,7 +40,7 @@ class Live:
         self.refused = 0
         self.topology = Topology()
         clock = self.clock
-        self.dispatcher = Dispatcher(self.topology, clock, max_hold_s=np.inf, deliver=self.take)
+        self.dispatcher = Dispatcher(self.topology, clock, deliver=self.take)
         nothing = Outlook(0, 0.0, 0.0)
         self.observation = Observation(self.topology, lambda endpoint: 0, lambda endpoint: nothing, clock)
         self.dispatcher.on_submit = self.observation.arrived

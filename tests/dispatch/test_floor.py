@@ -24,7 +24,6 @@ from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Per
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as rows
 from controlplane.planning.models import ScalingMove
-from scheduling.scaling import Floor, Reactive
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from workers.tasks import fleet as tasks
@@ -60,8 +59,8 @@ def quick(monkeypatch):
     """Periods and waits of a test's length."""
     monkeypatch.setattr(module, "PERIOD_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
-    monkeypatch.setattr(decision, "EASE_S", 0.3)
-    monkeypatch.setattr(decision, "SETTLE_S", 0.0)
+    monkeypatch.setattr(settings, "FLOOR_EASE_S", 0.3)
+    monkeypatch.setattr(settings, "FLOOR_SETTLE_S", 0.0)
     monkeypatch.setattr(decision, "GRACE_S", 0.0)
     monkeypatch.setattr(module, "RETRY_S", 0.1)
     monkeypatch.setattr(restarts, "FIRST", timedelta(seconds=0.5))
@@ -69,8 +68,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.1)
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
-    monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
-    monkeypatch.setattr(decision, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
+    monkeypatch.setattr(settings, "FLOOR_BENEATH_ABOVE", 0.9)
+    monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 0.2)
     monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
 
@@ -233,6 +232,7 @@ class TestAlone:
 
     async def test_it_can_be_turned_off(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR", False)
+        await until(lambda: not managed.gateway.topology.tuned.FLOOR)
         sent = await fill(managed, 5)
         await asyncio.sleep(0.6)
         assert await of(ScalingMove.objects, "pk") == []
@@ -294,7 +294,7 @@ class TestTheMinimum:
         assert len(await of(ScalingMove.objects, "pk")) == 1
 
     async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, clock, monkeypatch):
-        monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=6.0, min_instances=0))
+        monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 6.0)
         clock.ahead_s = 6.0  # since the last change
         await database_sync_to_async(Deployment.objects.update)(min_instances=4)
         await until(lambda: len(launcher.backends) == 3, WITHIN_S)
@@ -349,7 +349,7 @@ class TestTheMinimum:
         assert "m-0" in launcher.backends
 
     async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, clock, monkeypatch):
-        monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=60.0, min_instances=0))
+        monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 60.0)
 
         def stop() -> None:
             tasks.run_command(services.stop(Instance.objects.get(), "an operator", "a new driver").pk)

@@ -102,7 +102,7 @@ def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     topology.apply(
         Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=(), ttft_slo_ms=None)
     )
-    return Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf, deliver=lambda record: None)
+    return Dispatcher(topology, lambda: 0.0, deliver=lambda record: None)
 
 
 def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Submit:

@@ -1,6 +1,5 @@
 """How prompts begin, for the router by delay: known of requests that wait too, when a policy changes to it."""
 
-import math
 from dataclasses import replace
 
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -22,7 +21,7 @@ def waiting(*submitted):
     topology, delivered = Topology(), []
     topology.apply(INVENTORY)
     topology.endpoints[0].can_start = True
-    dispatcher = Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf, deliver=delivered.append)
+    dispatcher = Dispatcher(topology, lambda: 0.0, deliver=delivered.append)
     for record in submitted:
         dispatcher.take(record)
     assert {type(record) for record in delivered} == {Moved}

@@ -1,6 +1,5 @@
 """Which region a request goes to: by the latencies of the inventory, as in a simulation, and anew when they change."""
 
-import math
 from itertools import permutations
 
 import pytest
@@ -34,7 +33,7 @@ def preferred(topology, region):
 
 def test_the_nearest_comes_first_and_a_new_reading_is_gone_by_at_once():
     topology = Topology()
-    dispatcher = Dispatcher(topology, lambda: 0.0, max_hold_s=math.inf, deliver=lambda record: None)
+    dispatcher = Dispatcher(topology, lambda: 0.0, deliver=lambda record: None)
     dispatcher.apply_inventory(fleet({}))
     assert preferred(topology, "west") == ["west", "east", "north"]
     dispatcher.apply_inventory(fleet({("north", "west"): 10.0}))

@@ -81,9 +81,8 @@ class Live:
         )  # fmt: skip
         self.round_trip_s = fleet.dispatch_round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.dispatcher = RecordingDispatcher(
-            self.topology, lambda: self.now_s, max_hold_s=max_hold_s, deliver=self.take
-        )
+        self.topology.tuned = self.topology.tuned.model_copy(update={"MAX_HOLD_S": max_hold_s})
+        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
         self.steps = [None] * len(self.engines)
         self.events_s = [NEVER] * len(self.engines)

@@ -5,13 +5,13 @@
 
 import sys
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Literal, get_origin
 
-from annotated_types import Ge, Gt, Le, MultipleOf
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from controlplane.env import Environment, Unit, is_secret, variable_of
+from controlplane.env import Environment, is_secret, variable_of
+from controlplane.tunable import PER_MODEL, Tunable, limits_of, unit_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- table: python -m tests.docs.configuration -->\n", "<!-- end of table -->\n"
@@ -39,31 +39,19 @@ def default_of(field: FieldInfo) -> str:
             return f"`{value}`"
 
 
-def limits_of(field: FieldInfo) -> str:
-    """What a value must be: one of some words, or within bounds."""
-    limits = [f"`{word}`" for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
-    for limit in field.metadata:
-        match limit:
-            case Ge(ge=low):
-                limits.append(f"at least {low}")
-            case Gt(gt=low):
-                limits.append(f"above {low}")
-            case Le(le=high):
-                limits.append(f"at most {high}")
-            case MultipleOf(multiple_of=step):
-                limits.append(f"a multiple of {step}")
-    return ", ".join(limits)
-
-
-def unit_of(field: FieldInfo) -> str:
-    return next((unit.name for unit in field.metadata if isinstance(unit, Unit)), "")
+def tuned_of(name: str) -> str:
+    """Where a row may go before the variable."""
+    if name not in Tunable.model_fields:
+        return ""
+    return "for each model" if PER_MODEL in Tunable.model_fields[name].metadata else "yes"
 
 
 def table() -> str:
-    rows = ["| variable | type | unit | default | limits | |", "|---|---|---|---|---|---|"]
+    rows = ["| variable | type | unit | default | limits | while running | |", "|---|---|---|---|---|---|---|"]
     for name, field in Environment.model_fields.items():
         purpose = " ".join((field.description or "").split())
-        cells = f"`{variable_of(name)}`", kind_of(field), unit_of(field), default_of(field), limits_of(field), purpose
+        cells = [f"`{variable_of(name)}`", kind_of(field), unit_of(field), default_of(field), limits_of(field)]
+        cells += [tuned_of(name), purpose]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

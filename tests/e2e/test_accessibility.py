@@ -23,6 +23,7 @@ PAGES = {
     "events": "/events/",
     "event": "/events/{event}/",
     "system": "/system/",
+    "settings": "/settings/",
     "about": "/about/",
     "not-violated": "/no/such/page/",
 }

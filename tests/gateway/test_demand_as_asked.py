@@ -91,7 +91,8 @@ async def test_what_expired_while_it_was_held_is_unserved_demand_of_its_caller(s
         backend.script.hold = asyncio.Event()
     held = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(17)]
     await until(lambda: served.gateway.dispatcher.waiting_count == 1)
-    served.gateway.dispatcher.rehoming.max_hold_s = 0.0
+    topology = served.gateway.topology
+    topology.tuned = topology.tuned.model_copy(update={"MAX_HOLD_S": 0.0})
     served.gateway.dispatcher.sweep()
     for backend in served.backends:
         backend.script.hold.set()

@@ -10,6 +10,7 @@ from controlplane.events.models import Event
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
+from controlplane.tuning.services import change
 from tests.planning.conftest import NOW, PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
@@ -163,10 +164,7 @@ class TestForecasts:
         assert [len(some) for some in made] == [2, 2]
         assert not made[0] & made[1]
 
-    def test_an_unknown_forecaster_is_said(self, make_minutes, settings):
-        from django.core.exceptions import ImproperlyConfigured
-
+    def test_a_model_may_have_a_forecaster_of_its_own(self, make_minutes, deployment):
         make_minutes(40)
-        settings.FORECASTER = "crystal ball"
-        with pytest.raises(ImproperlyConfigured, match="crystal ball"):
-            forecasts.make_forecasts(NOW)
+        change("FORECASTER", "ets", "test", model=deployment.model)
+        assert {row.forecaster for row in forecasts.make_forecasts(NOW)} == {"ets"}

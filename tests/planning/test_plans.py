@@ -52,7 +52,7 @@ class TestExpected:
         self, settings, of, strategy, band, soon, kept
     ):
         settings.PLAN_DEMAND = of
-        named, plans_for = plans.levels(strategy)
+        named, plans_for = plans.levels("any", strategy)
         assert (named, plans_for.soon, plans_for.kept) == (band, soon, kept)
         assert plans_for.two_plans == (strategy == "pilothouse")
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from controlplane.jobs.schedule import look_s
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, ScalingPlan
@@ -76,8 +77,7 @@ class Stack:
 @pytest.fixture
 def stack(settings, tmp_path, monkeypatch, language_model):
     settings.STATE_DIR, settings.FORECAST_EVERY_S, settings.PLAN_EVERY_S = tmp_path, PERIOD_S, PERIOD_S
-    settings.LOOK_S = PERIOD_S / 6
-    stack = Stack(settings.LOOK_S, seed=1)
+    stack = Stack(look_s(), seed=1)
     monkeypatch.setattr(tasks.timezone, "now", stack.now)
 
     def forecast(now):

@@ -19,6 +19,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from controlplane.fleet.models import Instance
+from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
@@ -26,6 +27,7 @@ from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
+from controlplane.tuning.selectors import tuned
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
 
@@ -48,14 +50,14 @@ def forecast_and_plan() -> None:
     """
     with only_one("forecasts") as free:
         now = timezone.now()
-        if free and due(Forecast.objects.aggregate(newest=Max("made_at"))["newest"], settings.FORECAST_EVERY_S, now):
+        if free and due(Forecast.objects.aggregate(newest=Max("made_at"))["newest"], tuned().FORECAST_EVERY_S, now):
             attempt("forecasts", forecasts.make_forecasts, now)
     with only_one("plans") as free_to_plan:
         now = timezone.now()
-        waited_s = 0.0 if free else PATIENCE_SHARE * settings.PLAN_EVERY_S
+        waited_s = 0.0 if free else PATIENCE_SHARE * tuned().PLAN_EVERY_S
         newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
         first = newest is None and not free
-        if free_to_plan and not first and due(newest, settings.PLAN_EVERY_S + waited_s, now):
+        if free_to_plan and not first and due(newest, tuned().PLAN_EVERY_S + waited_s, now):
             attempt("plans", plans.make_plans, now)
 
 
@@ -65,7 +67,7 @@ def compare_strategies() -> None:
     with only_one(LONG_WORK) as free:
         now = timezone.now()
         if free and comparison.due(now):
-            comparison.compare_strategies(settings.COMPARE_HOURS, now)
+            comparison.compare_strategies(tuned().COMPARE_HOURS, now)
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -73,7 +75,7 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(settings.BACKTEST_LIMIT_S)
+            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S)
 
 
 @shared_task
@@ -113,7 +115,7 @@ def prune_planning() -> int:
     Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. What one run leaves is the next one's.
     """
     now = timezone.now()
-    oldest = now - timedelta(days=settings.PLANNING_KEEP_DAYS)
+    oldest = now - timedelta(days=tuned().PLANNING_KEEP_DAYS)
     gone = delete_in_batches(Forecast.objects.filter(made_at__lt=oldest).order_by("made_at"))
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
     gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
@@ -131,7 +133,7 @@ def prune_planning() -> int:
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
     """Whether it is time again; half a look early counts, since beat comes late as often as early."""
-    return newest is None or (now - newest).total_seconds() >= every_s - settings.LOOK_S / 2
+    return newest is None or (now - newest).total_seconds() >= every_s - look_s() / 2
 
 
 def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None:

@@ -31,6 +31,7 @@ VERBS = {
     "job.recovered": "done again",
     "part.down": "down",
     "part.recovered": "up again",
+    "model.bundle_switched": "policy bundle switched",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
     "plan.in_force": "plan in force",
@@ -141,6 +142,8 @@ def subject_href(event: Event) -> str | None:
             return deployment_href(event.subject_id)
         case "jobrow":
             return reverse("console:system")
+        case "setting":
+            return reverse("console:settings")
         case "lengthversion":
             return f"{reverse('console:lengths')}#versions"
     return None

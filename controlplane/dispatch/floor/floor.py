@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from django.conf import settings
 
-from controlplane.dispatch.floor.decision import ALONE, Decision
+from controlplane.dispatch.floor.decision import Decision
 from controlplane.dispatch.floor.observation import Observation
 from controlplane.dispatch.floor.publication import Publication
 from controlplane.dispatch.live_fleet.lookahead import Outlook
@@ -50,7 +50,7 @@ def warm_up() -> None:
     """Load the floor's kernels from the cache, or compile them: before serving, so that none stops the event loop."""
     fleet, endpoints = allocate_fleet(1), allocate_endpoints(1, 1)
     pressure(fleet, endpoints, 0, 0)
-    reactive_trigger(fleet, endpoints, 0, 0, 1, 60.0, ALONE.out_above, ALONE.in_below, ALONE.cooldown_s, 1, 1)
+    reactive_trigger(fleet, endpoints, 0, 0, 1, 60.0, 0.7, 0.3, 15.0, 1, 1)
 
 
 class Rows(Protocol):
@@ -104,7 +104,7 @@ class Floor:
         self._looking = False
         self._seeing: asyncio.Task[None] | None = None  # held, or the loop might drop it
         # One look for what the last run of this process left behind.
-        self._next_look_s = self._began_s + settings.FLOOR_PATIENCE_S
+        self._next_look_s = self._began_s + topology.tuned.FLOOR_PATIENCE_S
         self._watch_until_s = self._next_look_s + OWN_COMMANDS_S
         self._paused_until_s = 0.0
         self._complained_s = -math.inf
@@ -141,7 +141,7 @@ class Floor:
         }
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
         self.publication.publish(views.values(), running, now_s - self._began_s)
-        if not settings.FLOOR:
+        if not topology.tuned.FLOOR:
             return
         if now_s >= self._paused_until_s:
             for index, view in views.items():
@@ -189,7 +189,7 @@ class Floor:
     def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
         """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""
         wall_s = time.time()
-        patience_s = settings.FLOOR_PATIENCE_S
+        patience_s = self.topology.tuned.FLOOR_PATIENCE_S
         idle = [
             replica.name
             for group in members.values()

@@ -17,6 +17,9 @@ from controlplane.fleet.models import (
     SloKind,
 )
 from controlplane.fleet.selectors import region_latencies_ms
+from controlplane.tunable import Tunable
+from controlplane.tuning import selectors as tuning
+from controlplane.tuning.selectors import without_rows
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.routing.requests_ahead import MEASURED
@@ -42,6 +45,8 @@ class EndpointSpec:
     ordering_stretch: float = STRETCH
     profile: Profile = USUAL
     """By which orderings measure requests: that of the oldest deployment."""
+    tuned: Tunable = field(default_factory=without_rows)
+    """The settings in force for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class Inventory:
     endpoints: tuple[EndpointSpec, ...]
     instances: tuple[InstanceSpec, ...]
     ttft_slo_ms: int | None  # the strictest target of an interactive class
+    tuned: Tunable = field(default_factory=without_rows)
+    """The settings in force for all models."""
     latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
 
@@ -90,6 +97,7 @@ def read() -> Inventory:
     present = Counter(row.deployment_id for row in instances if row.state in PRESENT)
     launched = Instance.objects.launched().order_by()
     launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
+    values = tuning.read()
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
@@ -108,6 +116,7 @@ def read() -> Inventory:
             missing_instances=max(0, row.min_instances - present[row.pk]) + (known.missing_instances if known else 0),
             launches=(row.max_instances > 0 and row.model_id in launched_models) or bool(known and known.launches),
             ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
+            tuned=values.of(row.model.name),
             profile=known.profile
             if known
             else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
@@ -142,6 +151,7 @@ def read() -> Inventory:
             for row in instances
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
+        tuned=values.of(),
         latency_ms=region_latencies_ms(),
     )
 

@@ -16,7 +16,7 @@ from scheduling.dispatch import dispatch
 from scheduling.routing.candidates import COLUMNS
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn
-from scheduling.routing.regions import THRESHOLD, choose_region
+from scheduling.routing.regions import choose_region
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 
 
@@ -47,7 +47,8 @@ class Placement:
         candidates = topology.candidates(model, region)
         if candidates.size:
             self.queue.fit()
-            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, THRESHOLD))
+            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
+            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above))
             if index >= 0:
                 return topology.endpoints[index]
             endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]

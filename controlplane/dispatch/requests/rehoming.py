@@ -11,7 +11,7 @@ from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.ordering import hold_s
-from scheduling.routing.regions import THRESHOLD, better_home, pressure
+from scheduling.routing.regions import better_home, pressure
 
 
 class Rehoming:
@@ -23,23 +23,22 @@ class Rehoming:
         queue: WaitingQueue,
         placement: Placement,
         *,
-        max_hold_s: float,
         refuse: Callable[[Request, Refused], None],
         deliver: Deliver,
     ) -> None:
         self.topology = topology
         self.queue = queue
         self.placement = placement
-        self.max_hold_s = max_hold_s
         self.refuse = refuse
         self.deliver = deliver
 
     def sweep(self, now_s: float) -> None:
         """Look at all that waits. Call it every `SWEEP_S`."""
         self.queue.fit()  # endpoints may have come
+        max_hold_s = self.topology.tuned.MAX_HOLD_S
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
-                held_s = hold_s(request.asked.deadline_s or math.inf, self.max_hold_s)
+                held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if now_s - request.asked.arrived_s > held_s:
                     self._unavailable(request, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
             self.rehome(endpoint)
@@ -51,9 +50,10 @@ class Rehoming:
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
+        spill_above = endpoint.spec.tuned.SPILL_ABOVE
         for request in waiting:
             index = better_home(
-                topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, THRESHOLD
+                topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above
             )
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]

@@ -108,6 +108,12 @@ class Answering:
             named[version].append(model)
         return [{**one.report(), "models": named[one.version]} for one in self.all()]
 
+    def keep_to(self, budget_s: float) -> None:
+        """Let requests wait for so long at most from now on."""
+        self.budget_s = budget_s
+        for answerer in self.all():
+            answerer.predictor.budget_s = budget_s
+
     async def take(self, assigned: Assigned) -> None:
         """Let those answer that are *assigned* now."""
         active = self.active

@@ -16,7 +16,6 @@ from collections import Counter
 from typing import Any, Final
 
 from channels.db import database_sync_to_async
-from django.conf import settings
 
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.lengths.answering import Answerer, Answering
@@ -27,6 +26,8 @@ from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
 from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from controlplane.lengths.services import BUNDLED, Assigned
+from controlplane.tunable import Tunable
+from controlplane.tuning.selectors import without_rows
 from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
@@ -44,12 +45,10 @@ PRIOR_SPREAD: Final = 0.9
 class LengthService:
     def __init__(self, prior: LengthPrior, jobs: Jobs | None = None) -> None:
         self.prior = prior
-        self.on = bool(settings.LENGTHS)
-        self.budget_s = settings.LENGTH_BUDGET_MS / 1000
         self.cache: LengthCache | None = None
-        if self.on and settings.LENGTH_CACHE_ENTRIES > 0:
-            self.cache = LengthCache(settings.LENGTH_CACHE_ENTRIES, settings.LENGTH_CACHE_S, settings.LENGTH_SIMILARITY)
-        self.answering = Answering(self.budget_s)
+        self._cached_by: tuple[float, ...] = ()
+        self.answering = Answering(without_rows().LENGTH_BUDGET_MS / 1000)
+        self.tune(without_rows())
         self.shadows = Shadows()
         self.answered: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # by `Why`
@@ -65,14 +64,11 @@ class LengthService:
 
     async def start(self) -> None:
         """Take up the active version; without one, and without a database, the bundled student."""
-        if not self.on:
-            return
-        await asyncio.to_thread(warm_up)
         versions = self._jobs.add("length-versions", REFRESH_S, "database")
         flushed = self._jobs.add("length-notes", FLUSH_S, "database")
         with versions:
             await self._refresh()
-        if self.answering.active is None:
+        if self.answering.active is None and self.on:
             await self.answering.take(Assigned(BUNDLED, (), {}))
         self._tasks = [
             asyncio.create_task(self._every(versions, self._refresh), name="length versions"),
@@ -95,8 +91,22 @@ class LengthService:
             with job:
                 await work()
 
+    def tune(self, tuned: Tunable) -> None:
+        """Go by the settings *tuned* from now on. A cache of another size, age or similarity begins empty."""
+        self._tuned = tuned
+        self.on, self.budget_s = tuned.LENGTHS, tuned.LENGTH_BUDGET_MS / 1000
+        self.answering.keep_to(self.budget_s)
+        cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
+        if cached_by != self._cached_by:
+            self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
+            self._cached_by = cached_by
+
     async def _refresh(self) -> None:
         """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
+        if not self.on:
+            return
+        if self.answering.active is None:
+            await asyncio.to_thread(warm_up)
         assigned = await database_sync_to_async(services.assigned)()
         await self.answering.take(assigned)
         await self.shadows.take(assigned.shadows)
@@ -227,7 +237,7 @@ class LengthService:
     def _draw(self, sample: Sampled) -> None:
         """Keep an even share of the requests of each model, as many as are wanted between two flushes."""
         model = sample.query.model
-        most = settings.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
+        most = self._tuned.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
         most = math.floor(most) + (random.random() < most % 1)
         self._drawn[model] += 1
         mine = [index for index, other in enumerate(self.notes.samples) if other.query.model == model]

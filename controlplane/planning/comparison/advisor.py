@@ -41,7 +41,7 @@ class Advisor:
             demand_at=lambda now_s: self._expected(now_s).to_plan(from_at.timestamp()),
             fleet_of=fleet.to_plan().with_instances,
             capability=capability.read(fleet, to_at),
-            follows=dict.fromkeys((model for model, _ in self._endpoints), levels(strategy)[1]),
+            follows={model: levels(model, strategy)[1] for model, _ in self._endpoints},
             settings=plan_settings(),
         )
 

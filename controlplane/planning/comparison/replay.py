@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from django.conf import settings
 from django.db.models import Case, F, QuerySet, When
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from controlplane.planning.comparison.cluster import cluster_of
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.plans import inventory
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.simulation.cluster.description import Cluster
@@ -77,7 +77,7 @@ class Replay:
             prompt=_if_unserved("predicted_prompt_tokens", "prompt_tokens"),
             output=_if_unserved("predicted_output_tokens", "output_tokens"),
         )
-        newest = asked.order_by("-arrived_at").values_list(*columns)[: settings.COMPARE_REQUESTS]
+        newest = asked.order_by("-arrived_at").values_list(*columns)[: tuned().COMPARE_REQUESTS]
         replayed = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
         if not replayed:
             return None
@@ -103,13 +103,13 @@ class Replay:
             slo_class=slo_class,
             priority=np.array([row.priority for row in classes])[slo_class],
             deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[slo_class],
-            hold_s=np.array([hold_s(each.deadline_s, settings.MAX_HOLD_S) for each in promises])[slo_class],
+            hold_s=np.array([hold_s(each.deadline_s, tuned().MAX_HOLD_S) for each in promises])[slo_class],
         )
         notes = []
-        cut = len(newest) == settings.COMPARE_REQUESTS
+        cut = len(newest) == tuned().COMPARE_REQUESTS
         if cut:
             minutes = (now - replayed[0][0]).total_seconds() / 60
-            notes.append(f"the newest {settings.COMPARE_REQUESTS:,} requests, of {minutes:.1f} min")
+            notes.append(f"the newest {tuned().COMPARE_REQUESTS:,} requests, of {minutes:.1f} min")
         return cls(
             fleet=fleet,
             deployments=deployments,

@@ -10,7 +10,6 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Q
 
 from controlplane.fleet.models import Deployment
@@ -20,6 +19,7 @@ from controlplane.planning.execution import strategies
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import StrategyComparison
 from controlplane.planning.plans import inventory
+from controlplane.tuning.selectors import tuned
 
 logger = logging.getLogger(__name__)
 LEAST_REQUESTS = 200
@@ -52,7 +52,7 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     notes = [*replay.notes]
     names = strategies.names()
     for done, name in enumerate(names):
-        if time.monotonic() - began > settings.COMPARE_LIMIT_S:
+        if time.monotonic() - began > tuned().COMPARE_LIMIT_S:
             notes.append(f"the time was over after {done} of {len(names)} strategies")
             break
         try:
@@ -83,11 +83,11 @@ def _missing(replay: Replay | None) -> str:
 
 def due(now: datetime) -> bool:
     """Whether it is time for the next comparison."""
-    if settings.COMPARE_EVERY_S <= 0:
+    if tuned().COMPARE_EVERY_S <= 0:
         return False
     newest = StrategyComparison.objects.order_by("-pk").first()
     if newest is None:
         return True
     too_little = newest.note.startswith(TOO_LITTLE)
-    every_s: float = min(AGAIN_S, settings.COMPARE_EVERY_S) if too_little else settings.COMPARE_EVERY_S
+    every_s: float = min(AGAIN_S, tuned().COMPARE_EVERY_S) if too_little else tuned().COMPARE_EVERY_S
     return (now - newest.made_at).total_seconds() >= every_s

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.db import transaction
 
 from controlplane.dispatch.wire import as_inputs
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategies
 from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.scaling import Advice, EndpointView
@@ -40,7 +40,7 @@ def run_strategies(now: datetime) -> list[ScalingMove]:
         return []
     made: list[ScalingMove] = []
     alive: list[str] = []
-    longest_s = settings.STRATEGY_EVERY_S
+    longest_s = tuned().STRATEGY_EVERY_S
     for key in keys:
         try:
             model, moves, tick_s = _tick(key, load, now)
@@ -63,7 +63,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     ticked_s = memory.pop(TICKED, -math.inf)
     strategy = strategies.make(policy.strategy, policy.parameters, memory)
     # Beat comes every STRATEGY_EVERY_S, never to the millisecond: half of that early is on time.
-    if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - settings.STRATEGY_EVERY_S / 2:
+    if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - tuned().STRATEGY_EVERY_S / 2:
         return model, [], strategy.tick_s
     views = live_views.views(model, load, now)
     plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
@@ -129,9 +129,9 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         soon_instances=given.get("soon_instances", {}).get(region, []),
         forecast_tokens_per_s=given.get("forecast_tokens_per_s", {}).get(region, max(windows, default=0.0)),
         start_s=datetime.fromisoformat(start_at).timestamp() if start_at else made_at_s,
-        window_s=given.get("window_s", settings.FORECAST_WINDOW_S),
+        window_s=given.get("window_s", tuned().FORECAST_WINDOW_S),
         made_at_s=made_at_s,
-        period_s=given.get("period_s", settings.PLAN_EVERY_S),
+        period_s=given.get("period_s", tuned().PLAN_EVERY_S),
         valid_until_s=plan.valid_until.timestamp(),
     ).advice(now.timestamp())
 

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from django.conf import settings
 
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Backtest, Quantity
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from forecasting.workload.series import Series
@@ -151,11 +151,11 @@ def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, 
 
 def due(now: datetime) -> bool:
     """Whether it is time for the next backtest of the ledger that nobody asks for."""
-    if settings.BACKTEST_EVERY_S <= 0:
+    if tuned().BACKTEST_EVERY_S <= 0:
         return False
     newest = Backtest.objects.filter(source__startswith="ledger").order_by("-made_at").first()
     if newest is not None:
-        every_s: float = settings.BACKTEST_EVERY_S
+        every_s: float = tuned().BACKTEST_EVERY_S
         return (now - newest.made_at).total_seconds() >= every_s
     first = MinuteRow.objects.filter(generated=False).order_by("minute").values_list("minute", flat=True).first()
     return first is not None and now - first >= SETTLED
@@ -169,7 +169,7 @@ def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic)
     from forecasting.workload import FORECASTERS
 
     until_s = clock() + limit_s
-    window_s = settings.FORECAST_WINDOW_S
+    window_s = tuned().FORECAST_WINDOW_S
     try:
         demand = read_ledger(window_s)
     except ValueError:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Count
 from django.db.models.functions import TruncHour
 
 from controlplane.planning.forecasts.selectors import forecasts_of, latest_forecast, windows_of
 from controlplane.planning.models import Forecast
+from controlplane.tuning.selectors import tuned
 
 HOUR = timedelta(hours=1)
 SERIES = ("model", "region", "quantity", "slo_class")
@@ -33,9 +33,9 @@ class Hour:
 
 def whole_for() -> timedelta:
     """How long a forecast stays as it was made: no shorter than a comparison of strategies looks back."""
-    spare_s = 2 * max(settings.FORECAST_EVERY_S, settings.FORECAST_WINDOW_S)
-    compared = timedelta(hours=settings.COMPARE_HOURS, seconds=spare_s)
-    return max(timedelta(hours=settings.FORECAST_KEEP_HOURS), compared)
+    spare_s = 2 * max(tuned().FORECAST_EVERY_S, tuned().FORECAST_WINDOW_S)
+    compared = timedelta(hours=tuned().COMPARE_HOURS, seconds=spare_s)
+    return max(timedelta(hours=tuned().FORECAST_KEEP_HOURS), compared)
 
 
 def due(now: datetime) -> list[Hour]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from django.conf import settings
 from django.db.models import Max, Min, Q, QuerySet, Sum
 
 from controlplane.events.models import Event, Severity
@@ -22,6 +21,7 @@ from controlplane.planning.forecasts.demand import (
 )
 from controlplane.planning.models import Backtest, Forecast, Quantity
 from controlplane.rows import newest_of_each
+from controlplane.tuning.selectors import tuned
 
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)
@@ -81,7 +81,7 @@ class GeneratedPast:
 
 def generated_past(now: datetime) -> GeneratedPast | None:
     """None where nothing was generated, and once it is too old to be learned from."""
-    rows = MinuteRow.objects.filter(generated=True, minute__gte=now - timedelta(days=settings.FORECAST_HISTORY_DAYS))
+    rows = MinuteRow.objects.filter(generated=True, minute__gte=now - timedelta(days=tuned().FORECAST_HISTORY_DAYS))
     ends = rows.aggregate(since=Min("minute"), until=Max("minute"))
     if ends["since"] is None:
         return None
@@ -190,7 +190,7 @@ def forecast_failure(now: datetime) -> Event | None:
 
     The same failure is an event once in a quarter of an hour.
     """
-    since = now - FAILURE_SAID_AGAIN - timedelta(seconds=2 * settings.FORECAST_EVERY_S)
+    since = now - FAILURE_SAID_AGAIN - timedelta(seconds=2 * tuned().FORECAST_EVERY_S)
     failed = Event.objects.filter(kind__in=FORECAST_FAILURES, severity=Severity.CRITICAL, at__gt=since)
     return failed.order_by("-pk").first()
 

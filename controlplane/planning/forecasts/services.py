@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.planning.forecasts import demand
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, Quantity
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from forecasting.workload import Fallback
@@ -53,9 +53,9 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     forecaster fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no
     forecast. Raises what the first of them raised when no series has a forecast.
     """
-    window_s = settings.FORECAST_WINDOW_S
+    window_s = tuned().FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
-    known = demand.read(until - timedelta(days=settings.FORECAST_HISTORY_DAYS), until, window_s)
+    known = demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, window_s)
     if known.known < LEAST_WINDOWS:
         return []
     making = _Making(known)
@@ -77,7 +77,7 @@ def _of_classes(
 
     A class that alone makes up the demand of an endpoint has the forecast of *every* class together.
     """
-    until_s = time.monotonic() + CLASSES_SHARE * settings.FORECAST_EVERY_S
+    until_s = time.monotonic() + CLASSES_SHARE * tuned().FORECAST_EVERY_S
     rows, keys, known = [], [], making.known
     for key in known.by_class():
         endpoint, quantity, _ = key
@@ -100,7 +100,7 @@ class _Making:
 
     def __init__(self, known: demand.Demand) -> None:
         self.known = known
-        self.refit_until_s = time.monotonic() + REFITS_SHARE * settings.FORECAST_EVERY_S
+        self.refit_until_s = time.monotonic() + REFITS_SHARE * tuned().FORECAST_EVERY_S
         self.stood_in: dict[str, Exception] = {}
         """What the forecaster raised, by the name of a series that a simpler one forecasts since."""
         self.without: dict[str, Exception] = {}
@@ -110,9 +110,7 @@ class _Making:
         """The next windows of one series; None if its forecaster failed, and all simpler ones."""
         try:
             learner = _Learner(key, self.known, self.refit_until_s)
-            made = learner.predict(settings.FORECAST_WINDOWS)
-        except ImproperlyConfigured:
-            raise
+            made = learner.predict(tuned().FORECAST_WINDOWS)
         except Exception as error:
             self.without[_name(key)] = error
             return None
@@ -142,14 +140,11 @@ def forget_fitted() -> None:
     shutil.rmtree(_folder(), ignore_errors=True)
 
 
-def forecaster_name() -> str:
-    """The forecaster in use. Raises ImproperlyConfigured if the setting names one that does not exist."""
-    from forecasting.workload import BEST, FORECASTERS
+def forecaster_name(model: str = "") -> str:
+    """The forecaster in use for *model*, or for all that have none of their own."""
+    from forecasting.workload import BEST
 
-    name = settings.FORECASTER or BEST
-    if name not in FORECASTERS:
-        raise ImproperlyConfigured(f"PILOTHOUSE_FORECASTER: there is no {name!r}; there are {', '.join(FORECASTERS)}")
-    return name
+    return tuned(model).FORECASTER or BEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +163,7 @@ class _Learner:
     def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf) -> None:
         from forecasting.workload import Series
 
-        self.name = forecaster_name()
+        self.name = forecaster_name(key[0][0])
         self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
         self.file = _file(key, known.window_s)
         self.note = self.file.with_suffix(".json")
@@ -201,7 +196,7 @@ class _Learner:
 
         try:
             fitted = _Fitted(**json.loads(self.note.read_text()))
-            old = datetime.now(UTC).timestamp() - fitted.at_s > settings.FORECAST_REFIT_S
+            old = datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S
             grown = self._known_windows() > GROWN * fitted.windows
             if (old or grown) and time.monotonic() < self.refit_until_s:
                 return None
@@ -237,7 +232,7 @@ def _name(key: demand.Key) -> str:
 
 def _file(key: demand.Key, window_s: int) -> Path:
     digest = hashlib.sha256(f"{_name(key)} as asked {window_s}".encode()).hexdigest()[:20]
-    return _folder() / forecaster_name() / f"{digest}.npz"
+    return _folder() / forecaster_name(key[0][0]) / f"{digest}.npz"
 
 
 def _folder() -> Path:

@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
-from django.conf import settings
 from numpy.typing import NDArray
 
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Band, Demand, EndpointDemand
@@ -44,9 +44,9 @@ class Expected:
         return Demand(self.start.timestamp() - since_s, float(self.window_s), self.of)
 
 
-def levels(strategy: str) -> "tuple[str, PlansFor]":
-    """What of forecasts plans are made for that *strategy* follows: a band, and how far up to its upper end."""
-    match settings.PLAN_DEMAND:
+def levels(model: str, strategy: str) -> "tuple[str, PlansFor]":
+    """What of forecasts plans of *model* are made for that *strategy* follows: a band, and how far up to its upper end."""
+    match tuned(model).PLAN_DEMAND:
         case "strategy":
             return "upper_80", strategies.plans_for(strategy)
         case "mean":
@@ -86,11 +86,11 @@ def expected_at(
     from scheduling.planning.advisor import Band, EndpointDemand
     from scheduling.planning.capacity import niw_buffer
 
-    count = settings.FORECAST_WINDOWS
-    expected = Expected(demand.window_start(at, settings.FORECAST_WINDOW_S), settings.FORECAST_WINDOW_S)
-    other = demand.non_interactive(at) if settings.PLAN_NIW_BUFFER else {}
+    count = tuned().FORECAST_WINDOWS
+    expected = Expected(demand.window_start(at, tuned().FORECAST_WINDOW_S), tuned().FORECAST_WINDOW_S)
+    other = demand.non_interactive(at)
     for endpoint, strategy in followers.items():
-        band, plans_for = levels(strategy)
+        band, plans_for = levels(endpoint[0], strategy)
         bands: dict[Quantity, Band] = {}
         for quantity in Quantity:
             forecast = forecast_of(endpoint, quantity)
@@ -103,7 +103,7 @@ def expected_at(
             elif forecast is not None and forecast.note:
                 expected.notes.setdefault(endpoint, forecast.note)
             bands[quantity] = ahead_of
-        beta = float(niw_buffer(other.get(endpoint, 0.0), 1.0, settings.PLAN_NIW_BUFFER))
+        beta = float(niw_buffer(other.get(endpoint, 0.0), 1.0, tuned(endpoint[0]).PLAN_NIW_BUFFER))
         expected.of[endpoint] = EndpointDemand.of(bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta)
         expected.follows[endpoint[0]] = plans_for
     return expected
@@ -111,7 +111,7 @@ def expected_at(
 
 def fresh_for() -> timedelta:
     """How old a forecast may be and still be planned by."""
-    return timedelta(seconds=2 * max(settings.FORECAST_EVERY_S, settings.FORECAST_WINDOW_S))
+    return timedelta(seconds=2 * max(tuned().FORECAST_EVERY_S, tuned().FORECAST_WINDOW_S))
 
 
 def ahead(forecast: Forecast, start: datetime, count: int, band: str = "upper_80") -> "Band | None":
@@ -123,7 +123,7 @@ def ahead(forecast: Forecast, start: datetime, count: int, band: str = "upper_80
     from scheduling.planning.advisor import Band
 
     skipped = round((start - forecast.start_at).total_seconds() / forecast.window_s)
-    if forecast.window_s != settings.FORECAST_WINDOW_S or skipped >= len(forecast.mean):
+    if forecast.window_s != tuned().FORECAST_WINDOW_S or skipped >= len(forecast.mean):
         return None
 
     def shifted(values: list[float]) -> Floats:

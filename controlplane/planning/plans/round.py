@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from django.conf import settings
 
 from controlplane.planning.json_values import plain
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans.expected import Expected, levels
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import FleetPlan, PlanSettings
@@ -24,9 +24,9 @@ def plan_settings() -> "PlanSettings":
     from scheduling.planning.advisor import PlanSettings
 
     return PlanSettings(
-        period_s=settings.PLAN_EVERY_S,
-        epsilon=settings.PLAN_EPSILON,
-        time_limit_s=settings.PLAN_TIME_LIMIT_S,
+        period_s=tuned().PLAN_EVERY_S,
+        epsilon=tuned().PLAN_EPSILON,
+        time_limit_s=tuned().PLAN_TIME_LIMIT_S,
     )
 
 
@@ -128,12 +128,12 @@ class Round:
         endpoints = {key[1]: plan for key, plan in self.made.endpoints.items() if key[0] == model}
         demand = {region: expected.of[model, region] for region in endpoints}
         deployments = {place: row for place, row in fleet.deployments.items() if place[0] == model}
-        band, towards = levels(strategy)
+        band, towards = levels(model, strategy)
         inputs: dict[str, Any] = plain(
             {
                 "start_at": expected.start,
                 "window_s": expected.window_s,
-                "period_s": settings.PLAN_EVERY_S,
+                "period_s": tuned().PLAN_EVERY_S,
                 "demand_tokens_per_s": {region: np.round(each.kept, 1) for region, each in demand.items()},
                 "soon_tokens_per_s": {region: np.round(each.soon, 1) for region, each in demand.items()},
                 "soon_instances": {region: each.soon_instances for region, each in endpoints.items()},
@@ -163,7 +163,7 @@ class Round:
                     gpu_type: row.gpu_type.on_demand_usd_per_hour for (_, _, gpu_type), row in deployments.items()
                 },
                 "gpus": {f"{region} {gpu_type}": count for (region, gpu_type), count in sorted(fleet.units.items())},
-                "epsilon": settings.PLAN_EPSILON,
+                "epsilon": tuned().PLAN_EPSILON,
                 "planned_with": [name for name in fleet.models if name != model],
             }
         )

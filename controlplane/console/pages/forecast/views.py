@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
@@ -37,6 +36,7 @@ from controlplane.fleet.models import SloClass
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
+from controlplane.tuning.selectors import tuned
 
 USE_WARNING = 0.8
 SERIES: Columns = {
@@ -120,10 +120,10 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
 
 def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
     """Why a series has no forecast yet, and how long until the first: a full window, then the next forecast."""
-    days = settings.FORECAST_HISTORY_DAYS
+    days = tuned().FORECAST_HISTORY_DAYS
     since = now - timedelta(days=days) if asked.slo_class else None  # a class without demand since then has no forecast
     minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
-    window_s, every_s = settings.FORECAST_WINDOW_S, settings.FORECAST_EVERY_S
+    window_s, every_s = tuned().FORECAST_WINDOW_S, tuned().FORECAST_EVERY_S
     due = now
     if first is not None:
         due = demand.window_start(first, window_s) + timedelta(seconds=window_s) + demand.LAG
@@ -142,13 +142,13 @@ def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
 def is_stale(seen: Seen, now: datetime) -> bool:
     """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others are forecast first."""
     newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
-    return newest is not None and now - newest.made_at > 2 * timedelta(seconds=settings.FORECAST_EVERY_S)
+    return newest is not None and now - newest.made_at > 2 * timedelta(seconds=tuned().FORECAST_EVERY_S)
 
 
 def failure_of(seen: Seen | None, now: datetime) -> Event | None:
     """Why the series has no forecast, or only an old one, if forecasters failed; None too if it has a new one."""
     newest = seen.forecast if seen else None
-    if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=settings.FORECAST_EVERY_S):
+    if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=tuned().FORECAST_EVERY_S):
         return None
     return planning.forecast_failure(now)
 
@@ -188,7 +188,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "region_title": regions.get(asked.region, asked.region) if asked else "",
         "rows": rows,
         "backtests": backtests,
-        "backtest_every_s": settings.BACKTEST_EVERY_S,
+        "backtest_every_s": tuned().BACKTEST_EVERY_S,
         "backtest": backtest,
         "backtest_series": series_of(backtest) if backtest else [],
         "series": series,

@@ -8,8 +8,8 @@ from typing import Any
 
 from controlplane.console.pages.plans.cards import without_place
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
-from controlplane.fleet.models import Deployment
-from controlplane.planning import selectors
+from controlplane.fleet.models import Deployment, Model
+from controlplane.planning import bundles, selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -158,6 +158,51 @@ def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any],
         reason=without_place(target.get("reason") or "", model),
         deployed=deployment is not None,
     )
+
+
+WORDS = {
+    "routing_policy": "router",
+    "ordering_policy": "order",
+    "strategy": "strategy",
+    "parameters": "parameters",
+    "length_model": "length model",
+    "FORECASTER": "forecaster",
+    "PLAN_DEMAND": "demand planned for",
+    "SPILL_ABOVE": "spills above",
+}
+"""What a bundle sets, as the page names it."""
+
+
+def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
+    """By the key of each of *models*: its bundle, and each bundle with what would change from now."""
+    return {
+        key: {
+            "title": present.title,
+            "name": present.name,
+            "differs": "" if present.name != bundles.CUSTOM else _changes(present, present.nearest, "has"),
+            "nearest": present.nearest.title,
+            "choices": [
+                {"name": each.name, "title": each.title, "about": each.about, "changes": _changes(present, each)}
+                for each in bundles.BUNDLES.values()
+            ],
+        }
+        for key, present in bundles.presents(models).items()
+    }
+
+
+def _changes(present: bundles.Present, bundle: bundles.Bundle, of: str = "") -> str:
+    """What *bundle* would change, as "router preserve instead of least_delay"; of a custom one, what it has instead."""
+    said = []
+    for each in present.differences(bundle):
+        first, second = (each.present, each.bundled) if of else (each.bundled, each.present)
+        said.append(f"{WORDS[each.what]} {_said(first)} instead of {_said(second)}")
+    return ", ".join(said)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
+    return str(value) or "in use"
 
 
 def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict[str, Any]]:

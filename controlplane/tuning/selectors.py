@@ -1,0 +1,163 @@
+"""Which value of a setting is in force: the model's own, else that for all models, else the default.
+
+The gateway reads `Values` with its inventory and hands them on; on its event loop nothing here is called. All others call
+`tuned`, which reads the rows at most once a second.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from pydantic import ValidationError as WrongValue
+
+from controlplane.tunable import GROUPS, PER_MODEL, Tunable, limits_of, unit_of
+from controlplane.tuning.models import Setting
+
+KINDS: Final = {"bool": "boolean", "int": "integer", "float": "number", "str": "text"}
+FRESH_S = 1.0
+"""How long values that were read are taken for those in force."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """All values in force, as they were read: *rows* by model ("" for all of them) and name."""
+
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _made: dict[str, Tunable] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, model: str = "") -> Tunable:
+        """Those for *model*, or, without a name, for all that have none of their own."""
+        own = model if model in self.rows else ""
+        if own not in self._made:
+            self._made[own] = Tunable.model_construct(**self.given(own))
+        return self._made[own]
+
+    def given(self, model: str = "") -> dict[str, Any]:
+        """The same by name."""
+        return defaults() | dict(self.rows.get("", {})) | dict(self.rows.get(model, {}))
+
+
+def defaults() -> dict[str, Any]:
+    """The values without any row: the environment's, else those of the declaration."""
+    return {name: getattr(settings, name) for name in Tunable.model_fields}
+
+
+def read() -> Values:
+    """The rows as they are now; those that an older release declared are left out."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model, name, value in Setting.objects.order_by().values_list("model__name", "name", "value"):
+        declared = Tunable.model_fields.get(name)
+        if declared is not None and (model is None or PER_MODEL in declared.metadata):
+            rows.setdefault(model or "", {})[name] = value
+    return Values(rows)
+
+
+def without_rows() -> Tunable:
+    """The settings as they are by default."""
+    return Values().of()
+
+
+class Latest:
+    """The values of this process, read when they are asked for and older than `FRESH_S`."""
+
+    def __init__(self) -> None:
+        self._read_s, self._values = -math.inf, Values()
+
+    def of(self, model: str = "") -> Tunable:
+        """As `Values.of`. Raises what the database raises."""
+        if time.monotonic() - self._read_s > FRESH_S:
+            self._values = read()
+            self._read_s = time.monotonic()
+        return self._values.of(model)
+
+    def forget(self) -> None:
+        """Have the rows read anew when values are asked for next."""
+        self._read_s = -math.inf
+
+
+latest = Latest()
+tuned = latest.of
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One setting, for all models or for *model*: what it is, and which value is in force."""
+
+    name: str
+    group: str
+    purpose: str
+    kind: str  # boolean, integer, number, choice or text
+    unit: str
+    limits: str
+    choices: tuple[str, ...]
+    per_model: bool
+    default: Any  # without a row
+    value: Any  # in force
+    row: Setting | None  # whose value that is
+    model: str = ""
+
+
+def described(model: str = "") -> list[Described]:
+    """Every setting with its value for all models; with *model* those that it may have of its own, and what it has."""
+    rows = {(row.model.name if row.model else "", row.name): row for row in Setting.objects.select_related("model")}
+    values = read().given(model)
+    default = read().given() if model else defaults()
+    made = []
+    for group in GROUPS:
+        for name in group.__annotations__:
+            declared = Tunable.model_fields[name]
+            per_model = PER_MODEL in declared.metadata
+            if model and not per_model:
+                continue
+            made.append(
+                Described(
+                    name=name,
+                    group=group.__doc__ or "",
+                    purpose=" ".join((declared.description or "").split()),
+                    kind=KINDS.get(str(getattr(declared.annotation, "__name__", "")), "choice"),
+                    unit=unit_of(declared),
+                    limits=limits_of(declared),
+                    choices=choices_of(name),
+                    per_model=per_model,
+                    default=default[name],
+                    value=values[name],
+                    row=rows.get((model, name)),
+                    model=model,
+                )
+            )
+    return made
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values that the setting *name* may have, where they are few."""
+    if name == "FORECASTER":
+        from forecasting.workload import FORECASTERS
+
+        return ("", *FORECASTERS)
+    return get_args(Tunable.model_fields[name].annotation)
+
+
+def checked(name: str, value: object, model: str = "") -> Any:
+    """*value* as it would be kept for the setting *name*, in force with all others.
+
+    A text is read as the environment's are. Raises ValidationError that names the setting, the value and the limit.
+    """
+    values = read()
+    for other in {model, *values.rows} if not model else {model}:
+        in_force = values.given(other)
+        if other == model or name not in values.rows.get(other, {}):
+            in_force[name] = value
+        try:
+            made = Tunable.model_validate(in_force, strict=None if isinstance(value, str) else True)
+        except WrongValue as error:
+            first = error.errors()[0]
+            of = f" with the values of {other}" if other != model else ""
+            said = first["msg"].removeprefix("Value error, ")
+            raise ValidationError({"value": f"{name} cannot be {value!r}{of}. {said}."}) from None
+        if other == model:
+            kept = getattr(made, name)
+    return kept

@@ -1,0 +1,63 @@
+"""Changing settings while Pilothouse runs; each change is an event with the value before and after."""
+
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from controlplane.accounts.models import User
+from controlplane.events.services import record
+from controlplane.tuning import selectors
+from controlplane.tuning.models import Setting
+
+
+@transaction.atomic
+def change(name: str, value: Any, actor: User | str, reason: str = "", model: Any = None) -> Setting:
+    """*value* is that of the setting *name* from now on, for all models or for *model*, a row of fleet's.
+
+    Raises ValidationError that says what is wrong with it. Nothing is written, and no event, where it has that value.
+    """
+    before = selectors.read().given(model.name if model else "").get(name)
+    row, changed = put(name, value, actor, model)
+    if changed:
+        _record(row, actor, reason, before=before, after=row.value)
+    return row
+
+
+def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Setting, bool]:
+    """As `change`, without its event, which is the caller's; whether anything was written."""
+    row = Setting.objects.filter(name=name, model=model).first() or Setting(name=name, model=model)
+    old, was_there = row.value, row.pk is not None
+    row.value, row.changed_at, row.changed_by = value, timezone.now(), _name(actor)
+    row.full_clean(validate_unique=False, validate_constraints=False)
+    if was_there and row.value == old:
+        return row, False
+    row.save()
+    _forget()
+    return row, True
+
+
+@transaction.atomic
+def reset(row: Setting, actor: User | str, reason: str = "") -> None:
+    """The setting of *row* has its default again, or for one model what all have. Raises ValidationError if it cannot."""
+    before, key = row.value, row.pk
+    row.delete()
+    row.pk = key
+    after = selectors.read().given(row.model.name if row.model else "")[row.name]
+    selectors.checked(row.name, after, row.model.name if row.model else "")
+    _record(row, actor, reason, before=before, after=after)
+
+
+def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after: Any) -> None:
+    record("setting.changed", row, actor=actor, before={row.name: before}, after={row.name: after}, reason=reason)
+    _forget()
+
+
+def _forget() -> None:
+    """Have this process read the rows anew, now and once others see them."""
+    selectors.latest.forget()
+    transaction.on_commit(selectors.latest.forget)
+
+
+def _name(actor: User | str) -> str:
+    return actor if isinstance(actor, str) else actor.get_username()

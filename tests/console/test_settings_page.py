@@ -1,0 +1,84 @@
+"""The settings page: what is in force, what was changed and by whom, changing it and setting it back."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from controlplane.events.models import Event
+from controlplane.tunable import GROUPS
+from controlplane.tuning import services
+from controlplane.tuning.selectors import tuned
+
+pytestmark = pytest.mark.django_db
+PAGE = "/settings/"
+
+
+def html_of(client, **query):
+    return client.get(PAGE, query).content.decode()
+
+
+def test_all_groups_with_unit_limits_and_default(client, viewer):
+    client.force_login(viewer)
+    html = html_of(client)
+    for group in GROUPS:
+        assert f">{group.__doc__}</h2>" in html
+    (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
+    assert "<strong>600</strong></td><td>s</td>" in row
+    assert "at least 60, a multiple of 60" in row
+    assert "Every setting has its default." in html
+    assert '<dialog id="change-' not in html
+
+
+def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
+    client.force_login(operator)
+    address = reverse("console:setting", args=["PLAN_EPSILON"])
+    page = client.post(address, {"value": "0.5", "reason": "more at home"}, follow=True).content.decode()
+    assert "PLAN_EPSILON is 0.5, within seconds and without a restart." in page
+    assert '<tr id="plan-epsilon" class="chosen">' in page
+    assert re.search(rf"instead of 0.8, by {operator.get_username()}", page)
+    assert tuned().PLAN_EPSILON == 0.5
+    page = client.post(address, {"reset": "1", "reason": "enough"}, follow=True).content.decode()
+    assert "has its default again" in page
+    assert [event.reason for event in Event.objects.order_by("pk")] == ["more at home", "enough"]
+    assert (
+        "has its default already" in client.post(address, {"reset": "1", "reason": "x"}, follow=True).content.decode()
+    )
+
+
+def test_a_wrong_value_is_answered_with_its_limit(client, operator):
+    client.force_login(operator)
+    page = client.post(
+        reverse("console:setting", args=["PLAN_EPSILON"]), {"value": "7", "reason": "a test"}, follow=True
+    ).content.decode()
+    assert "PLAN_EPSILON cannot be &#x27;7&#x27;. Input should be less than or equal to 1." in page
+    assert client.post("/settings/NO_SUCH/", {"value": "7", "reason": "a test"}).status_code == 404
+
+
+def test_the_values_of_one_model(client, operator, language_model):
+    client.force_login(operator)
+    services.change("FORECASTER", "arima", "test")
+    client.post(
+        reverse("console:setting", args=["FORECASTER"]),
+        {"value": "ets", "model": language_model.name, "reason": "a test"},
+    )
+    html = html_of(client, model=language_model.name)
+    (row,) = re.findall(r'<tr id="forecaster" class="chosen">.*?</tr>', html, re.S)
+    assert "<strong>ets</strong>" in row
+    assert '<td class="num">arima</td>' in row
+    assert 'id="plan-every-s"' not in html
+    assert f"?model={language_model.name}" in html_of(client)
+
+
+def test_switches_are_said_as_words(client, operator):
+    client.force_login(operator)
+    client.post(reverse("console:setting", args=["FLOOR"]), {"value": "off", "reason": "a test"})
+    assert tuned().FLOOR is False
+    assert "<strong>off</strong>" in html_of(client)
+
+
+def test_the_table_is_a_file_too(client, viewer):
+    client.force_login(viewer)
+    text = b"".join(client.get(PAGE, {"format": "csv"}).streaming_content).decode()
+    assert text.startswith("Setting,Model,Value (in its unit),Default (in its unit),Unit,Limits,")
+    assert "FORECAST_WINDOW_S,,600,600,s," in text

@@ -1,0 +1,98 @@
+"""A setting that is changed is in force without a restart: in a running gateway, in Celery's tasks, and in beat."""
+
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+from channels.db import database_sync_to_async
+from django.utils import timezone
+
+from controlplane.fleet.models import Model
+from controlplane.jobs import schedule
+from controlplane.planning.models import Forecast, ScalingPlan
+from controlplane.tuning import selectors, services
+from controlplane.tuning.selectors import tuned
+from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 (fixtures)
+from workers.beat import Scheduler
+from workers.tasks import planning as tasks
+
+
+@pytest.mark.asyncio
+async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
+    gateway = served.gateway
+    assert gateway.topology.tuned.FLOOR
+    assert gateway.lengths.cache is not None
+
+    def change():
+        services.change("FLOOR", False, "test")
+        services.change("MAX_HOLD_S", 5.0, "test")
+        services.change("LENGTH_BUDGET_MS", 50.0, "test")
+        services.change("LENGTH_CACHE_ENTRIES", 0, "test")
+        services.change("SPILL_ABOVE", 0.4, "test", model=Model.objects.get(name="m"))
+        services.change("FLOOR_EASE_S", 7.0, "test")
+
+    await database_sync_to_async(change)()
+    gateway.refresh_now()
+    await until(lambda: not gateway.topology.tuned.FLOOR)
+    assert gateway.topology.tuned.MAX_HOLD_S == 5.0
+    lengths = gateway.lengths
+    assert (lengths.budget_s, lengths.answering.active.predictor.budget_s, lengths.cache) == (0.05, 0.05, None)
+    (endpoint,) = gateway.topology.endpoints
+    assert (endpoint.spec.tuned.SPILL_ABOVE, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
+    assert (await served.chat()).status == 200
+
+    # Nothing on the event loop reads rows: a request is served with the reader out of order.
+    monkeypatch.setattr(selectors, "read", None)
+    assert (await served.chat()).status == 200
+
+
+@pytest.mark.django_db
+def test_a_task_of_celery(tmp_path, settings, monkeypatch, language_model):
+    settings.STATE_DIR = tmp_path
+    now = timezone.now()
+    Forecast.objects.create(
+        made_at=now - timedelta(minutes=5), model="m", region="r", quantity="prompt", forecaster="x", window_s=60,
+        start_at=now,
+    )  # fmt: skip
+    ScalingPlan.objects.create(model=language_model, made_at=now - timedelta(minutes=5), valid_until=now)
+    made = []
+    monkeypatch.setattr(tasks.forecasts, "make_forecasts", lambda now: made.append("forecasts") or [])
+    monkeypatch.setattr(tasks.plans, "make_plans", lambda now: made.append("plans") or [])
+    tasks.forecast_and_plan()
+    assert made == []
+    services.change("FORECAST_EVERY_S", 240, "test")
+    tasks.forecast_and_plan()
+    assert made == ["forecasts"]
+    services.change("PLAN_EVERY_S", 240, "test")
+    tasks.forecast_and_plan()
+    assert made == ["forecasts", "forecasts", "plans"]
+    assert schedule.periods()["plans"] == 240
+
+
+@pytest.mark.django_db
+def test_the_periods_of_beat(tmp_path, settings, caplog):
+    app = Celery("test", broker="redis://127.0.0.1:1/0")
+    app.conf.beat_schedule = settings.CELERY_BEAT_SCHEDULE
+    beat = Scheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    sent = []
+    beat.__dict__["producer"] = None  # it would connect
+    beat.apply_async = lambda entry, **_: sent.append((entry.name, entry.options["expires"]))
+    services.change("STRATEGY_EVERY_S", 1200.0, "test")
+    beat.take_up_periods()
+    for entry in beat.schedule.values():
+        entry.last_run_at = entry.default_now() - timedelta(seconds=100)
+    while beat.tick() == 0:
+        pass
+    assert "apply-plans" in {name for name, _ in sent}
+    assert "run-strategies" not in {name for name, _ in sent}
+    assert schedule.periods()["run-strategies"] == 1200.0
+
+    sent.clear()
+    services.change("STRATEGY_EVERY_S", 2.0, "test")
+    services.change("FORECAST_EVERY_S", 12.0, "test")
+    while beat.tick() == 0:  # long before it would have been due
+        pass
+    assert ("run-strategies", 2.0) in sent
+    assert schedule.beat_periods()["forecast-and-plan"] == 2.0 == tuned().FORECAST_EVERY_S / 6
+    assert beat.tick() <= 1.0
+    beat.close()

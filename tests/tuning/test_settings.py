@@ -1,0 +1,141 @@
+"""Settings in rows: which value is in force, what a wrong one is answered, and what a change leaves behind."""
+
+import pytest
+from django.core.exceptions import ValidationError
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Model
+from controlplane.tunable import GROUPS, Tunable
+from controlplane.tuning import selectors, services
+from controlplane.tuning.models import Setting
+from controlplane.tuning.selectors import tuned
+from scheduling.routing.regions import THRESHOLD
+from scheduling.scaling import FLOOR, Reactive
+
+pytestmark = pytest.mark.django_db
+
+
+def test_every_setting_is_of_one_group():
+    grouped = [name for group in GROUPS for name in group.__annotations__]
+    assert sorted(grouped) == sorted(Tunable.model_fields)
+    assert [each.name for each in selectors.described()] == grouped
+
+
+def test_defaults_are_those_of_the_library():
+    declared = Tunable()
+    assert declared.SPILL_ABOVE == THRESHOLD
+    assert Tunable.model_fields["FLOOR_BENEATH_ABOVE"].default == FLOOR.above
+    marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.FLOOR_COOLDOWN_S
+    assert marks == (Reactive().out_above, Reactive().in_below, Reactive().cooldown_s)
+
+
+def test_the_models_own_value_goes_first_then_that_of_all_then_the_default(language_model, settings):
+    settings.SPILL_ABOVE = 0.6
+    assert tuned().SPILL_ABOVE == tuned("llama-3.1-8b").SPILL_ABOVE == 0.6
+    services.change("SPILL_ABOVE", 0.8, "test")
+    assert tuned().SPILL_ABOVE == tuned("llama-3.1-8b").SPILL_ABOVE == 0.8
+    services.change("SPILL_ABOVE", 0.9, "test", model=language_model)
+    assert (tuned().SPILL_ABOVE, tuned("llama-3.1-8b").SPILL_ABOVE, tuned("another").SPILL_ABOVE) == (0.8, 0.9, 0.8)
+    services.reset(Setting.objects.get(model=language_model), "test")
+    services.reset(Setting.objects.get(model=None), "test")
+    assert tuned().SPILL_ABOVE == tuned("llama-3.1-8b").SPILL_ABOVE == 0.6
+
+
+def test_rows_are_read_once_a_second(monkeypatch, django_assert_num_queries):
+    assert tuned().PLAN_EPSILON == 0.8
+    Setting.objects.create(name="PLAN_EPSILON", value=0.5)  # by another process
+    with django_assert_num_queries(0):
+        assert tuned().PLAN_EPSILON == 0.8
+    monkeypatch.setattr(selectors.latest, "_read_s", selectors.latest._read_s - selectors.FRESH_S)
+    with django_assert_num_queries(1):
+        assert tuned().PLAN_EPSILON == tuned("m").PLAN_EPSILON == 0.5
+
+
+def test_a_change_is_an_event_with_before_and_after(operator, language_model):
+    services.change("PLAN_EPSILON", 0.5, operator, "more of it at home")
+    services.change("PLAN_EPSILON", 0.5, operator, "the same again")
+    services.change("FORECASTER", "ets", operator, model=language_model)
+    services.reset(Setting.objects.get(name="PLAN_EPSILON"), operator, "as it was")
+    events = Event.objects.order_by("pk")
+    assert [(event.kind, event.subject, event.before, event.after, event.reason) for event in events] == [
+        ("setting.changed", "PLAN_EPSILON", {"PLAN_EPSILON": 0.8}, {"PLAN_EPSILON": 0.5}, "more of it at home"),
+        ("setting.changed", "FORECASTER of llama-3.1-8b", {"FORECASTER": ""}, {"FORECASTER": "ets"}, ""),
+        ("setting.changed", "PLAN_EPSILON", {"PLAN_EPSILON": 0.5}, {"PLAN_EPSILON": 0.8}, "as it was"),
+    ]
+    assert {event.user for event in events} == {operator}
+    assert Setting.objects.get().changed_by == operator.get_username()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PLAN_EPSILON", 2, "PLAN_EPSILON cannot be 2. Input should be less than or equal to 1."),
+        ("PLAN_EPSILON", "much", "PLAN_EPSILON cannot be 'much'. Input should be a valid number"),
+        ("PLAN_EPSILON", True, "valid number"),
+        ("FORECAST_WINDOW_S", 90, "multiple of 60"),
+        ("FLOOR", 1, "valid boolean"),
+        ("FORECASTER", "crystal ball", "there is no such forecaster; there are seasonal_naive"),
+        ("PLAN_DEMAND", "median", "'strategy', 'mean', 'upper_80' or 'upper_95'"),
+        ("FLOOR_OUT_ABOVE", 0.2, "must be above FLOOR_IN_BELOW, 0.3"),
+        ("FLOOR_IN_BELOW", 0.8, "must be above FLOOR_IN_BELOW, 0.8"),
+        ("NO_SUCH", 1, "There is no setting 'NO_SUCH'."),
+    ],
+)
+def test_a_wrong_value_is_an_error_with_setting_value_and_limit(name, value, says):
+    with pytest.raises(ValidationError) as error:
+        services.change(name, value, "test")
+    assert says in " ".join(error.value.messages)
+    assert not Setting.objects.exists()
+    assert not Event.objects.exists()
+
+
+def test_a_value_for_all_must_go_with_those_of_each_model(language_model):
+    services.change("FLOOR_OUT_ABOVE", 0.5, "test", model=language_model)
+    with pytest.raises(ValidationError, match=r"with the values of llama-3.1-8b. FLOOR_OUT_ABOVE must be above"):
+        services.change("FLOOR_IN_BELOW", 0.6, "test")
+    services.change("FLOOR_IN_BELOW", 0.1, "test", model=language_model)
+    services.change("FLOOR_IN_BELOW", 0.6, "test")
+    with pytest.raises(ValidationError, match="must be above"):
+        services.reset(Setting.objects.get(name="FLOOR_IN_BELOW", model=language_model), "test")
+    assert tuned("llama-3.1-8b").FLOOR_IN_BELOW == 0.1
+
+
+def test_what_is_one_for_all_cannot_be_one_models(language_model):
+    with pytest.raises(ValidationError, match="PLAN_EVERY_S has one value for all models"):
+        services.change("PLAN_EVERY_S", 60, "test", model=language_model)
+
+
+def test_a_text_is_read_as_the_environments_are():
+    assert services.change("FORECAST_WINDOW_S", "120", "test").value == 120
+    assert services.change("LENGTHS", "off", "test").value is False
+
+
+def test_a_row_that_an_older_release_left_is_not_read(language_model):
+    Setting.objects.create(name="GONE", value=1)
+    Setting.objects.create(name="PLAN_EVERY_S", value=1, model=language_model)
+    assert selectors.read().rows == {}
+
+
+def test_values_of_a_model_go_with_it(language_model):
+    services.change("FORECASTER", "ets", "test", model=language_model)
+    Model.objects.filter(pk=language_model.pk).delete()
+    assert not Setting.objects.exists()
+
+
+def test_the_admin_changes_by_the_same_service(client, fleet_admin):
+    client.force_login(fleet_admin)
+    form = {"name": "PLAN_EPSILON", "model": "", "value": "0.25"}
+    assert client.post("/admin/tuning/setting/add/", form).status_code == 302
+    assert tuned().PLAN_EPSILON == 0.25
+    refused = client.post("/admin/tuning/setting/add/", form | {"name": "PLAN_NIW_BUFFER", "value": "-1"})
+    assert "PLAN_NIW_BUFFER cannot be -1" in refused.content.decode()
+    row = Setting.objects.get()
+    assert client.post(f"/admin/tuning/setting/{row.pk}/change/", {"value": "0.5"}).status_code == 302
+    assert tuned().PLAN_EPSILON == 0.5
+    assert client.post(f"/admin/tuning/setting/{row.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert tuned().PLAN_EPSILON == 0.8
+    assert [event.after for event in Event.objects.filter(kind__startswith="setting").order_by("pk")] == [
+        {"PLAN_EPSILON": 0.25},
+        {"PLAN_EPSILON": 0.5},
+        {"PLAN_EPSILON": 0.8},
+    ]
