@@ -19,7 +19,6 @@ VIEWS_KEY = "pilothouse:endpoints"
 VIEWS_EXPIRE_S = 10
 STRATEGIST_KEY = "pilothouse:strategies"
 """Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
-DEMAND_S = 60  # over which demand is a rate
 
 ENDPOINT_COLUMNS = (
     "model",

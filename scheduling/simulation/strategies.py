@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from scheduling.lookahead.maps import ITERATIONS
 from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
+from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import endpoint_loads, endpoint_outlook
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
-DEMAND_WINDOW_S: Final = 60.0
-"""Over which the demand that a view shows is measured."""
-DEMAND_STEP_S: Final = 5.0
-STATES: Final = len(State)
-COMING_STATES: Final = [State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]
+STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
+"""By `State`."""
+STAGE_OF[[State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]] = Stage.COMING
+STAGE_OF[[State.READY, State.DRAINING]] = Stage.READY, Stage.DRAINING
+STAGE_OF[[State.SPOT, State.ASLEEP]] = Stage.SPARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,11 @@ class Bounds:
 
 
 class Demand:
-    """Tokens that callers asked for, by the endpoint of their own region, step by step."""
+    """Tokens that callers asked for, by the endpoint of their own region, second by second."""
 
-    def __init__(self, cluster: Cluster, requests: Requests, step_s: float = DEMAND_STEP_S) -> None:
-        self.step_s = step_s
+    def __init__(self, cluster: Cluster, requests: Requests) -> None:
         count = requests.arrival_s.size
-        steps = int(requests.arrival_s[-1] // step_s) + 1 if count else 1
+        steps = int(requests.arrival_s[-1]) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
         for at, model in enumerate(cluster.models):
             for to, region in enumerate(cluster.regions):
@@ -74,25 +74,21 @@ class Demand:
         for begin in range(0, count, CHUNK):
             part = slice(begin, begin + CHUNK)
             place = endpoint_of[requests.model[part], requests.region[part]] * steps
-            place += (requests.arrival_s[part] // step_s).astype(np.int64)
+            place += requests.arrival_s[part].astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1
         )
 
-    def seen(self, now_s: float, window_s: float = DEMAND_WINDOW_S) -> NDArray[np.float64]:
-        """Tokens a second over the last *window_s*, by endpoint; less at the begin, when less has passed."""
-        last = self._until.shape[1] - 1
-        until = min(int(now_s // self.step_s), last)
-        since = min(max(0, int((now_s - window_s) // self.step_s)), last)
-        passed_s = max(min(now_s, window_s), self.step_s)
-        return np.asarray((self._until[:, until] - self._until[:, since]) / passed_s)
+    def seen(self, now_s: float) -> NDArray[np.float64]:
+        """Tokens a second over the last minute, by endpoint."""
+        first, last = (min(at, self._until.shape[1] - 1) for at in demand_seconds(now_s))
+        return demand_rate(self._until[:, last] - self._until[:, first], now_s)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
         """Tokens a second by endpoint and window; a last window that is not over is left out. For forecasts."""
-        steps = round(window_s / self.step_s)
-        at = self._until[:, ::steps]
+        at = self._until[:, :: round(window_s)]
         return np.asarray(np.diff(at, axis=1) / window_s)
 
 
@@ -116,8 +112,7 @@ class Control:
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
         count = len(cluster.endpoints)
-        self._changed_s, self._ready_s = np.full(count, -np.inf), np.full(count, -np.inf)
-        self._ready: NDArray[np.int64] | None = None
+        self._changed_s = np.full(count, -np.inf)
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         self._lines = np.zeros((2, ITERATIONS + 1), np.int64)
@@ -145,45 +140,42 @@ class Control:
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Every endpoint as the strategy sees it now."""
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
-        keys, count = simulation.cluster.endpoints, self._use.size
-        states = simulation.states
-        by_state = np.bincount(fleet.endpoint * STATES + states, minlength=count * STATES).reshape(count, STATES)
-        coming = by_state[:, COMING_STATES].sum(axis=1)
-        ready = by_state[:, State.READY]
-        if self._ready is not None:
-            self._ready_s[ready > self._ready] = now_s
-        self._ready = ready
+        keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
+        since_s = world.lives.instances["since_s"]
+        # What is ready from the begin on has been so for longer than anybody asks.
+        since_s = np.where(since_s > 0.0, since_s, -np.inf)
+        instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use)
         if self._ahead:
             self._look_ahead(simulation)
         seen = self._demand.seen(now_s)
         others = np.zeros(count, np.int64)
-        if self._shares and by_state[:, State.SPOT].any():
-            lent = (states == State.SPOT) & self._fits & (fleet.region == self._region[:, None])
-            others = lent.sum(axis=1) - by_state[:, State.SPOT]
+        lent = states == State.SPOT
+        if self._shares and lent.any():
+            near = lent & self._fits & (fleet.region == self._region[:, None])
+            others = near.sum(axis=1) - np.bincount(fleet.endpoint[lent], minlength=count)
+        loads = zip(
+            self._use.tolist(),
+            self._kv_use.tolist(),
+            waiting.tolist(),
+            seen.tolist(),
+            self._overloaded.tolist(),
+            *self._peaks.tolist(),
+            strict=True,
+        )
         return [
-            EndpointView(
-                model=model,
-                region=region,
-                ready=int(by_state[at, State.READY]),
-                coming=int(coming[at]),
-                draining=int(by_state[at, State.DRAINING]),
-                spot=int(by_state[at, State.SPOT]),
-                spot_other=int(others[at]),
-                min_instances=self._bounds[at].min_instances,
-                max_instances=self._bounds[at].max_instances,
-                use=float(self._use[at]),
-                waiting=int(waiting[at]),
-                kv_use=float(self._kv_use[at]),
-                tokens_per_s=float(seen[at]),
-                since_change_s=now_s - float(self._changed_s[at]),
-                overloaded_instances=int(self._overloaded[at]),
-                peak_kv_sum=float(self._peaks[0, at]),
-                peak_kv_most=float(self._peaks[1, at]),
-                since_ready_s=now_s - float(self._ready_s[at]),
+            endpoint_view(
+                model,
+                region,
+                instances[at],
+                (self._bounds[at].min_instances, self._bounds[at].max_instances),
+                Load(*load),
+                now_s,
+                float(self._changed_s[at]),
+                int(others[at]),
             )
-            for at, (model, region) in enumerate(keys)
+            for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]
 
     def _look_ahead(self, simulation: Simulation) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.maps import OVER_KV, OVER_SHARE, advance, enter
-from scheduling.routing.regions import pressure
+from scheduling.scaling.view import use_now
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
 
@@ -61,16 +61,9 @@ def endpoint_loads(
     use: NDArray[np.float64],
     kv_use: NDArray[np.float64],
 ) -> None:
-    """Write the pressure of every endpoint into *use*, and KV tokens by capacity of what accepts work into *kv_use*."""
+    """Write `scaling.view.use_now` of every endpoint into *use* and *kv_use*."""
     for endpoint in range(use.size):
-        use[endpoint] = pressure(fleet, endpoints, endpoint, waiting[endpoint])
-        held, capacity = 0, 0
-        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-            instance = endpoints.members[at]
-            if fleet.accepting[instance] != 0:
-                held += fleet.kv_tokens[instance]
-                capacity += fleet.kv_capacity_tokens[instance]
-        kv_use[endpoint] = held / capacity if capacity > 0 else 0.0
+        use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint])
 
 
 @compiled

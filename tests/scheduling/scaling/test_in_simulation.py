@@ -233,8 +233,11 @@ def test_a_view_knows_when_an_instance_last_became_ready():
     tick(simulation)
     simulation.run(tick, 5.0, 100.0)
     assert seen[0] == (0, 2, np.inf)
-    first = next(at_s for at_s, ready, _ in seen if ready == 3)
+    reclaimed = simulation.lives.changes()
+    (first,) = reclaimed["time_s"][reclaimed["after"] == State.READY].tolist()
+    assert first % 5.0 > 0  # not only when it was looked at
     assert all(since_s == (at_s - first if at_s >= first else np.inf) for at_s, _, since_s in seen)
+    assert {ready for at_s, ready, _ in seen if at_s >= first} == {3}
 
 
 def test_advice_is_asked_for_at_its_own_times():
