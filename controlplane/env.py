@@ -143,8 +143,8 @@ class Environment(BaseSettings):
     FORECAST_KEEP_HOURS: Hours = 12.0
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
-    PLAN_EVERY_S: PositiveSeconds = 3600.0
-    """Time between scaling plans."""
+    PLAN_EVERY_S: Seconds = 0.0
+    """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
     PLAN_DEMAND: Literal["strategy", "mean", "upper_80", "upper_95"] = "strategy"
     """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""

@@ -230,7 +230,8 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
 }
-LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, environment.PLAN_EVERY_S / 6))
+LONGEST_PLAN_PERIOD_S = environment.PLAN_EVERY_S or 3600.0
+LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, LONGEST_PLAN_PERIOD_S / 6))
 CELERY_BEAT_SCHEDULE |= {
     "forecast-and-plan": {
         "task": "workers.tasks.planning.forecast_and_plan",
@@ -286,7 +287,7 @@ CELERY_BEAT_SCHEDULE |= {
 
 # What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs).
 JOBS_WITHIN_TASKS: dict[str, dict[str, float]] = {
-    "forecast-and-plan": {"forecasts": environment.FORECAST_EVERY_S, "plans": environment.PLAN_EVERY_S}
+    "forecast-and-plan": {"forecasts": environment.FORECAST_EVERY_S, "plans": LONGEST_PLAN_PERIOD_S}
 }
 
 LOGGING = {

@@ -16,7 +16,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import floor
+from controlplane.dispatch.floor import decision, floor
 from controlplane.dispatch.floor.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
@@ -107,7 +107,7 @@ class Gateway:
             owns=self.owns,
             read_inventory=self.read_inventory,
             clock=loop_clock,
-            job=jobs.add("floor", floor.PERIOD_S),
+            job=jobs.add("floor", decision.BENEATH.period_s),
         )
         self.dispatcher.on_submit = self.floor.arrived
         self.http = Application(

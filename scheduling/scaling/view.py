@@ -69,8 +69,8 @@ def count_instances(
     ready_s = np.full(endpoints, -inf)
     ready = stage == Stage.READY
     np.maximum.at(ready_s, endpoint[ready], since_s[ready])
-    columns = counts[:, [Stage.READY, Stage.COMING, Stage.DRAINING, Stage.SPARE]].tolist()
-    return [Instances(*row, since) for row, since in zip(columns, ready_s.tolist(), strict=True)]
+    columns = (counts[:, each].tolist() for each in (Stage.READY, Stage.COMING, Stage.DRAINING, Stage.SPARE))
+    return [Instances(*each) for each in zip(*columns, ready_s.tolist(), strict=True)]
 
 
 def count_of_one(stage: ArrayLike, since_s: ArrayLike) -> Instances:

@@ -5,17 +5,19 @@ The same strategy objects run live. What scales on every arrival (the reactive h
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.lookahead.maps import ITERATIONS
-from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
+from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified, floor_moves
+from scheduling.scaling.endpoint import Move
 from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.lookahead import endpoint_loads, endpoint_outlook
+from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
 from scheduling.simulation.simulator import Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
@@ -103,14 +105,19 @@ class Control:
         bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
         advisor: Advisor | None = None,
         demand: Demand | None = None,
+        floor: Floor | None = None,
     ) -> None:
+        """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`)."""
         cluster = simulation.cluster
         self.strategy = strategy
+        self._floor, self._next_tick_s = floor, -np.inf
         self.moves: list[Made] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests)
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
+        self._least = np.array([each.min_instances for each in self._bounds])
+        self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self._changed_s = np.full(count, -np.inf)
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
@@ -126,11 +133,30 @@ class Control:
         self._shares = cluster.share_spot
 
     def __call__(self, simulation: Simulation) -> None:
-        """See, ask, act."""
+        """See, ask, act. Between the ticks of the strategy the floor alone is asked."""
         now_s = simulation.now_s
-        views = self.views(simulation)
-        advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
-        for move in self.strategy.decide(now_s, views, advice):
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = (now_s // self.strategy.tick_s + 1) * self.strategy.tick_s
+            views = self.views(simulation)
+            advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
+            self._carry_out(simulation, self.strategy.decide(now_s, views, advice))
+        elif self._floor and self._may_be_full(simulation, self._floor):
+            self._carry_out(simulation, floor_moves(self.views(simulation), self._floor))
+
+    def _may_be_full(self, simulation: Simulation, floor: Floor) -> bool:
+        """Whether the floor could want anything now: views cost something to make, and it looks often."""
+        world = simulation.world
+        since_s = simulation.now_s - self._changed_s
+        return bool(
+            any_below_floor(
+                world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
+                since_s, floor.above, floor.cooldown_s,
+            )
+        )  # fmt: skip
+
+    def _carry_out(self, simulation: Simulation, moves: Sequence[Move]) -> None:
+        now_s = simulation.now_s
+        for move in moves:
             act = simulation.scale_out if move.delta > 0 else simulation.scale_in
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
             if done:
@@ -218,26 +244,32 @@ def run_strategy(
     seed: int = 0,
     until_s: float = np.inf,
     progress: Callable[[int, int], None] | None = None,
+    per_arrival: bool = False,
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None.
+
+    *per_arrival*: the reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
     if isinstance(strategy, Unified):
+        cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
+    if isinstance(strategy, Unified) and per_arrival:
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
-        cluster = replace(cluster, reactive=trigger, share_spot=strategy.shares_spot)
+        cluster = replace(cluster, reactive=trigger)
         result = Simulation(cluster, requests, seed=seed).run(
             tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent
         )
         return StrategyRun(strategy.name, result, [])
     simulation = Simulation(replace(cluster, reactive=None), requests, seed=seed)
     floored = Floored(strategy, floor) if floor else strategy
-    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand)
+    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor)
     control(simulation)
-    result = simulation.run(control, strategy.tick_s, until_s, progress)
+    every_s = floor.period_s if floor else strategy.tick_s
+    result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s))
     return StrategyRun(strategy.name, result, control.moves)
 
 
@@ -250,6 +282,17 @@ def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
         return bounds
     each = list(bounds.values())
     return Bounds(min(one.min_instances for one in each), max(one.max_instances for one in each))
+
+
+def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:
+    """*progress*, at one call of so many."""
+    calls = count()
+
+    def told(done: int, total: int) -> None:
+        if next(calls) % max(1, round(every)) == 0:
+            progress(done, total)
+
+    return told
 
 
 def _silent(done: int, total: int) -> None:

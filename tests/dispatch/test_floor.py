@@ -59,9 +59,7 @@ class FakeLauncher:
 @pytest.fixture
 def quick(monkeypatch):
     """Periods and waits of a test's length."""
-    monkeypatch.setattr(module, "PERIOD_S", 0.05)
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
-    monkeypatch.setattr(decision, "EASE_S", 0.3)
     monkeypatch.setattr(decision, "SETTLE_S", 0.0)
     monkeypatch.setattr(decision, "GRACE_S", 0.0)
     monkeypatch.setattr(module, "RETRY_S", 0.1)
@@ -70,8 +68,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.1)
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
-    monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=0.2, min_instances=0))
-    monkeypatch.setattr(decision, "BENEATH", Floor(above=0.9, cooldown_s=0.2))
+    monkeypatch.setattr(decision, "ALONE", Reactive(cooldown_s=0.2, min_instances=0, patience_s=0.3))
+    monkeypatch.setattr(decision, "BENEATH", Floor(above=0.9, cooldown_s=0.2, period_s=0.05))
     monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
 

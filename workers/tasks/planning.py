@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sized
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from celery import shared_task
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 ACTOR = "planner"
 FORECAST_LIMIT_S = 1800
 PATIENCE_SHARE = 0.5
-"""Of the time between plans: so long plans wait for forecasts that are still being made."""
+"""Of the time between plans: so long they wait for forecasts that are still being made."""
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -50,11 +51,11 @@ def forecast_and_plan() -> None:
             attempt("forecasts", forecasts.make_forecasts, now)
     with only_one("plans") as free_to_plan:
         now = timezone.now()
-        waited_s = 0.0 if free else PATIENCE_SHARE * settings.PLAN_EVERY_S
-        newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
-        first = newest is None and not free
-        if free_to_plan and not first and due(newest, settings.PLAN_EVERY_S + waited_s, now):
-            attempt("plans", plans.make_plans, now)
+        first = not free and not ScalingPlan.objects.exists()
+        if free_to_plan and not first:
+            models = plans.due(now, settings.LOOK_S / 2, 0.0 if free else PATIENCE_SHARE)
+            if models is not None:
+                attempt("plans", partial(plans.make_plans, models=models), now)
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)

@@ -1,7 +1,7 @@
 """What the floor decides for an endpoint: an instance more, one fewer, or nothing, and why.
 
-Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`). Alone it is the
-compiled trigger of SageServe's reactive heuristic, with patience. The minimum is kept in both cases.
+Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`). Alone it is
+SageServe's reactive heuristic with patience, the rule of the strategy `reactive`. The minimum is kept in both cases.
 """
 
 from dataclasses import replace
@@ -9,14 +9,14 @@ from dataclasses import replace
 from controlplane.dispatch.floor.observation import EndpointMemory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.fleet.lifecycle.states import InstanceState
-from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move, reactive_trigger
-from scheduling.scaling.endpoint import GRACE_S, percent
+from scheduling.scaling import FLOOR, EndpointView, Reactive, floor_move
+from scheduling.scaling.endpoint import GRACE_S
+from scheduling.scaling.reactive import PATIENCE_S, is_easy, reactive_wish
 
-ALONE = Reactive(min_instances=0)
+ALONE = Reactive(min_instances=0, patience_s=PATIENCE_S)
 """Marks where no strategy is alive; the bounds are each endpoint's own."""
 BENEATH = FLOOR
 """Marks beneath a strategy that is."""
-EASE_S = 60.0  # use stays below the mark for so long before the floor takes one away
 SETTLE_S = 120.0  # after the start, until what little runs means that little is asked for
 
 
@@ -38,34 +38,28 @@ class Decision:
         strategy_alive: bool,
     ) -> tuple[int, str]:
         """The move that the floor wants of *endpoint* now: 1, -1 or 0, and why."""
-        easy = view.use < ALONE.in_below and not view.waiting
-        memory.easy_since_s = (memory.easy_since_s or now_s) if easy else None
+        memory.easy_since_s = (memory.easy_since_s or now_s) if is_easy(view, ALONE) else None
         if memory.busy:
             return 0, ""
         if self.below_minimum(endpoint, view, members, memory):
             reason = f"Floor: {endpoint.spec.missing_instances} fewer than the {view.min_instances} it must have."
             return (1, reason) if now_s >= memory.retry_s else (0, "")
-        if view.ready == 0:
-            return self._from_nothing(view) if now_s >= memory.retry_s else (0, "")
-        if strategy_alive:
-            least = min(view.min_instances, view.instances)  # what is missing is waited for
-            wanted = floor_move(0, replace(view, min_instances=least), BENEATH)
+        view = replace(view, min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
+        if view.ready == 0 or strategy_alive:
+            if view.ready == 0 and now_s < memory.retry_s:
+                return 0, ""
+            wanted = floor_move(0, view, BENEATH, served_elsewhere=self._served(view.model))
             return (1, wanted.reason) if wanted is not None else (0, "")
-        topology = self.topology
-        delta = reactive_trigger(
-            topology.fleet,
-            topology.arrays,
-            endpoint.index,
-            view.waiting,
-            view.instances,
-            float(view.since_change_s),
-            ALONE.out_above,
-            ALONE.in_below,
-            ALONE.cooldown_s,
-            min(view.min_instances, view.instances),
-            view.max_instances,
-        )
-        return self._with_patience(int(delta), view, members, memory, now_s)
+        settled = now_s - self._began_s >= SETTLE_S
+        easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None and settled else 0.0
+        delta, why = reactive_wish(view, ALONE.within(view), easy_s)
+        if delta < 0 and (
+            view.since_ready_s < GRACE_S
+            # what could not be started again stays
+            or not any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
+        ):
+            return 0, ""
+        return delta, f"Floor: {why[:1].lower()}{why[1:]}."
 
     def below_minimum(
         self, endpoint: Endpoint, view: EndpointView, members: list[Replica], memory: EndpointMemory
@@ -82,41 +76,9 @@ class Decision:
             memory.restoring = True
         return memory.restoring
 
-    def _from_nothing(self, view: EndpointView) -> tuple[int, str]:
-        """Nothing is ready here. If nobody serves the model and it is asked for, one has to come."""
-        if view.coming or not (view.waiting or (view.tokens_per_s > 0 and view.since_change_s >= ALONE.cooldown_s)):
-            return 0, ""
+    def _served(self, model: str) -> bool:
+        """Whether an instance of *model* is ready anywhere."""
         topology = self.topology
-        of_model = [endpoint for endpoint in topology.endpoints if endpoint.model == view.model]
+        of_model = [endpoint for endpoint in topology.endpoints if endpoint.model == model]
         slots = [replica.slot for endpoint in of_model for replica in topology.members(endpoint)]
-        if topology.fleet.accepting[slots].any():
-            return 0, ""  # another region serves it, and grows when it is full
-        return 1, f"Floor: {view.model} is asked for and no instance of it is ready anywhere."
-
-    def _with_patience(
-        self, delta: int, view: EndpointView, members: list[Replica], memory: EndpointMemory, now_s: float
-    ) -> tuple[int, str]:
-        """*delta* of the trigger, unless what is on the way is enough, or it is too early to take one away."""
-        if delta > 0:
-            soon = view.use * view.ready / view.instances
-            if soon <= ALONE.out_above:
-                return 0, ""
-            coming = f", {percent(soon)} with the {view.coming} on the way" if view.coming else ""
-            waiting = f" with {view.waiting} waiting" if view.waiting else ""
-            return 1, f"Floor: use is {percent(view.use)}{waiting}{coming}, above {percent(ALONE.out_above)}."
-        if delta < 0:
-            easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
-            if (
-                easy_s < EASE_S
-                or view.since_change_s < EASE_S
-                or view.since_ready_s < GRACE_S
-                or now_s - self._began_s < SETTLE_S
-                or view.coming
-                or view.draining
-                or not any(replica.spec.launched and replica.spec.state == InstanceState.READY for replica in members)
-                # the others must have room for what runs on it
-                or view.use * view.ready / max(view.ready - 1, 1) > ALONE.out_above
-            ):
-                return 0, ""
-            return -1, f"Floor: use is {percent(view.use)}, below {percent(ALONE.in_below)} for {easy_s:.0f} s."
-        return 0, ""
+        return bool(topology.fleet.accepting[slots].any())

@@ -27,7 +27,8 @@ class EndpointMemory:
     """What the floor remembers of one endpoint; times on the gateway's clock."""
 
     changed_s: float
-    members: int = 0
+    serving: int = 0  # ready or coming, at the last look
+    draining: int = 0
     easy_since_s: float | None = None
     busy: bool = False
     restoring: bool = False  # the minimum is being brought back
@@ -83,11 +84,10 @@ class Observation:
         ]
         instances = count_of_one(stages, [now_s - (wall_s - one.spec.state_changed_at) for one in members])
         # Somebody added or drained: that is a change as if it were our own.
-        serving = instances.ready + instances.coming - instances.draining
-        if serving != memory.members:
-            if serving > memory.members or instances.draining:
-                memory.changed_s = max(memory.changed_s, now_s - 1.0)
-            memory.members = serving
+        serving, draining = instances.ready + instances.coming, instances.draining
+        if serving > memory.serving or draining > memory.draining:
+            memory.changed_s = max(memory.changed_s, now_s - 1.0)
+        memory.serving, memory.draining = serving, draining
         waiting = self._waiting(endpoint)
         use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting)
         tokens_per_s = demand_tokens_per_s(memory, now_s, now_s - self._began_s)

@@ -23,8 +23,10 @@ class Publication:
         self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._publishing: asyncio.Task[None] | None = None
 
-    def publish(self, views: Iterable[EndpointView], running: Mapping[str, int], up_s: float) -> None:
-        """Publish *views*, requests *running* by instance, and for how long the gateway is up."""
+    def publish(
+        self, views: Iterable[EndpointView], running: Mapping[str, int], left_tokens: Mapping[str, int], up_s: float
+    ) -> None:
+        """Publish *views*, requests *running* and *left_tokens* by instance, and for how long the gateway is up."""
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: the next time there are newer ones
         message = orjson.dumps(
@@ -33,6 +35,7 @@ class Publication:
                 "up_s": up_s,
                 "endpoints": [as_inputs(view) for view in views],
                 "running": running,
+                "left_tokens": left_tokens,
             }
         )
         self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")

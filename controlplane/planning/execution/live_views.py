@@ -33,10 +33,11 @@ UNKNOWN = {"use": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the gateway saw last: endpoints by (model, region), requests that run by instance."""
+    """What the gateway saw last: endpoints by (model, region), requests that run and tokens left to do by instance."""
 
     endpoints: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
+    left_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def read() -> Load | None:
@@ -47,7 +48,8 @@ def read() -> Load | None:
     published = _published()
     if published is None or published["up_s"] < SETTLED_S:
         return None
-    return Load({(row["model"], row["region"]): row for row in published["endpoints"]}, published["running"])
+    endpoints = {(row["model"], row["region"]): row for row in published["endpoints"]}
+    return Load(endpoints, published["running"], published["left_tokens"])
 
 
 def running() -> Mapping[str, int]:

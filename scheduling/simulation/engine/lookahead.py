@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.maps import OVER_KV, OVER_SHARE, advance, enter
+from scheduling.routing.regions import pressure
 from scheduling.scaling.view import use_now
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
@@ -64,6 +65,40 @@ def endpoint_loads(
     """Write `scaling.view.use_now` of every endpoint into *use* and *kv_use*."""
     for endpoint in range(use.size):
         use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint])
+
+
+@compiled
+def any_below_floor(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: NDArray[np.int64],
+    serving: NDArray[np.int64],
+    least: NDArray[np.int64],
+    most: NDArray[np.int64],
+    since_change_s: NDArray[np.float64],
+    above: float,
+    cooldown_s: float,
+) -> bool:
+    """Whether `scaling.floor.floor_move` could want something of any endpoint; never no where it does.
+
+    *serving* are ready or on the way, *least* and *most* the bounds, the last ones as of `scaling.floor.Floor`.
+    """
+    for endpoint in range(serving.size):
+        if serving[endpoint] < least[endpoint]:
+            return True
+        if serving[endpoint] >= most[endpoint]:
+            continue
+        ready = 0
+        for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            ready += fleet.accepting[endpoints.members[at]]
+        if ready == 0:
+            if serving[endpoint] == 0:
+                return True
+        elif since_change_s[endpoint] >= cooldown_s and (
+            pressure(fleet, endpoints, endpoint, waiting[endpoint]) * ready > above * serving[endpoint]
+        ):
+            return True
+    return False
 
 
 @compiled
