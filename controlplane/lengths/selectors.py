@@ -16,7 +16,7 @@ from django.db.models.functions import TruncHour
 
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
-CACHE, SEMANTIC, PRIOR, SHADOW = "cache", "semantic cache", "prior", "shadow"
+CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
 PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
@@ -229,9 +229,9 @@ def active_version() -> LengthVersion | None:
     return LengthVersion.objects.filter(state=VersionState.ACTIVE).first()
 
 
-def shadow_version() -> LengthVersion | None:
-    """The newest of them."""
-    return LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number").first()
+def shadow_versions() -> list[LengthVersion]:
+    """Newest first; one of each kind at most."""
+    return list(LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,9 @@
-"""Writes of output lengths: versions of the length model, from training to promotion, rejection and rollback.
+"""Writes of output lengths: versions of the length model, from their first row to promotion, rejection and rollback.
 
 One version is active, or none: then the student that comes with the package answers, which is called `student 0`. A version
 is trained into the shadow, predicts beside the active one and is judged on what they both said; every move is an event.
 """
 
-import logging
-import zlib
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +16,13 @@ from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.jobs.broker import send_task
+from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
-from forecasting.lengths import LengthQuery, Sample, Student, bundled, score
-from forecasting.lengths.service.subprocess_server import load
-
-logger = logging.getLogger(__name__)
+from forecasting.lengths import LengthModel, Student
+from forecasting.lengths.service.subprocess_server import check
 
 ACTOR = "length service"
-TRAIN_TASK = "workers.tasks.lengths.train_length_model"
-KIND = Student.name
-HELD_OUT = 5
-"""Every fifth prompt is held out of training; equal prompts are on the same side."""
-MOST_TRAINED = 50_000
 JUDGED_OVER = timedelta(days=7)
 
 
@@ -49,15 +39,38 @@ class InUse(NamedTuple):
         return f"{self.kind} {self.number}"
 
 
-BUNDLED = InUse(0, KIND, "")
+BUNDLED = InUse(0, Student.name, "")
 
 
-def in_use() -> tuple[InUse, InUse | None]:
-    """The active version and its shadow, if there is one."""
-    rows = LengthVersion.objects.filter(state__in=[VersionState.ACTIVE, VersionState.SHADOW]).order_by("-number")
-    by_state = {row.state: row for row in reversed(rows)}
-    active, shadow = by_state.get(VersionState.ACTIVE), by_state.get(VersionState.SHADOW)
-    return used(active) if active else BUNDLED, used(shadow) if shadow else None
+class Assigned(NamedTuple):
+    """Which versions predict: the one in use, those in shadow, and of models that name a kind the version of that kind."""
+
+    active: InUse
+    shadows: tuple[InUse, ...]
+    of_model: dict[str, InUse]
+
+
+def in_use() -> InUse:
+    """The active version; the bundled student without one."""
+    active = selectors.active_version()
+    return used(active) if active else BUNDLED
+
+
+def assigned() -> Assigned:
+    """A model that names a kind is served by the newest version of it that is not rejected, the active one first.
+
+    Of a kind without any, the version in use predicts. A version that models name is no shadow any more: it answers.
+    """
+    active = in_use()
+    named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
+    newest = {active.kind: active}
+    for row in LengthVersion.objects.exclude(state=VersionState.REJECTED).order_by("-number"):
+        newest.setdefault(row.kind, used(row))
+    newest.setdefault(BUNDLED.kind, BUNDLED)
+    of_model = {model: newest[kind] for model, kind in named.items() if kind in newest}
+    shadows = LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number")
+    answering = set(of_model.values())
+    return Assigned(active, tuple(one for row in shadows if (one := used(row)) not in answering), of_model)
 
 
 def used(version: LengthVersion) -> InUse:
@@ -76,50 +89,33 @@ def path_of(version: LengthVersion) -> Path:
     return path
 
 
-# Training
+def add(
+    model: LengthModel,
+    now: datetime,
+    samples: int,
+    measures: dict[str, Any],
+    actor: User | str,
+    reason: str,
+    worse: str,
+) -> LengthVersion:
+    """Store *model*, trained on *samples*, and put it into the shadow in the place of another of its kind.
 
-
-def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthVersion:
-    """Train a version from the newest samples, store it and put it into the shadow, in the place of one that was there.
-
-    It goes on from the active version. Raises ActionError when there are too few samples. One that is worse than the active
-    version on the samples held out of its training is stored too, but rejected at once.
+    With *worse*, a sentence on what it is worse than, it is stored and rejected at once.
     """
-    rows = list(LengthSample.objects.select_related("tenant").order_by("-pk")[:MOST_TRAINED])
-    rows = [row for row in rows if row.max_tokens is None or row.output_tokens < row.max_tokens]
-    active, _ = in_use()
-    student = _begin(active)
-    readable = _readable(student, rows)
-    if len(readable) < len(rows) / 2:  # of a version whose vocabulary went with an older release
-        student = bundled()
-        readable = _readable(student, rows)
-    if len(readable) < max(HELD_OUT, settings.LENGTH_TRAIN_SAMPLES):
-        raise ActionError(
-            f"There are {len(readable)} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES} "
-            "(PILOTHOUSE_LENGTH_TRAIN_SAMPLES)."
-        )
-    held_out = [row for row in readable if _held_out(row)]
-    learnt = [row for row in readable if not _held_out(row)]
-    if not held_out or not learnt:
-        raise ActionError("The samples are all of one prompt: there is nothing to learn from them.")
-    before = _score(student, held_out)
-    student.fit_features([(bytes(row.features), _sample(row)) for row in reversed(learnt)])
-    measures: dict[str, Any] = _score(student, held_out)
-    measures |= {"held_out": len(held_out), "active": active.name, "active_mae": before["mae"]}
     with transaction.atomic():
         number = (LengthVersion.objects.aggregate(most=Max("number"))["most"] or 0) + 1
         folder().mkdir(parents=True, exist_ok=True)
-        path = folder() / f"{KIND}-{number}.npz"
-        student.save(path)
-        if measures["mae"] <= before["mae"]:
-            for other in LengthVersion.objects.filter(state=VersionState.SHADOW):
+        path = folder() / f"{model.name}-{number}.npz"
+        model.save(path)
+        if not worse:
+            for other in LengthVersion.objects.filter(state=VersionState.SHADOW, kind=model.name):
                 _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
         version = LengthVersion.objects.create(
             number=number,
-            kind=KIND,
+            kind=model.name,
             file=str(path.relative_to(settings.STATE_DIR)),
             trained_at=now,
-            samples=len(learnt),
+            samples=samples,
             measures=measures,
             note=reason[:255],
         )
@@ -127,74 +123,12 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "") -> LengthV
             "length_version.trained",
             version,
             actor=actor,
-            after={"state": version.state, "samples": len(learnt), "measures": measures},
+            after={"state": version.state, "samples": samples, "measures": measures},
             reason=reason or "the newest samples",
         )
-        if measures["mae"] > before["mae"]:
-            said = (
-                f"worse on {len(held_out):,} held-out samples: mean absolute error of {measures['mae']:.1f} tokens, "
-                f"{measures['active']} {before['mae']:.1f}"
-            )
-            _move(version, VersionState.REJECTED, ACTOR, said)
+        if worse:
+            _move(version, VersionState.REJECTED, ACTOR, worse)
     return version
-
-
-def ask_for_training(actor: User, reason: str = "") -> bool:
-    """Have a worker train now; False if the broker does not answer. Raises ActionError when there are too few samples."""
-    count = LengthSample.objects.count()
-    if count < settings.LENGTH_TRAIN_SAMPLES:
-        raise ActionError(f"There are {count} samples to learn from; a training needs {settings.LENGTH_TRAIN_SAMPLES}.")
-    record("length_version.training_asked", actor=actor, reason=reason)
-    return send_task(TRAIN_TASK, actor.get_username(), reason, expires_s=3600)
-
-
-def _begin(active: InUse) -> Student:
-    """The student that training goes on from: the active one, or the bundled one where that cannot be."""
-    try:
-        model = load(active.kind, active.file)
-    except (OSError, ValueError, KeyError) as error:
-        logger.warning("lengths: %s cannot be read, training goes on from the bundled student: %s", active.name, error)
-        return bundled()
-    return model if isinstance(model, Student) else bundled()
-
-
-def _readable(student: Student, rows: Sequence[LengthSample]) -> list[LengthSample]:
-    """Those of *rows* whose features were made by the vocabulary of *student*."""
-    readable = []
-    for row in rows:
-        try:
-            student.from_features([bytes(row.features)], [_query(row)])
-        except ValueError:
-            continue
-        readable.append(row)
-    return readable
-
-
-def _held_out(row: LengthSample) -> bool:
-    return zlib.crc32(bytes(row.features)) % HELD_OUT == 0
-
-
-def _query(row: LengthSample) -> LengthQuery:
-    return LengthQuery(
-        text="",
-        prompt_tokens=row.prompt_tokens,
-        model=row.model,
-        tenant=row.tenant.name,
-        slo_class=row.slo_class,
-        max_tokens=row.max_tokens,
-        turns=row.turns,
-    )
-
-
-def _sample(row: LengthSample) -> Sample:
-    return Sample(_query(row), row.output_tokens)
-
-
-def _score(student: Student, rows: Sequence[LengthSample]) -> dict[str, float]:
-    predicted = student.from_features([bytes(row.features) for row in rows], list(map(_query, rows)))
-    return {
-        name: round(value, 4) for name, value in score([row.output_tokens for row in rows], predicted.tokens).items()
-    }
 
 
 # Moves
@@ -254,15 +188,20 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
 
 
 def judge(now: datetime) -> LengthVersion | None:
-    """Promote the shadow if it proved better than the active version, reject it if it did not; None while neither is known.
+    """Promote a shadow if it proved better than the active version, reject one that did not; None while neither is known.
 
-    It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
+    One is moved at a time. It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
     `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests of it.
     """
-    shadow = selectors.shadow_version()
-    if shadow is None or not settings.LENGTH_PROMOTE:
+    if not settings.LENGTH_PROMOTE:
         return None
-    active, _ = in_use()
+    answering = assigned()
+    judged = (_judge(shadow, answering.active, now) for shadow in selectors.shadow_versions()
+              if used(shadow) in answering.shadows)  # fmt: skip
+    return next(filter(None, judged), None)
+
+
+def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion | None:
     since = max(shadow.trained_at, now - JUDGED_OVER)
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < settings.LENGTH_PROMOTE_REQUESTS:
@@ -300,7 +239,7 @@ def _locked(version: LengthVersion) -> LengthVersion:
 
 def _check_file(row: LengthVersion) -> None:
     try:
-        load(row.kind, str(path_of(row)) if row.file else "")
+        check(row.kind, str(path_of(row)) if row.file else "")
     except (OSError, ValueError, KeyError) as error:
         raise ActionError(f"The file of version {row.number} cannot be used: {error}") from error
 
@@ -332,14 +271,3 @@ def _shown(version: LengthVersion, row: LengthVersion) -> LengthVersion:
     """Let the caller's *version* show what is now in the database."""
     version.state, version.note, version.changed_at = row.state, row.note, row.changed_at
     return version
-
-
-def due(now: datetime) -> bool:
-    """Whether it is time to train again and there is enough to learn from."""
-    if not settings.LENGTH_TRAIN_EVERY_S:
-        return False
-    newest = LengthVersion.objects.order_by("-number").values_list("trained_at", flat=True).first()
-    if newest is not None and (now - newest).total_seconds() < 0.9 * settings.LENGTH_TRAIN_EVERY_S:
-        return False
-    enough: int = settings.LENGTH_TRAIN_SAMPLES
-    return LengthSample.objects.count() >= enough

@@ -1,11 +1,10 @@
-"""Writes of planning: what operators decide about plans and policies, and the results of backtests.
+"""Writes of planning: what operators decide about plans and policies.
 
 Approving is a row like any other promise: a Celery worker is notified at once, and when no broker answers, beat finds the
 approved plan within seconds. What the planners write is in `forecasts`, `plans`, `comparison` (strategies simulated) and
 `execution` (approved plans, strategies between plans, instances).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -18,8 +17,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.jobs.broker import send_task
 from controlplane.planning.execution import plan_rollout
-from controlplane.planning.json_values import plain
-from controlplane.planning.models import Backtest, PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
 
 APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
@@ -77,20 +75,6 @@ def supersede_open(model: Model) -> int:
     """Plans of *model* that nobody decided about, or that its strategy followed, are of no use; returns how many."""
     undecided = [PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.IN_FORCE]
     return ScalingPlan.objects.filter(model=model, status__in=undecided).update(status=PlanStatus.SUPERSEDED)
-
-
-def store_backtest(source: str, window_s: int, horizon_windows: int, rows: Sequence[dict[str, Any]]) -> Backtest:
-    """Keep the result of one backtest; *rows* as `forecasting.workload.backtest` gives them. Raises ValidationError."""
-    values = {
-        "source": source[:160],
-        "window_s": window_s,
-        "horizon_windows": horizon_windows,
-        "rows": plain(list(rows)),
-    }
-    row = Backtest(**values)
-    row.full_clean()
-    row.save()
-    return row
 
 
 def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:

@@ -286,6 +286,8 @@ class SimulatedPlanner:
     settings: PlanSettings
     plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
     """In force."""
+    plan: FleetPlan | None = field(default=None, init=False)
+    """The newest."""
     _due_s: dict[str, float] = field(default_factory=dict, init=False)
     """By model."""
 
@@ -303,4 +305,5 @@ class SimulatedPlanner:
             self._due_s[model] = (now_s // period_s + 1) * period_s
         if fleet.deployments:
             demand = self.demand_at(now_s).only(models)
-            self.plans |= make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings).endpoints
+            self.plan = make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings)
+            self.plans |= self.plan.endpoints

@@ -5,6 +5,9 @@ Since Pilothouse holds the queue, an endpoint can be full with its memory half e
 waiting, so what is compared is its *pressure*: the larger of KV use and sequence use, plus waiting requests a sequence.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +16,22 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 THRESHOLD = 0.7
 """SageServe's threshold for sending a request away from its preferred region."""
+UNKNOWN_MS: Final = 50.0
+"""One way between two regions of which nothing is known: the usual latency in SageServe (section 3)."""
+
+
+def latency_ms(
+    given: Mapping[tuple[str, str], float], origin: str, target: str, unknown_ms: float = UNKNOWN_MS
+) -> float:
+    """One way from *origin* to *target*: as *given*, else or else for the way back, else *unknown_ms*; within a region 0."""
+    if (origin, target) in given:
+        return given[origin, target]
+    return 0.0 if origin == target else given.get((target, origin), unknown_ms)
+
+
+def by_preference(origin: str, regions: Iterable[str], latency: Callable[[str], float]) -> list[str]:
+    """*regions* as a caller in *origin* prefers them: its own, then the nearest by *latency*, equally near ones by name."""
+    return sorted(regions, key=lambda region: (region != origin, latency(region), region))
 
 
 @compiled

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from scheduling.scaling.assigned import Assigned
 from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
 from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move, floor_moves
@@ -49,6 +50,7 @@ __all__ = [
     "FLOOR",
     "STRATEGIES",
     "Advice",
+    "Assigned",
     "ByEndpoint",
     "EndpointView",
     "Floor",

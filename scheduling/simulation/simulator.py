@@ -1,9 +1,10 @@
 """Running a simulation from Python: set up, let time pass, decide at control ticks, read what came out."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,14 @@ from scheduling.simulation.cluster.lifecycle import Lives
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import ITERATIONS, PREEMPTIONS, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS
 from scheduling.simulation.workload.requests import Requests
+
+
+class Happening(NamedTuple):
+    """What is done to a simulation at a time, beside what its strategy does."""
+
+    at_s: float
+    happen: "Callable[[Simulation], None]"
+
 
 BUSY = (State.READY, State.DRAINING)
 
@@ -148,16 +157,19 @@ class Simulation:
         tick_s: float = 60.0,
         until_s: float = np.inf,
         progress: Callable[[int, int], None] | None = None,
+        happenings: "Sequence[Happening]" = (),
     ) -> Result:
         """Run to the end of the last request, or *until_s*, calling *on_tick* at every multiple of *tick_s* on the way.
 
-        *progress* is called with requests ended and all requests, as often. RuntimeError if requests wait for ever.
+        *progress* is called with requests ended and all requests, as often; each of *happenings*, which are in order of
+        time, at its own time, before what ticks then. RuntimeError if requests wait for ever.
         """
         if not 0 < tick_s < np.inf:
             raise ValueError(f"tick_s must be a number above 0, not {tick_s}")
-        ticks = int(self.now_s // tick_s) + 1
+        ticks, to_come = int(self.now_s // tick_s) + 1, deque(happenings)
         while True:
-            stop_s = min(ticks * tick_s, until_s) if on_tick or progress else until_s
+            tick_at_s = ticks * tick_s if on_tick or progress else np.inf
+            stop_s = min(tick_at_s, to_come[0].at_s if to_come else np.inf, until_s)
             pause = self.advance(stop_s)
             if pause == Pause.DONE:
                 break
@@ -168,6 +180,10 @@ class Simulation:
                 )
             if stop_s == until_s:
                 break
+            while to_come and to_come[0].at_s <= stop_s:
+                to_come.popleft().happen(self)
+            if stop_s < tick_at_s:
+                continue
             if on_tick:
                 on_tick(self)
             if progress:

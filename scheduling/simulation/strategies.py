@@ -6,19 +6,31 @@ The same strategy objects run live. What scales on every arrival (the reactive h
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import gcd
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.lookahead.maps import ITERATIONS
-from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified, floor_moves
+from scheduling.scaling import (
+    FLOOR,
+    Advice,
+    Assigned,
+    ByEndpoint,
+    EndpointView,
+    Floor,
+    Floored,
+    Strategy,
+    Unified,
+    floor_moves,
+)
 from scheduling.scaling.endpoint import Move
 from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Happening, Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
 STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
@@ -140,7 +152,7 @@ class Control:
             views = self.views(simulation)
             advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
             self._carry_out(simulation, self.strategy.decide(now_s, views, advice))
-        elif self._floor and self._may_be_full(simulation, self._floor):
+        elif self._floor and now_s % self._floor.period_s == 0 and self._may_be_full(simulation, self._floor):
             self._carry_out(simulation, floor_moves(self.views(simulation), self._floor))
 
     def _may_be_full(self, simulation: Simulation, floor: Floor) -> bool:
@@ -235,20 +247,24 @@ class StrategyRun:
 def run_strategy(
     cluster: Cluster,
     requests: Requests,
-    strategy: ByEndpoint,
+    strategy: ByEndpoint | Assigned,
     *,
     bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
     floor: Floor | None = FLOOR,
     advisor: Advisor | None = None,
     demand: Demand | None = None,
     seed: int = 0,
+    sample_s: float = 0.0,
+    decisions: bool = False,
     until_s: float = np.inf,
     progress: Callable[[int, int], None] | None = None,
+    happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None.
 
-    *per_arrival*: the reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
+    *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the reactive
+    strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
@@ -260,16 +276,16 @@ def run_strategy(
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger)
-        result = Simulation(cluster, requests, seed=seed).run(
-            tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent
-        )
+        simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
+        result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
         return StrategyRun(strategy.name, result, [])
-    simulation = Simulation(replace(cluster, reactive=None), requests, seed=seed)
+    cluster = replace(cluster, reactive=None)
+    simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
     floored = Floored(strategy, floor) if floor else strategy
     control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor)
     control(simulation)
-    every_s = floor.period_s if floor else strategy.tick_s
-    result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s))
+    every_s = _common_s(strategy.tick_s, floor.period_s) if floor else strategy.tick_s
+    result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s), happenings)
     return StrategyRun(strategy.name, result, control.moves)
 
 
@@ -282,6 +298,11 @@ def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
         return bounds
     each = list(bounds.values())
     return Bounds(min(one.min_instances for one in each), max(one.max_instances for one in each))
+
+
+def _common_s(tick_s: float, period_s: float) -> float:
+    """The longest time, in whole milliseconds, of which both are multiples."""
+    return max(1, gcd(round(1000 * tick_s), round(1000 * period_s))) / 1000
 
 
 def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:

@@ -9,7 +9,16 @@ from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, SignInLink, Tenant, User, hash_secret
 from controlplane.events.models import Event
 from controlplane.events.services import record
-from controlplane.fleet.models import CommandVerb, Instance, InstanceCommand, Node, Region, Rollout, SloClass
+from controlplane.fleet.models import (
+    CommandVerb,
+    Instance,
+    InstanceCommand,
+    Node,
+    Region,
+    RegionLatency,
+    Rollout,
+    SloClass,
+)
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.models import JobRow
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
@@ -36,6 +45,8 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
     """At least one row of every registered model."""
     instance = make_instance()
     InstanceCommand.objects.create(instance=instance, verb=CommandVerb.STOP, actor="test")
+    west = Region.objects.create(name="us-west", title="US West")
+    RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
     Rollout.objects.create(deployment=deployment, actor="test")
     key, _ = services.create_api_key(acme, "laptop", fleet_admin)
     services.create_sign_in_link(member)

@@ -5,7 +5,7 @@ import pytest
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
+from controlplane.fleet.models import Deployment, Instance, Model, Node, Region, RegionLatency
 
 pytestmark = pytest.mark.django_db
 
@@ -87,6 +87,7 @@ def test_tenants_are_created_changed_and_never_deleted(sign_in, slo_class):
         ("nodes", {"name": "n", "region": "nowhere", "gpu_type": "a100-80gb", "gpu_count": 1}, "region"),
         ("models", {**MODEL, "weights_bytes": None}, "weights_bytes"),
         ("models", {"name": "m", "source": "/no/such/folder"}, "source"),
+        ("models", {**MODEL, "length_model": "oracle"}, "length_model"),
         ("slo-classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
         ("deployments", {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"}, "gpu_type"),
         ("instances", {"name": "i", "model": "llama-3.1-8b", "region": "us-east"}, "url"),
@@ -105,6 +106,12 @@ class TestChange:
         assert answer.json() == {"name": "us-east", "title": "US East", "active": False}
         event = Event.objects.get()
         assert (event.kind, event.reason, event.user) == ("region.changed", "maintenance", fleet_admin)
+
+    def test_the_length_model_of_a_model(self, sign_in, language_model):
+        admin = sign_in("fleet_admin")
+        assert admin.patch("models/llama-3.1-8b", length_model="preserve").json()["length_model"] == "preserve"
+        assert Event.objects.get().after == {"length_model": "preserve"}
+        assert admin.patch("models/llama-3.1-8b", length_model="").json()["length_model"] == ""
 
     def test_names_stay(self, sign_in, region):
         assert error(sign_in("fleet_admin").patch("regions/us-east", name="other"))["field"] == "name"
@@ -250,3 +257,32 @@ class TestDeployments:
         make_instance(state=InstanceState.STOPPED)
         item = sign_in("viewer").get("deployments").json()["items"][0]
         assert (item["instances_ready"], item["instances_total"]) == (1, 2)
+
+
+def test_latencies_between_regions(sign_in, region):
+    admin, path = sign_in("fleet_admin"), "region-latencies/us-east/us-west"
+    Region.objects.create(name="us-west", title="US West")
+    row = {"origin": "us-east", "target": "us-west", "latency_ms": 33.0}
+    assert admin.send("PUT", path, {"latency_ms": 33, "reason": "measured"}).json() == row
+    assert admin.send("PUT", path, {"latency_ms": 34}).json() == row | {"latency_ms": 34.0}
+    assert sign_in("viewer").get("region-latencies").json() == {"items": [row | {"latency_ms": 34.0}]}
+    assert sign_in("viewer").send("PUT", path, {"latency_ms": 1}).status_code == 403
+    wrong = admin.send("PUT", path, {"latency_ms": -1})
+    assert (wrong.status_code, error(wrong)["field"]) == (422, "latency_ms")
+    for target, field in (("us-east", "target"), ("nowhere", "target")):
+        refused = admin.send("PUT", f"region-latencies/us-east/{target}", {"latency_ms": 1})
+        assert (refused.status_code, error(refused)["field"]) == (422, field)
+    refused = delete(admin, "regions/us-west")
+    assert (refused.status_code, error(refused)["message"]) == (
+        422,
+        "US West is used by region latency US East to US West.",
+    )
+    assert delete(admin, path).status_code == 204
+    assert not RegionLatency.objects.exists()
+    assert delete(admin, path).status_code == 404
+    events = Event.objects.filter(kind__startswith="region_latency").order_by("pk").values_list("kind", "reason")
+    assert list(events) == [
+        ("region_latency.created", "measured"),
+        ("region_latency.changed", ""),
+        ("region_latency.deleted", ""),
+    ]

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.lengths import services as versions
+from controlplane.lengths import training
 from controlplane.lengths.models import LengthMinute, LengthVersion
 
 pytestmark = pytest.mark.django_db
@@ -91,13 +91,16 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
 
 def test_training_is_asked_for(sign_in, monkeypatch):
     operator, tasks = sign_in("operator"), []
-    monkeypatch.setattr(versions, "send_task", lambda *task, **named: tasks.append(task) or True)
+    monkeypatch.setattr(training, "send_task", lambda *task, **named: tasks.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 0)
     answer = operator.post("lengths/train", reason="now")
     assert (answer.status_code, answer.json()) == (202, {"delivered": True})
     assert tasks[0][0] == "workers.tasks.lengths.train_length_model"
-    assert tasks[0][2] == "now"
+    assert tasks[0][2:] == ("now", "student")
+    assert operator.post("lengths/train", reason="now", kind="preserve").status_code == 202
+    assert tasks[1][3] == "preserve"
+    assert operator.post("lengths/train", reason="now", kind="oracle").status_code == 422
 
 
 @pytest.mark.parametrize("path", ["versions/1/promote", "versions/1/reject", "versions/1/rollback", "train"])

@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.planning import services
+from controlplane.planning.forecasts import backtests
 from controlplane.planning.models import (
     Forecast,
     PlanStatus,
@@ -49,7 +50,7 @@ def rows(plan, language_model):
     bands = {name: [1.0, 2.0] for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
     names = {"model": "llama-3.1-8b", "region": "us-east"}
     Forecast.objects.create(quantity="prompt", forecaster="ets", window_s=60, start_at=now, **names, **bands)
-    services.store_backtest("ledger", 60, 1, [{"forecaster": "ets", "mean_ape": 0.2}])
+    backtests.store("ledger", 60, 1, [{"forecaster": "ets", "mean_ape": 0.2}])
     services.set_policy(language_model, "lt_ua", "ask", {}, "a test")
     ScalingPlan.objects.update(status=PlanStatus.ADVICE)
     ScalingMove.objects.create(

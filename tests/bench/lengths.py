@@ -94,14 +94,15 @@ def call_of(text: str) -> Any:
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
     """The service by itself, on whatever the process may use."""
-    from controlplane.gateway.lengths.service import BUNDLED, LengthService
+    from controlplane.gateway.lengths.service import LengthService
     from controlplane.gateway.process import COLLECT_AFTER
+    from controlplane.lengths.services import BUNDLED, Assigned
     from forecasting.lengths import LengthPrior, OutputQuery
     from forecasting.lengths.service.cache import warm_up
 
     warm_up()
     service = LengthService(LengthPrior())
-    await service._take_up(BUNDLED)
+    await service.answering.take(Assigned(BUNDLED, (), {}))
     asked = OutputQuery("m", "t", "interactive")
     dice = random.Random(1)
     drawn = prompts(dice)
@@ -146,7 +147,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
         running.append(asyncio.create_task(arrive(call, began + at_s)))
     await asyncio.gather(*running)
     at_rate = percentiles(waited_ms)
-    line = service.predictor
+    (model,) = service.snapshot()["models"]
     result = {
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
@@ -156,10 +157,9 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
         "answered_by": source,
         "by_source": split,
         "late": service.late,
-        "apart": service.snapshot()["apart"],
+        "apart": model["own_process"],
     }
-    if line is not None:
-        await line.stop()
+    await service.answering.stop()
     return result
 
 

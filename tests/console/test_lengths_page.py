@@ -14,7 +14,7 @@ from controlplane.console.filters import Order
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
-from controlplane.lengths import selectors, services
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthMinute, LengthVersion
 from controlplane.lengths.selectors import Measures, scope_of
 from tests.console import length_rows
@@ -98,6 +98,12 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, now, live, fleet
     assert row["cache_ratio"] == pytest.approx(summary["lengths"]["answered"]["cache"] / answered)
     assert row["late_ratio"] == pytest.approx(summary["lengths"]["late"] / answered)
     assert 'data-scope="" data-table="lengths"' in html
+    own = html.partition('id="length-models"')[2].partition("</table>")[0]
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
+    assert cells[:2] == ["llama-3.1-8b", "a process of its own"]
+    assert cells[3] == "86%"
+    assert cells[4].endswith(" ms")
+    assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
 
 
 def test_a_gateway_without_the_service_is_not_a_silent_one(reader, now, live, fleet_feed, monkeypatch):
@@ -368,11 +374,11 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "There are 100 samples to learn from" in answer.content.decode()
     settings.LENGTH_TRAIN_SAMPLES = 50
     asked = []
-    monkeypatch.setattr(services, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    monkeypatch.setattr(training, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker trains a new version" in answer.content.decode()
-    assert asked == [(services.TRAIN_TASK, "operator", "new prompts")]
-    monkeypatch.setattr(services, "send_task", lambda *args, **kwargs: False)
+    assert asked == [(training.TRAIN_TASK, "operator", "new prompts", "student")]
+    monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
 

@@ -16,6 +16,7 @@ from controlplane.fleet.models import (
     Model,
     Node,
     Region,
+    RegionLatency,
     SloClass,
 )
 
@@ -228,3 +229,28 @@ def test_what_an_instance_was_created_with_is_not_changed(run):
     run(FLEET, "--yes")
     with pytest.raises(CommandError, match=r"instances\[1\] \(tiny-1\): launcher: This is fixed"):
         run(FLEET.replace('launcher = "process"', 'launcher = "external"'), "--yes")
+
+
+LATENCY = """
+[[regions]]
+name = "there"
+title = "There"
+
+[[region_latencies]]
+origin = "here"
+target = "there"
+latency_ms = 12.5
+"""
+
+
+def test_latencies_between_regions_are_made_changed_and_pruned(run):
+    shown = run(FLEET + LATENCY, "--yes")
+    assert "+ region latency here/there" in shown
+    assert RegionLatency.objects.get().latency_ms == 12.5
+    assert "latency_ms: 12.5 -> 20" in run(FLEET + LATENCY.replace("12.5", "20"), "--yes")
+    assert Event.objects.get(kind="region_latency.changed").after == {"latency_ms": 20.0}
+    back = LATENCY.replace('origin = "here"\ntarget = "there"', 'origin = "there"\ntarget = "here"')
+    run(FLEET + back, "--prune", "--yes")
+    assert str(RegionLatency.objects.get()) == "There to Here"
+    with pytest.raises(CommandError, match=r"region_latencies\[1\] \(here/here\): target: Name another region"):
+        run(FLEET + LATENCY.replace('target = "there"', 'target = "here"'), "--yes")

@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 import uvloop
 
+from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.responder import Responder
 from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop
 
@@ -130,6 +131,48 @@ async def test_a_stream_is_written_without_a_message():
     assert head.endswith(b"\r\n\r\n5\r\nfirst\r\n")
     assert pieces == [b"6\r\nsecond\r\n", b"5\r\nthird\r\n0\r\n\r\n"]
     assert closed == b"closed"
+
+
+async def test_a_client_that_goes_away_is_noticed_at_once():
+    heard, answering = [], asyncio.Event()
+
+    async def answer(scope, receive, send):
+        watch = scope["extensions"][DIRECT]["watch"]
+        watch(lambda: heard.append("not any more"))
+        watch(lambda: heard.append("the client went away"))
+        answering.set()
+        await asyncio.sleep(0)
+        watch(None)
+        watch(lambda: heard.append("it had gone before"))
+
+    config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical")
+    config.load()
+    protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
+    protocol.connection_made(asyncio.Transport())
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    await answering.wait()
+    protocol.connection_lost(ConnectionResetError())
+    assert heard == ["the client went away"]
+    while protocol.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert heard == ["the client went away", "it had gone before"]
+
+
+async def test_without_our_server_the_message_is_waited_for():
+    heard, gone = [], asyncio.Event()
+
+    async def receive():
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    scope = {"method": "POST", "path": "/v1/completions", "headers": []}
+    unwatch = HttpRequest.of(scope, receive).on_disconnect(lambda: heard.append("kept"))
+    HttpRequest.of(scope, receive).on_disconnect(lambda: heard.append("dropped"))()
+    gone.set()
+    while not heard:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert heard == ["kept"]
+    unwatch()
 
 
 async def test_an_application_that_fails_after_its_head():

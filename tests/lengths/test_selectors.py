@@ -80,7 +80,8 @@ def test_without_requests_nothing_is_known(now):
     series = selectors.series(scope_of(now, 1), now)
     assert (series.starts, series.lines) == ((), {})
     assert selectors.pairs(scope_of(now, 1)) == ([], 0)
-    assert selectors.active_version() is selectors.shadow_version() is None
+    assert selectors.active_version() is None
+    assert selectors.shadow_versions() == []
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_versions_and_the_shadow_against_the_active_one(counted, now):
         LengthVersion.objects.create(number=number, kind="student", state=state)
     assert [version.number for version in selectors.versions()] == [3, 2, 1]
     assert str(selectors.active_version()) == "student 1"
-    assert str(selectors.shadow_version()) == "student 2"
+    assert [str(version) for version in selectors.shadow_versions()] == ["student 2"]
     duel = selectors.duel("student 1", "shadow student 2", scope_of(now, 24))
     assert (duel.active.requests, duel.shadow.requests) == (2, 1)  # of the one minute in which both predicted
     assert duel.gain == pytest.approx(1 - 30 / 35)

@@ -11,12 +11,15 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
+from controlplane.lengths import training
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes, Sampled
-from forecasting.lengths import LengthQuery, bundled
+from forecasting.lengths import MODELS, LengthQuery, bundled
 from forecasting.lengths.models.state import save_model
+from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.conversation import read_turns
 from forecasting.lengths.text.features import MEASURES, unpacked
 from tests.inventory import *  # noqa: F403 (fixtures)
@@ -84,19 +87,19 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 100)
     samples(acme, 400)
     assert not LengthSample.objects.exclude(text="").exists()
-    version = versions.train(timezone.now(), reason="a test")
+    version = training.train(timezone.now(), reason="a test")
     assert (version.number, version.state, version.file) == (1, "shadow", "lengths/student-1.npz")
     assert version.samples + version.measures["held_out"] == 400
     assert version.measures["mae"] < version.measures["active_mae"]
-    trained = versions.load(version.kind, str(versions.path_of(version)))
+    trained = load(version.kind, str(versions.path_of(version)))
     long, short = (
         trained.predict_one(LengthQuery(text, 12, "m", "acme"))[0]
         for text in ("Write a long and detailed essay about thing 9", "Say yes or no: is thing 8 a fruit?")
     )
     assert long > 2 * short
-    assert versions.in_use() == (versions.BUNDLED, versions.used(version))
+    assert versions.assigned() == (versions.BUNDLED, (versions.used(version),), {})
     assert kinds() == ["length_version.trained"]
-    assert versions.train(timezone.now()).number == 2
+    assert training.train(timezone.now()).number == 2
     assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
 
 
@@ -104,7 +107,7 @@ def test_too_few_samples_are_refused_and_cut_ones_do_not_count(acme, monkeypatch
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     samples(acme, 60, max_tokens=40)
     with pytest.raises(ActionError, match="0 samples"):
-        versions.train(timezone.now())
+        training.train(timezone.now())
 
 
 def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
@@ -112,27 +115,27 @@ def test_features_of_another_vocabulary_are_left_out(acme, monkeypatch):
     samples(acme, 60)
     LengthSample.objects.update(features=b"of an older release")
     with pytest.raises(ActionError, match="0 samples"):
-        versions.train(timezone.now())
+        training.train(timezone.now())
 
 
 def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     samples(acme, 100)
     scores = iter([{"mae": 10.0}, {"mae": 11.0}])
-    monkeypatch.setattr(versions, "_score", lambda student, rows: next(scores))
+    monkeypatch.setattr(training, "_score", lambda student, rows: next(scores))
     shadow = made(1)
-    assert versions.train(timezone.now()).state == STATES.REJECTED
+    assert training.train(timezone.now()).state == STATES.REJECTED
     assert states() == {shadow.number: "shadow", 2: "rejected"}
 
 
 def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
     asked = []
 
-    def train(now, actor, reason):
-        asked.append((actor, reason))
+    def train(now, actor=versions.ACTOR, reason="", how=None):
+        asked.append((actor, reason, how.kind))
         return LengthVersion(number=7)
 
-    monkeypatch.setattr(versions, "train", train)
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     assert tasks.train_length_model() == 0  # nothing to learn from
     samples(acme, 60)
@@ -140,7 +143,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
     made(7, STATES.REJECTED)
     assert tasks.train_length_model() == 0
     assert tasks.train_length_model("olga", "now please") == 7
-    assert asked == [(versions.ACTOR, ""), ("olga", "now please")]
+    assert asked == [(versions.ACTOR, "", "student"), ("olga", "now please", "student")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7
     monkeypatch.setattr(settings, "LENGTH_TRAIN_EVERY_S", 0.0)
@@ -165,11 +168,11 @@ def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operato
     one, two = made(1, STATES.ACTIVE), made(2)
     assert versions.promote(two, operator, "better").state == STATES.ACTIVE
     assert states() == {1: "retired", 2: "active"}
-    assert versions.in_use()[0].name == "student 2"
+    assert versions.in_use().name == "student 2"
     assert versions.rollback(None, operator, "worse").number == 1
     assert states() == {1: "active", 2: "rejected"}
     assert versions.rollback(None, operator) is None
-    assert versions.in_use() == (versions.BUNDLED, None)
+    assert versions.assigned() == (versions.BUNDLED, (), {})
     with pytest.raises(ActionError):
         versions.rollback(None, operator)
     one.refresh_from_db()
@@ -216,7 +219,7 @@ def test_a_trained_file_can_be_promoted(operator, state_folder):
     (state_folder / "lengths").mkdir()
     bundled().save(state_folder / "lengths" / "student-1.npz")
     versions.promote(made(1, file="lengths/student-1.npz"), operator)
-    assert versions.in_use()[0].file == str(state_folder / "lengths" / "student-1.npz")
+    assert versions.in_use().file == str(state_folder / "lengths" / "student-1.npz")
 
 
 def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypatch, state_folder):
@@ -227,7 +230,7 @@ def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypat
     with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
         versions.promote(old, operator)
     LengthVersion.objects.update(state=STATES.ACTIVE)
-    assert versions._begin(versions.in_use()[0]).fitted  # training goes on from the bundled one
+    assert training._begin(versions.in_use()).fitted  # training goes on from the bundled one
     with pytest.raises(ActionError, match="cannot be used"):
         versions.promote(made(2, file="lengths/student-1.npz"), operator)
 
@@ -368,3 +371,7 @@ def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
     tasks.prune_lengths()
     assert LengthSample.objects.count() == 4
     assert not LengthSample.objects.exclude(text="").exists()
+
+
+def test_models_of_the_fleet_name_kinds_that_there_are():
+    assert set(LengthModelKind.values) == set(MODELS)

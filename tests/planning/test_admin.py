@@ -66,6 +66,8 @@ def test_admins_edit_policies_and_mistakes_are_shown(client, fleet_admin, langua
     values = {"model": language_model.pk, "strategy": "wish", "mode": "auto", "parameters": "{}"}
     refused = client.post(url, values)
     assert "strategy" in refused.context["adminform"].form.errors
+    refused = client.post(url, values | {"strategy": "siloed"})
+    assert "it can be simulated, not run" in str(refused.context["adminform"].form.errors["strategy"])
     assert client.post(url, values | {"strategy": "lt_u"}).status_code == 302
     assert ScalingPolicy.objects.get().strategy == "lt_u"
     assert Event.objects.get(kind="scaling_policy.created").user == fleet_admin

@@ -12,8 +12,10 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 
 from controlplane.gateway.models import MinuteRow
-from controlplane.planning import services
+from controlplane.planning.forecasts import backtests
 from controlplane.planning.models import Backtest
+from forecasting import workload
+from forecasting.workload import FORECASTERS
 
 pytestmark = pytest.mark.django_db
 
@@ -144,6 +146,52 @@ def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
     assert answer["source"] == Backtest.objects.get().source == "ledger with a generated past"
 
 
+class TestUnasked:
+    """The backtest that a Celery worker makes of the ledger."""
+
+    def test_when_it_is_due(self, settings):
+        now = datetime(2026, 11, 1, 12, tzinfo=UTC)
+        assert not backtests.due(now)  # nothing was counted yet
+        MinuteRow.objects.create(minute=now - timedelta(hours=2), model="a", region="eu", slo_class="x", generated=True)
+        MinuteRow.objects.create(minute=now, model="a", region="eu", slo_class="x")
+        assert not backtests.due(now + timedelta(minutes=2))
+        assert backtests.due(now + timedelta(minutes=3))
+        Backtest.objects.create(source="ledger, 1 largest of 2", window_s=60, made_at=now)
+        Backtest.objects.create(source="a trace", window_s=60, made_at=now + timedelta(hours=13))
+        settings.BACKTEST_EVERY_S = 3600.0
+        assert not backtests.due(now + timedelta(minutes=59))
+        assert backtests.due(now + timedelta(minutes=60))
+        settings.BACKTEST_EVERY_S = 0.0
+        assert not backtests.due(now + timedelta(days=2))
+
+    def test_the_largest_series_come_first(self, ledger, settings, monkeypatch):
+        settings.FORECAST_WINDOW_S = 60
+        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
+        MinuteRow.objects.filter(model="b").update(prompt_tokens=60_000)
+        times = iter(range(100))
+        row = backtests.backtest_ledger(limit_s=5.5, clock=lambda: float(next(times)))
+        assert row.source == "ledger, 1 largest of 2"
+        assert {(each["series"], each["quantity"]) for each in row.rows} == {("b eu", "prompt"), ("b eu", "output")}
+        whole = backtests.backtest_ledger(limit_s=1e9)
+        assert whole.source == "ledger"
+        assert {each["series"] for each in whole.rows} == {"a eu", "b eu"}
+
+    def test_a_short_ledger_is_left_for_later(self, ledger, settings):
+        settings.FORECAST_WINDOW_S = 600
+        assert backtests.backtest_ledger(limit_s=60.0) is None
+        MinuteRow.objects.all().delete()
+        assert backtests.backtest_ledger(limit_s=60.0) is None
+        assert not Backtest.objects.exists()
+
+    def test_a_series_that_was_not_asked_for_is_left_out(self, ledger, settings, monkeypatch):
+        settings.FORECAST_WINDOW_S = 60
+        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
+        late = datetime(2026, 11, 1, 1, tzinfo=UTC)
+        MinuteRow.objects.filter(model="a", minute__gt=late).update(prompt_tokens=0, output_tokens=0)
+        row = backtests.backtest_ledger(limit_s=1e9)
+        assert (row.source, {each["series"] for each in row.rows}) == ("ledger, 1 largest of 2", {"b eu"})
+
+
 def test_an_empty_ledger_is_said_to_be_empty():
     with pytest.raises(CommandError, match="holds no minute yet"):
         run(*QUICK)
@@ -153,7 +201,7 @@ def test_a_result_that_cannot_be_stored_is_still_printed(tmp_path, monkeypatch):
     def fail(*arguments):
         raise DatabaseError("no such table")
 
-    monkeypatch.setattr(services, "store_backtest", fail)
+    monkeypatch.setattr(backtests, "store", fail)
     errors = StringIO()
     out = StringIO()
     file = bins(tmp_path / "demand.csv")

@@ -10,6 +10,7 @@ from django.utils import timezone
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning import services
+from controlplane.planning.forecasts import backtests
 from controlplane.planning.models import Backtest, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 
 pytestmark = pytest.mark.django_db
@@ -163,14 +164,14 @@ class TestBacktests:
         rows = [
             {"forecaster": "ets", "mean_ape": np.float64(0.25), "max_ape": float("nan"), "ape": np.array([1.0, np.inf])}
         ]
-        row = services.store_backtest("servegen m-small", 600, 2, rows)
+        row = backtests.store("servegen m-small", 600, 2, rows)
         assert Backtest.objects.get(pk=row.pk).rows == [
             {"forecaster": "ets", "mean_ape": 0.25, "max_ape": None, "ape": [1.0, None]}
         ]
 
     def test_none_without_a_window(self, db):
         with pytest.raises(ValidationError):
-            services.store_backtest("x", 0, 1, [{"forecaster": "ets"}])
+            backtests.store("x", 0, 1, [{"forecaster": "ets"}])
 
 
 def test_a_broker_that_does_not_answer_is_said_and_nothing_is_raised(monkeypatch, settings):

@@ -1,4 +1,4 @@
-"""Plans of before `applied` was split keep what they were: carried out, in force, superseded or expired."""
+"""What migrations make of rows: plans of before `applied` was split keep what they were; `siloed` becomes `reactive`."""
 
 from datetime import timedelta
 from importlib import import_module
@@ -7,10 +7,11 @@ import pytest
 from django.apps import apps
 from django.utils import timezone
 
-from controlplane.planning.models import ScalingPlan
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
 pytestmark = pytest.mark.django_db
 states = import_module("controlplane.planning.migrations.0004_plan_states")
+siloed = import_module("controlplane.planning.migrations.0006_siloed_is_reactive")
 
 
 def test_each_applied_plan_gets_the_state_that_it_was_in(language_model):
@@ -35,3 +36,10 @@ def test_each_applied_plan_gets_the_state_that_it_was_in(language_model):
     states.split(apps, None)
     states_now = {row.pk: (row.status, row.carried_out_at is not None) for row in ScalingPlan.objects.all()}
     assert states_now == expected
+
+
+def test_a_policy_of_silos_goes_on_as_reactive(language_model):
+    row = ScalingPolicy.objects.create(model=language_model, strategy="siloed", memory={"kept": 1.0})
+    siloed.to_reactive(apps, None)
+    row.refresh_from_db()
+    assert (row.strategy, row.memory) == ("reactive", {"kept": 1.0})

@@ -81,7 +81,8 @@ def test_tables_are_written(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     answer = json.loads(run(scenario, "--out", str(out), "--requests", "--json"))
     assert sorted(path.name for path in out.iterdir()) == [
-        "counters.csv", "hours.csv", "measures.csv", "requests.csv", "result.json", "series.csv",
+        "changes.csv", "counters.csv", "hours.csv", "measures.csv", "moves.csv", "plans.csv", "requests.csv", "result.json",
+        "series.csv",
     ]  # fmt: skip
     rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
     assert len(rows) == answer["requests"]

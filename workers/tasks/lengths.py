@@ -9,7 +9,7 @@ from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import describe
-from controlplane.lengths import services
+from controlplane.lengths import services, training
 from workers.tasks.planning import only_one
 
 logger = logging.getLogger(__name__)
@@ -18,33 +18,31 @@ TRAIN_LIMIT_S = 3000
 
 
 @shared_task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
-def train_length_model(actor: str = "", reason: str = "") -> int:
-    """Train a version if that is due, or at once for an *actor*; its number, 0 when none was trained.
+def train_length_model(actor: str = "", reason: str = "", kind: str = "") -> int:
+    """Train what is due, or *kind* (the student) at once for an *actor*; the last number, 0 when none was trained.
 
     One that somebody asked for and that fails is an event; of one that was due, the job is failing.
     """
     with only_one("train_length_model") as free:
-        now = timezone.now()
-        if not free or not (actor or services.due(now)):
+        if not free:
             return 0
-        try:
-            return services.train(now, actor or services.ACTOR, reason).number
-        except ActionError as error:
-            if not actor:
-                raise
-            failure = str(error)
-        except Exception as error:
-            if not actor:
-                raise
-            logger.exception("lengths: no version was trained")
-            failure = describe(error)
-        record(
-            "length_version.training_failed",
-            actor=actor or services.ACTOR,
-            reason=failure,
-            severity=Severity.WARNING,
-        )
-        return 0
+        if actor:
+            return _asked_for(actor, reason, kind or training.STUDENT)
+        now = timezone.now()
+        numbers = [training.train(now, how=training.How(due)).number for due in training.due(now)]
+        return numbers[-1] if numbers else 0
+
+
+def _asked_for(actor: str, reason: str, kind: str) -> int:
+    try:
+        return training.train(timezone.now(), actor, reason, training.How(kind)).number
+    except ActionError as error:
+        failure = str(error)
+    except Exception as error:
+        logger.exception("lengths: no version was trained")
+        failure = describe(error)
+    record("length_version.training_failed", actor=actor, reason=failure, severity=Severity.WARNING)
+    return 0
 
 
 @shared_task

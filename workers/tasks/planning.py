@@ -23,7 +23,7 @@ from controlplane.fleet.models import Instance
 from controlplane.jobs.services import recorded
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
-from controlplane.planning.forecasts import compaction
+from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
@@ -65,6 +65,14 @@ def compare_strategies() -> None:
         now = timezone.now()
         if free and comparison.due(now):
             comparison.compare_strategies(settings.COMPARE_HOURS, now)
+
+
+@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+def backtest_ledger() -> None:
+    """Judge the forecasters on the ledger's demand, when that is due."""
+    with only_one("backtest_ledger") as free:
+        if free and backtests.due(timezone.now()):
+            backtests.backtest_ledger(settings.BACKTEST_LIMIT_S)
 
 
 @shared_task

@@ -8,13 +8,13 @@ from controlplane.console.live.tiles import Tile, beyond, levels
 
 P99_WARNING_MS, P99_CRITICAL_MS = 5.0, 10.0  # what the service promises at rest, and at 200 requests/s
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
-SOURCES = ("cache", "semantic", "student", "prior")
+SOURCES = ("cache", "lexical", "model", "prior")
 
 TILES = (
     Tile("answered", "Answered", "quantity", empty="not reported"),
-    Tile("student_ratio", "By the model", "share", empty="none yet"),
+    Tile("model_ratio", "By the model", "share", empty="none yet"),
     Tile("cache_ratio", "Exact cache hits", "share", empty="none yet"),
-    Tile("semantic_ratio", "Semantic cache hits", "share", empty="none yet"),
+    Tile("lexical_ratio", "Lexical cache hits", "share", empty="none yet"),
     Tile("prior_ratio", "By the prior", "share", empty="none yet"),
     Tile(
         "p50_ms",
@@ -41,8 +41,8 @@ TILES = (
         "none yet",
     ),
 )
-AS_REPORTED = ("p50_ms", "p99_ms", "cache_entries", "version", "shadow", "failed", "restarts")
-FIELDS = (*(tile.field for tile in TILES), *AS_REPORTED[2:], "drift")
+AS_REPORTED = ("p50_ms", "p99_ms", "cache_entries", "version", "shadow", "failed", "restarts", "budget_ms")
+FIELDS = (*(tile.field for tile in TILES), *AS_REPORTED[2:], "models", "drift")
 
 
 def row_of(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +56,15 @@ def row_of(part: Mapping[str, Any]) -> dict[str, Any]:
         **{f"{source}_ratio": count / total if total else None for source, count in counts.items()},
         "answered": total if answered else None,
         "late_ratio": late / total if total and late is not None else None,
+        "models": [model_of(model) for model in part.get("models") or ()],
         "drift": list(part.get("drift") or ()),
     }
+
+
+def model_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one length model that answers; the share in time is None before it was asked."""
+    asked, in_time = report.get("asked") or 0, report.get("in_time") or 0
+    return {**report, "in_time_ratio": in_time / asked if asked else None}
 
 
 def table_of(summary: Mapping[str, Any]) -> Table:

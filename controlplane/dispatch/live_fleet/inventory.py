@@ -1,12 +1,22 @@
 """What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from django.db.models import Min
 
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Launcher, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import (
+    Deployment,
+    Instance,
+    Launcher,
+    Model,
+    PerformanceProfile,
+    SloClass,
+    SloKind,
+)
+from controlplane.fleet.selectors import region_latencies_ms
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.routing.requests_ahead import MEASURED
@@ -68,10 +78,12 @@ class Inventory:
     endpoints: tuple[EndpointSpec, ...]
     instances: tuple[InstanceSpec, ...]
     ttft_slo_ms: int | None  # the strictest target of an interactive class
+    latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
 
 
 def read() -> Inventory:
-    """The active inventory, in six queries. Order is stable: endpoints and instances by name."""
+    """The active inventory, in seven queries. Order is stable: endpoints and instances by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
     instances = list(rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
@@ -130,6 +142,7 @@ def read() -> Inventory:
             for row in instances
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
+        latency_ms=region_latencies_ms(),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from controlplane.dispatch.live_fleet.round_trips import RoundTrip
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
+from scheduling.routing.regions import by_preference, latency_ms
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 from workers.vllm.metrics import VllmMetrics
@@ -80,6 +81,7 @@ class Topology:
         self.arrays = allocate_endpoints(endpoints, instances)
         self.models: dict[str, ModelSpec] = {}
         self.ttft_slo_ms: int | None = None
+        self.latency_ms: Mapping[tuple[str, str], float] = {}
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
         self.by_slot: dict[int, Replica] = {}
@@ -97,12 +99,12 @@ class Topology:
         return self._endpoint_of.get((model, region))
 
     def candidates(self, model: str, region: str) -> NDArray[np.int32]:
-        """Endpoints of *model*, the one in *region* first, then the others by name of region."""
+        """Endpoints of *model*, as a caller in *region* prefers them."""
         indices = self._candidates.get((model, region))
         if indices is None:
-            of_model = [endpoint for endpoint in self.endpoints if endpoint.model == model and self.serves(endpoint)]
-            of_model.sort(key=lambda endpoint: (endpoint.region != region, endpoint.region))
-            indices = np.array([endpoint.index for endpoint in of_model], np.int32)
+            of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
+            nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
+            indices = np.array([of_model[to] for to in nearest], np.int32)
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: do not remember without end
                 self._candidates[model, region] = indices
         return indices
@@ -117,7 +119,7 @@ class Topology:
 
     def apply(self, inventory: Inventory) -> None:
         """Make the live picture agree with *inventory*."""
-        self.models, self.ttft_slo_ms = inventory.models, inventory.ttft_slo_ms
+        self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django_stubs_ext import WithAnnotations
 
 from controlplane.fleet.admin.base import InventoryAdmin
-from controlplane.fleet.models import GpuType, Node, Region
+from controlplane.fleet.models import GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.hardware import NodeQuerySet
 
 GIB = 2**30
@@ -36,6 +36,14 @@ class RegionAdmin(InventoryAdmin[Region]):
     @admin.display(ordering="deployments_count")
     def deployments(self, region: "WithAnnotations[Region, RegionCounts]") -> int:
         return region.deployments_count
+
+
+@admin.register(RegionLatency)
+class RegionLatencyAdmin(InventoryAdmin[RegionLatency]):
+    list_display = ["__str__", "latency_ms"]
+    list_select_related = ["origin", "target"]
+    autocomplete_fields = ["origin", "target"]
+    search_fields = ["origin__name", "target__name"]
 
 
 @admin.register(GpuType)

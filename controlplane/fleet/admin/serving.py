@@ -18,8 +18,8 @@ from controlplane.fleet.models import Model as LanguageModel
 @admin.register(LanguageModel)
 class ModelAdmin(InventoryAdmin[LanguageModel]):
     form = LanguageModelForm
-    list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "source", "active"]
-    list_filter = ["active"]
+    list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "length_model", "source", "active"]
+    list_filter = ["active", "length_model"]
     search_fields = ["name", "title", "source"]
     fieldsets = [
         (None, {"fields": ["name", "title", "source", "active"]}),
@@ -30,6 +30,7 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
                 "description": "An empty field is read from the config.json of the source.",
             },
         ),
+        ("Output lengths", {"fields": ["length_model"]}),
     ]
 
     @admin.display(ordering="weights_bytes")

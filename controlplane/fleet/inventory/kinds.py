@@ -16,7 +16,7 @@ from django.db.models.fields import NOT_PROVIDED
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from controlplane.accounts.models import Tenant
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, SloClass
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, RegionLatency, SloClass
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
@@ -150,6 +150,13 @@ class Kind:
 
 
 REGION = Kind("regions", Region, ("title", "active"))
+REGION_LATENCY = Kind(
+    "region_latencies",
+    RegionLatency,
+    ("latency_ms",),
+    key=("origin", "target"),
+    named={"origin": Region, "target": Region},
+)
 GPU_TYPE = Kind(
     "gpu_types",
     GpuType,
@@ -164,7 +171,7 @@ NODE = Kind(
 MODEL = Kind(
     "models",
     Model,
-    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "active"),
+    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active"),
     optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
 )
 SLO_CLASS = Kind(
@@ -276,6 +283,6 @@ INSTANCE = InstanceKind(
     named={"node": Node},
 )
 
-KINDS: tuple[Kind, ...] = (REGION, GPU_TYPE, NODE, MODEL, SLO_CLASS, TENANT, DEPLOYMENT, INSTANCE)
+KINDS: tuple[Kind, ...] = (REGION, REGION_LATENCY, GPU_TYPE, NODE, MODEL, SLO_CLASS, TENANT, DEPLOYMENT, INSTANCE)
 """In the order in which they can be created; deleted in the reverse one."""
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

@@ -1,6 +1,6 @@
 """The inventory: where hardware is, what it costs, which models there are, and which instances serve them."""
 
-from controlplane.fleet.models.hardware import Device, GpuType, Node, Region
+from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Deployment, Model, OrderingPolicy, PerformanceProfile, RoutingPolicy
@@ -20,6 +20,7 @@ __all__ = [
     "OrderingPolicy",
     "PerformanceProfile",
     "Region",
+    "RegionLatency",
     "Rollout",
     "RolloutState",
     "RoutingPolicy",

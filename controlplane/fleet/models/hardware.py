@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q, Sum
 from django.db.models.fields.json import KeyTextTransform
@@ -28,6 +28,33 @@ class Region(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+
+class RegionLatency(models.Model):
+    """How long the network takes one way from *origin* to *target*. It holds for the way back unless that has a row too.
+
+    A request whose own region is full goes to the nearest: `scheduling.routing.regions.by_preference`.
+    """
+
+    origin = models.ForeignKey(Region, verbose_name="from", on_delete=models.PROTECT, related_name="latencies_from")
+    target = models.ForeignKey(Region, verbose_name="to", on_delete=models.PROTECT, related_name="latencies_to")
+    latency_ms = models.FloatField(
+        "latency (ms)",
+        validators=[MinValueValidator(0.0), MaxValueValidator(60_000.0)],
+        help_text="One way; the same back unless that is given too.",
+    )
+
+    class Meta:
+        ordering = ["origin__name", "target__name"]
+        verbose_name_plural = "region latencies"
+        constraints = [models.UniqueConstraint(fields=["origin", "target"], name="one_latency_from_region_to_region")]
+
+    def __str__(self) -> str:
+        return f"{self.origin} to {self.target}"
+
+    def clean(self) -> None:
+        if self.origin_id is not None and self.origin_id == self.target_id:
+            raise ValidationError({"target": "Name another region: within one, nothing is added."})
 
 
 class Device(models.TextChoices):

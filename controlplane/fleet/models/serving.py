@@ -22,6 +22,25 @@ if TYPE_CHECKING:
     from scheduling.fleet.profile import Profile
 
 
+class LengthModelKind(models.TextChoices):
+    """Kinds of length models; names are those of `forecasting.lengths.MODELS`."""
+
+    STUDENT = "student", "Student"
+    OURS = "ours", "Network and trees on an encoder (ours)"
+    TREES = "trees", "Boosted trees"
+    CLASS_MEAN = "class-mean", "Mean by SLO class"
+    TENANT_HISTOGRAM = "tenant-histogram", "Histogram by tenant"
+    PROMPT_BUCKETS = "prompt-buckets", "Medians by prompt length"
+    SSJF_REG_L1 = "ssjf-reg-l1", "SSJF: regression, L1"
+    SSJF_REG_MSE = "ssjf-reg-mse", "SSJF: regression, MSE"
+    SSJF_CLS = "ssjf-cls", "SSJF: five classes"
+    SSJF_ORDINAL_L1 = "ssjf-ordinal-l1", "SSJF: ordered classes, L1"
+    SSJF_ORDINAL_MSE = "ssjf-ordinal-mse", "SSJF: ordered classes, MSE"
+    SSJF_BINARY = "ssjf-binary", "SSJF: two classes"
+    SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
+    PRESERVE = "preserve", "PreServe: prompt tuning"
+
+
 class Model(models.Model):
     """A language model that tenants can ask for by name."""
 
@@ -52,6 +71,15 @@ class Model(models.Model):
         "context (tokens)",
         validators=[MinValueValidator(1)],
         help_text="Longest prompt with output (vLLM's --max-model-len), in tokens.",
+    )
+    length_model = models.CharField(
+        max_length=40,
+        blank=True,
+        choices=LengthModelKind.choices,
+        help_text="Kind of length model that predicts its output lengths; empty: the version in use.",
+        error_messages={
+            "invalid_choice": f"%(value)r is no length model; there are: {', '.join(LengthModelKind.values)}."
+        },
     )
     active = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)

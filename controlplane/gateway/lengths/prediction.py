@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from controlplane.gateway.admission.validation import Call, prompt_text
-from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC
+from controlplane.gateway.lengths.answering import Answerer
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from forecasting.lengths import LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import CacheKey
 from forecasting.lengths.service.online import Righted
 from forecasting.lengths.service.predictor import Answer
 
 FORCED: Final = "forced"
-SOURCES: Final = {CACHE: "cache", SEMANTIC: "semantic", PRIOR: "prior", FORCED: FORCED}
-"""Names of sources in the published summary; whatever else answers is `student`."""
+SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
+"""Names of sources in the published summary; whatever else answers is `model`."""
 
 
 @dataclass(slots=True)
@@ -25,12 +26,16 @@ class Prediction:
     source: str
     served: Answer
     why: str = ""
-    """Why the prior answered."""
+    """Why the version that was to answer did not."""
     seen: int = 0
     """Lengths that the cache's answer stands on."""
     raw: Answer | None = None
     """What the length model said, before it was put right."""
     righted: Righted | None = None
+    by: Answerer | None = None
+    """Whose answer it is, unless a cache's or the prior's."""
+    late: bool = False
+    """The version that was to answer would have come too late."""
     query: LengthQuery | None = None
     key: CacheKey | None = None
 

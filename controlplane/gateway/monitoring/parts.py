@@ -116,7 +116,9 @@ class Parts:
         service = self.gateway.lengths
         if not service.on:
             return Part("lengths", PartState.OFF, "PILOTHOUSE_LENGTHS is off")
-        restarts = service.restarts + (service.predictor.restarts if service.predictor else 0)
-        if service.predictor is None:
+        answerers = service.answering.all()
+        restarts = sum(answerer.restarts for answerer in answerers)
+        if not answerers:
             return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
-        return Part("lengths", PartState.OK, f"{service.active.name} answers", None, restarts)
+        names = ", ".join(answerer.version.name for answerer in answerers)
+        return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)

@@ -8,6 +8,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 from django.conf import settings
 
@@ -81,11 +82,11 @@ class Completions:
             ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
-        watcher = asyncio.create_task(_watch(request, ticket))
+        unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
         try:
             await self._serve(ticket, raw, responder, chat=chat)
         finally:
-            watcher.cancel()
+            unwatch()
             self.requests.leave(ticket)
             self.limits.leave(
                 grant.tenant_id,
@@ -210,9 +211,3 @@ class Completions:
         self.requests.finished(ticket)
         if usage.prompt_tokens is not None:
             ticket.course.prompt_tokens = usage.prompt_tokens
-
-
-async def _watch(request: HttpRequest, ticket: Ticket) -> None:
-    """Interrupt *ticket* when its client goes away."""
-    await request.disconnect()
-    ticket.interrupt(Interrupt.DISCONNECT)

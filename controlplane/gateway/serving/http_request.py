@@ -1,11 +1,15 @@
 """Reading a request: its body within bounds, and the headers that name things."""
 
+import asyncio
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from controlplane.gateway.errors import ApiError, invalid
+from controlplane.listening import DIRECT
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,80}")
 NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
@@ -22,6 +26,8 @@ class HttpRequest:
     receive: Any
     request_id: str
     """The client's own where it sent a usable one."""
+    watch: Callable[[Callable[[], object] | None], None] | None = None
+    """`controlplane.listening.Direct.watch`, where the server has it."""
 
     @classmethod
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
@@ -29,7 +35,8 @@ class HttpRequest:
         given = headers.get(b"x-request-id", b"")
         # Distinct, not secret: no system call and no UUID object, 3 us of a request.
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
-        return cls(scope["method"], scope["path"], headers, receive, request_id)
+        watch = (scope.get("extensions") or {}).get(DIRECT, {}).get("watch")
+        return cls(scope["method"], scope["path"], headers, receive, request_id, watch)
 
     def require(self, method: str) -> None:
         """Raise ApiError 405 for any other method."""
@@ -82,7 +89,14 @@ class HttpRequest:
             headers=((b"connection", b"close"),),
         )
 
-    async def disconnect(self) -> None:
-        """Wait until the client goes away."""
+    def on_disconnect(self, left: Callable[[], object]) -> Callable[[], object]:
+        """Have *left* called when the client goes away, until what is returned is called."""
+        if self.watch is not None:
+            self.watch(left)
+            return partial(self.watch, None)
+        return asyncio.create_task(self._disconnected(left)).cancel
+
+    async def _disconnected(self, left: Callable[[], object]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        left()

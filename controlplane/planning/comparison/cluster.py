@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment
+from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.plans import inventory
 
@@ -57,8 +58,9 @@ def cluster_of(
 ) -> tuple["Cluster", NDArray[np.float64]]:
     """As many instances as each deployment may have, those that are there ready; and their prices in USD an hour.
 
-    Round trips are those of *rows*.
+    Round trips are those of *rows*, latencies between regions those of the inventory.
     """
+    from scheduling.routing.regions import latency_ms
     from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
     from scheduling.simulation.cluster.world import State
     from scheduling.simulation.engine.reference import EngineConfig
@@ -99,8 +101,12 @@ def cluster_of(
         bounds[model, region] += row.queue_bound
     # Live, an instance that is let go is stopped; it comes back as any other does.
     delays = Delays(spot_median_s=starts_s, spot_max_s=5 * starts_s, start_s=0.0, local_weights_s=starts_s)
+    regions = list(dict.fromkeys(spec.region for spec in specs))
+    known_ms = region_latencies_ms()
     cluster = Cluster(
         specs,
+        regions=regions,
+        latency_s=[[latency_ms(known_ms, origin, target) / 1000 for target in regions] for origin in regions],
         routing=routing,
         ordering=ordering,
         ordering_stretch=stretch,

@@ -27,8 +27,6 @@ LEAST = timedelta(minutes=5)
 TOO_LITTLE = "Too little to compare"
 AGAIN_S = 120.0
 """When there was too little, it is tried again after this."""
-LEFT_OUT = frozenset({"siloed"})
-"""Needs separate pools for each kind of work, which this fleet does not have."""
 
 
 def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
@@ -52,7 +50,7 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     began = time.monotonic()
     lines: list[dict[str, Any]] = []
     notes = [*replay.notes]
-    names = [name for name in strategies.names() if name not in LEFT_OUT]
+    names = strategies.names()
     for done, name in enumerate(names):
         if time.monotonic() - began > settings.COMPARE_LIMIT_S:
             notes.append(f"the time was over after {done} of {len(names)} strategies")

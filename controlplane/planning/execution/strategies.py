@@ -9,20 +9,29 @@ if TYPE_CHECKING:
     from scheduling.scaling import ByEndpoint, PlansFor, Strategy
 
 
+ONLY_SIMULATED = {
+    "siloed": "siloed needs endpoints of their own for interactive and other work, and a fleet has one for each model in "
+    "a region: it can be simulated, not run"
+}
+"""Strategies that no model can be scaled by, and why."""
+
+
 def names() -> list[str]:
-    """All strategies, in the order in which they are listed."""
+    """The strategies that a model may be scaled by, in the order in which they are listed."""
     from scheduling.scaling import STRATEGIES  # brings Numba, which few pages need
 
-    return list(STRATEGIES)
+    return [name for name in STRATEGIES if name not in ONLY_SIMULATED]
 
 
 def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] | None = None) -> "ByEndpoint":
     """The strategy *name* with *parameters*, remembering *memory*.
 
-    Raises ValueError, in words to show, if there is no such strategy or the parameters do not fit.
+    Raises ValueError, in words to show, if there is no such strategy, it is only simulated, or the parameters do not fit.
     """
     from scheduling.scaling import make_strategy
 
+    if name in ONLY_SIMULATED:
+        raise ValueError(ONLY_SIMULATED[name])
     made = make_strategy(name, parameters)
     made.memory.update(memory or {})
     return made

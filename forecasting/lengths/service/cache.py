@@ -1,9 +1,9 @@
-"""Lengths that were seen before: an exact and a semantic cache of finished requests (SSJF, section 6).
+"""Lengths that were seen before: an exact and a lexical cache of finished requests (SSJF, section 6).
 
 What is kept of a prompt is a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
 mean, their spread and their count. Text is never kept, and the digest's key dies with the process.
 
-Exact: the same prompt for the same model, white space ignored. Semantic: a prompt that shares nearly all of its shingles
+Exact: the same prompt for the same model, white space ignored. Lexical: a prompt that shares nearly all of its shingles
 (5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a one-permutation
 MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and Li, ICML 2014), found
 through bands that each name at most one entry, so that a look-up compares at most `BANDS` signatures, whatever was sent.

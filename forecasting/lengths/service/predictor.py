@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from forecasting.lengths.query import QUANTILES, LengthQuery
 from forecasting.lengths.service.subprocess_server import SIZE, frame
+from forecasting.lengths.service.timing import Timing
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,11 @@ MOST_TOKENS: Final = float(1 << 20)
 BATCH: Final = 64
 WAITING: Final = 1024
 """Queries that wait for a process at most; more are turned away at once."""
-HANGS_S: Final = 1.0
-"""A process that does not answer a batch for so long is ended."""
+HANGS_S: Final = 5.0
+"""A process that does not answer a batch for so long, and for `HANGS_TIMES` what the batch should take, is ended."""
+HANGS_TIMES: Final = 10.0
+FOLLOWS: Final = 0.2
+"""Weight of a new batch in the mean time that a query takes."""
 STARTS_S: Final = 120.0
 LEAST_REST_S, MOST_REST_S = 0.5, 60.0
 FAILURES: Final = 5
@@ -123,7 +127,8 @@ class InLine:
 
     def __init__(self, model: Quick, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.model, self.budget_s, self.clock = model, budget_s, clock
-        self.late = self.restarts = 0
+        self.restarts = 0
+        self.timing = Timing()
         self._recent: deque[bool] = deque(maxlen=RECENT)
         self._failures = 0
         self._rests_until_s = -math.inf
@@ -136,6 +141,7 @@ class InLine:
 
     def ask_now(self, query: LengthQuery) -> Answer | Why:
         began = self.clock()
+        self.timing.asked += 1
         if began < self._rests_until_s:
             return Why.RESTING
         try:
@@ -143,9 +149,10 @@ class InLine:
         except Exception as error:
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
             answer = Why.FAILED
-        late = self.clock() - began > self.budget_s
+        took_s = self.clock() - began
+        late = took_s > self.budget_s
         self._recent.append(late)
-        self.late += late
+        self.timing.took(took_s)
         if isinstance(answer, Why):
             self._failures += 1
             if self._failures >= FAILURES:
@@ -154,6 +161,7 @@ class InLine:
                 self._failures = FAILURES - 1  # after its rest it has one try
         else:
             self._failures, self._rest_s = 0, LEAST_REST_S
+            self.timing.in_time += not late
         return answer
 
     async def ask(self, query: LengthQuery) -> Answer | Why:
@@ -163,11 +171,18 @@ class InLine:
         """Nothing to stop."""
 
 
-class SubprocessPredictor:
-    """A model in a process of its own. Whatever waits when it is free goes to it in one batch.
+class _Waiting(NamedTuple):
+    query: LengthQuery
+    future: "asyncio.Future[Answer | Why]"
+    asked_s: float  # of the event loop's clock
 
-    *call* and *arguments* say how the process makes its model (`subprocess_server.made`). A process that dies, or hangs
-    for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
+
+class SubprocessPredictor:
+    """A model in a process of its own. What waits when it is free goes to it in one batch, as many as come in time.
+
+    A query that would come too late is given up at once, so that those behind it are in time. *call* and *arguments* say how
+    the process makes its model (`subprocess_server.made`); torch works there in *threads* threads. A process that dies, or
+    hangs for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
     """
 
     def __init__(
@@ -175,12 +190,15 @@ class SubprocessPredictor:
         budget_s: float,
         call: str = "forecasting.lengths.service.subprocess_server:load",
         arguments: Sequence[str] = ("student", ""),
+        threads: int = 1,
     ) -> None:
-        self.budget_s, self.call, self.arguments = budget_s, call, tuple(arguments)
-        self.late = self.restarts = self.batches = 0
+        self.budget_s, self.call, self.arguments, self.threads = budget_s, call, tuple(arguments), threads
+        self.restarts = self.batches = 0
+        self.timing = Timing()
         self.up = asyncio.Event()
         self.process: subprocess.Popen[bytes] | None = None
-        self._waiting: deque[tuple[LengthQuery, asyncio.Future[Answer | Why]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        self._each_s = 0.0  # mean time of a query in a batch; 0: not known yet
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -190,11 +208,12 @@ class SubprocessPredictor:
 
     async def ask(self, query: LengthQuery) -> Answer | Why:
         """The model's answer, or why there is none; within the budget."""
+        self.timing.asked += 1
         if not self.up.is_set() or len(self._waiting) >= WAITING:
             return Why.DOWN
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer | Why] = loop.create_future()
-        self._waiting.append((query, future))
+        self._waiting.append(_Waiting(query, future, loop.time()))
         self._wanted.set()
         timer = loop.call_later(self.budget_s, self._give_up, future)
         try:
@@ -207,9 +226,9 @@ class SubprocessPredictor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _give_up(self, future: "asyncio.Future[Answer | Why]") -> None:
+    @staticmethod
+    def _give_up(future: "asyncio.Future[Answer | Why]") -> None:
         if not future.done():
-            self.late += 1
             future.set_result(Why.LATE)
 
     async def _keep(self) -> None:
@@ -241,7 +260,7 @@ class SubprocessPredictor:
             self.process = process = subprocess.Popen(  # noqa: ASYNC220 - vfork: under 2 ms
                 [*command, *self.arguments],
                 pass_fds=(theirs.fileno(),),
-                env=environment | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=environment | {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"},
                 stdin=subprocess.DEVNULL,
             )
         writer = None
@@ -270,9 +289,9 @@ class SubprocessPredictor:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
-            for _, future in self._waiting:
-                if not future.done():
-                    future.set_result(Why.DOWN)
+            for waiting in self._waiting:
+                if not waiting.future.done():
+                    waiting.future.set_result(Why.DOWN)
             self._waiting.clear()
             if writer is not None:
                 writer.close()
@@ -284,29 +303,54 @@ class SubprocessPredictor:
             await asyncio.shield(asyncio.to_thread(process.wait))
 
     async def _answer(self, reading: "asyncio.Task[Any]", writer: asyncio.StreamWriter) -> bool:
-        """Have whatever waits answered in one batch; *reading* is the answer to come. False if nobody waits any more."""
-        batch: list[tuple[LengthQuery, asyncio.Future[Answer | Why]]] = []
-        while self._waiting and len(batch) < BATCH:
-            query, future = self._waiting.popleft()
-            if not future.done():
-                batch.append((query, future))
+        """Have the next batch answered; *reading* is the answer to come. False if nobody waits any more."""
+        loop = asyncio.get_running_loop()
+        batch = self._next_batch(loop.time())
         if not self._waiting:
             self._wanted.clear()
         if not batch:
             return False
+        began_s = loop.time()
         try:
-            writer.write(frame([query for query, _ in batch]))
-            async with asyncio.timeout(HANGS_S):
+            writer.write(frame([waiting.query for waiting in batch]))
+            async with asyncio.timeout(max(HANGS_S, HANGS_TIMES * self._each_s * len(batch))):
                 tokens, quantiles = await reading
             self.batches += 1
-            for (_, future), middle, around in zip(batch, tokens, quantiles, strict=True):
-                if not future.done():
-                    future.set_result(checked(middle, around))
+            now_s = loop.time()
+            each_s = (now_s - began_s) / len(batch)
+            self._each_s = self._each_s + FOLLOWS * (each_s - self._each_s) if self._each_s else each_s
+            for waiting, middle, around in zip(batch, tokens, quantiles, strict=True):
+                self.timing.took(now_s - waiting.asked_s)
+                if not waiting.future.done():
+                    answer = checked(middle, around)
+                    self.timing.in_time += not isinstance(answer, Why)
+                    waiting.future.set_result(answer)
             return True
         finally:
-            for _, future in batch:
-                if not future.done():
-                    future.set_result(Why.DOWN)
+            for waiting in batch:
+                if not waiting.future.done():
+                    waiting.future.set_result(Why.DOWN)
+
+    def _next_batch(self, now_s: float) -> list[_Waiting]:
+        """The oldest that wait, as many as are answered within the budget of each; who cannot be any more is given up.
+
+        Before the first answer a batch is one query: how long it takes is not known.
+        """
+        batch: list[_Waiting] = []
+        while self._waiting and len(batch) < (BATCH if self._each_s else 1):
+            waiting = self._waiting[0]
+            ready_s = now_s + self._each_s * (len(batch) + 1)
+            if batch and ready_s > batch[0].asked_s + self.budget_s:
+                break
+            self._waiting.popleft()
+            if waiting.future.done():
+                continue
+            if ready_s > waiting.asked_s + self.budget_s:
+                self._give_up(waiting.future)
+                self._each_s *= 1.0 - FOLLOWS  # so that a guess that was too long is tried again
+            else:
+                batch.append(waiting)
+        return batch
 
     @staticmethod
     async def _receive(reader: asyncio.StreamReader) -> Any:

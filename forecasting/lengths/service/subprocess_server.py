@@ -33,6 +33,17 @@ def load(kind: str, file: str) -> Any:
     return models[kind].load(Path(file))
 
 
+def check(kind: str, file: str) -> None:
+    """Raise what `load` would, as far as that is known without what the model runs on (torch, an encoder)."""
+    from forecasting.lengths import MODELS, Student
+    from forecasting.workload.files import read_state
+
+    if kind in (Student.name, "") or kind not in MODELS:
+        load(kind, file)
+    elif (model := read_state(Path(file)).get("model")) != kind:
+        raise ValueError(f"{file}: holds {model!r}, not the length model {kind!r}.")
+
+
 def made(call: str, arguments: tuple[str, ...]) -> Any:
     """What *call* ("module:function") makes of *arguments*: a LengthModel."""
     module, _, name = call.partition(":")

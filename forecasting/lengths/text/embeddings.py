@@ -13,12 +13,16 @@ from forecasting.workload.files import StateError, read_state, write_state
 
 MOST_TOKENS: Final = 128
 """Read of each text, from its end."""
+KEPT: Final = 4096
 KEPT_EVERY: Final = 1024
 """Texts after which the file is written: who is interrupted goes on from there."""
 
 
 class Embeddings:
-    """State of the first token and mean over all tokens, side by side, in half precision; bounded by what is asked."""
+    """State of the first token and mean over all tokens, side by side, in half precision.
+
+    With a *folder* all are kept, else `KEPT` at most beside those that are asked for.
+    """
 
     def __init__(self, setting: str, folder: Path | None = None, progress: Progress | None = None) -> None:
         self.setting = setting
@@ -49,7 +53,11 @@ class Embeddings:
                 self.keep()
             if self.progress:
                 self.progress("embed prompts", min(start + KEPT_EVERY, len(waiting)), len(waiting))
-        return np.stack([self._rows[key] for key in keys]).astype(np.float32)
+        rows = np.stack([self._rows[key] for key in keys]).astype(np.float32)
+        if self._file is None:
+            for key in list(self._rows)[:-KEPT]:
+                del self._rows[key]
+        return rows
 
     def keep(self) -> None:
         """Write what is known to the file."""

@@ -6,7 +6,8 @@ counts (SSJF, section 3.1). torch and transformers are imported when an encoder 
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -114,6 +115,19 @@ def _open_pretrained(source: str) -> tuple[Any, Tokenizer]:
         return AutoModel.from_pretrained(source), _Pretrained(AutoTokenizer.from_pretrained(source))
     except (OSError, ValueError, KeyError) as error:
         raise EncoderMissing(f"No encoder {source!r}: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch work in *count* threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Encoder:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.regions import THRESHOLD as REGION_THRESHOLD
+from scheduling.routing.regions import by_preference
 from scheduling.routing.requests_ahead import MEASURED
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
@@ -215,10 +216,10 @@ class Cluster:
         return latency_s
 
     def candidates(self, model: str, region: str) -> list[int]:
-        """Endpoints of *model* in order of preference for a caller in *region*: its own, the nearest, the first listed."""
-        latency_s, origin = self.latencies(), self.regions.index(region)
-        places = {self.regions.index(where): at for at, (name, where) in enumerate(self.endpoints) if name == model}
-        return [places[to] for to in sorted(places, key=lambda to: (to != origin, latency_s[origin, to], to))]
+        """Endpoints of *model*, as a caller in *region* prefers them."""
+        latency_s = self.latencies()[self.regions.index(region)]
+        places = {where: at for at, (name, where) in enumerate(self.endpoints) if name == model}
+        return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
         """The engine of each model on each GPU type, for redeploying: from the catalogue, else of the first instance."""

@@ -15,9 +15,7 @@ async def use(lengths, predictor):
     """Let *predictor* answer from now on; what asks for versions leaves it alone."""
     for task in lengths._tasks:
         task.cancel()
-    before, lengths.predictor = lengths.predictor, predictor
-    if before is not None:
-        await before.stop()
+    await lengths.answering.active.replace(predictor)
 
 
 def in_database(read):

@@ -5,16 +5,17 @@ import asyncio
 import pytest
 from django.conf import settings
 
-from controlplane.gateway.lengths import service as module
+from controlplane.fleet.models import Model
+from controlplane.gateway.lengths import answering, shadows
 from controlplane.lengths.models import LengthMinute, LengthVersion
-from controlplane.lengths.services import InUse
+from controlplane.lengths.services import BUNDLED, Assigned, InUse
 from forecasting.lengths.models.state import save_model
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
 from tests.lengths.bad_models import constant
 
 
-async def test_model_then_exact_cache_then_semantic_cache(served, service):
+async def test_model_then_exact_cache_then_lexical_cache(served, service):
     await say(served, LONG, 40)
     assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "student 0"}
     await say(served, LONG, 40)
@@ -22,10 +23,10 @@ async def test_model_then_exact_cache_then_semantic_cache(served, service):
     assert (exact["tokens"], exact["source"], exact["seen"]) == (40, "cache", 1)
     assert 40 < exact["upper_tokens"] < 100
     await say(served, LONG.replace("lemon", "melon"), 40)
-    assert (await prediction_of(served))["source"] == "semantic cache"
+    assert (await prediction_of(served))["source"] == "lexical cache"
     row = (await served.rows())[-1]
     assert row.predicted_output_tokens == 40
-    assert service.answered == {"student": 1, "cache": 1, "semantic": 1}
+    assert service.answered == {"model": 1, "cache": 1, "lexical": 1}
 
 
 async def test_rules_of_the_request_bound_every_source(served, service):
@@ -91,7 +92,7 @@ class TestNoStudent:
         def lost(kind, file):
             raise OSError("no such file")
 
-        monkeypatch.setattr(module, "load", lost)
+        monkeypatch.setattr(answering, "load", lost)
 
     async def test_without_any_model_the_prior_and_the_caches_answer(self, served):
         await say(served, LONG, 40)
@@ -103,19 +104,20 @@ class TestNoStudent:
 async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_path, monkeypatch):
     """A promoted version answers within a refresh, its shadow predicts beside it, and a rollback undoes it."""
     made = {"": constant("50"), "one.npz": constant("70"), "two.npz": constant("90")}
-    monkeypatch.setattr(module, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    for each in (answering, shadows):
+        monkeypatch.setattr(each, "load", lambda kind, file: made[file.rpartition("/")[2]])
     lengths = served.gateway.lengths
 
     def version(number, state, file):
         return LengthVersion.objects.create(number=number, kind="student", state=state, file=f"lengths/{file}")
 
     one = await in_database(lambda: version(1, "active", "one.npz"))
-    await until(lambda: lengths.active.number == 1)
+    await until(lambda: lengths.answering.active.version.number == 1)
     await say(served, "a first question", 40)
     assert await prediction_of(served) == {"tokens": 70, "upper_tokens": 175, "source": "student 1"}
 
     await in_database(lambda: version(2, "shadow", "two.npz"))
-    await until(lambda: lengths.shadow is not None)
+    await until(lambda: lengths.shadows.names == ["student 2"])
     await say(served, "quite another question", 40)
     await lengths.flush()
     rows = await in_database(lambda: {row.predictor: row for row in LengthMinute.objects.all()})
@@ -125,11 +127,40 @@ async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_pa
 
     one.state = "retired"
     await in_database(one.save)
-    await until(lambda: lengths.active.number == 0)
+    await until(lambda: lengths.answering.active.version.number == 0)
     await in_database(lambda: LengthVersion.objects.create(number=3, kind="student", state="active", file="lengths/no"))
     await asyncio.sleep(0.5)
     await say(served, "a third question, of a broken version", 40)
     assert (await prediction_of(served))["source"] == "student 0"
+
+
+async def test_a_model_is_served_by_the_kind_that_it_names(served, monkeypatch):
+    made = {"": constant("50"), "two.npz": constant("90")}
+    for each in (answering, shadows):
+        monkeypatch.setattr(each, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    lengths = served.gateway.lengths
+    monkeypatch.setattr(answering, "quick", lambda kind: True)
+    kind = "ssjf-cls"
+    await in_database(lambda: Model.objects.update(length_model=kind))
+    await asyncio.sleep(0.3)
+    await say(served, "before there is a version of that kind", 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+    for number, state in ((2, "shadow"), (3, "rejected")):
+        row = LengthVersion(number=number, kind=kind, state=state, file="lengths/two.npz")
+        await in_database(row.save)
+    await until(lambda: len(lengths.answering.named) == 1)
+    await say(served, "a question of quite another sort", 40)
+    assert await prediction_of(served) == {"tokens": 90, "upper_tokens": 225, "source": "ssjf-cls 2"}
+    assert lengths.shadows.names == []  # what answers is no shadow
+    (_, model) = lengths.snapshot()["models"]
+    assert (model["version"], model["asked"], model["in_time"]) == ("ssjf-cls 2", 1, 1)
+
+    made["two.npz"].say = lambda query: float("nan")
+    await say(served, "a question that the named one has no answer to", 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+    assert (await prediction_of(served))["why"] == "senseless"
+    await in_database(lambda: Model.objects.update(length_model=""))
+    await until(lambda: not lengths.answering.named)
 
 
 async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(served, caplog, tmp_path):
@@ -137,10 +168,10 @@ async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(serve
     for task in lengths._tasks:
         task.cancel()
     save_model(tmp_path / "student-1.npz", "student", 1, {"weights": {}})
-    before = lengths.predictor
-    await lengths._take_up(InUse(1, "student", str(tmp_path / "student-1.npz")))
+    before = lengths.answering.active
+    await lengths.answering.take(Assigned(InUse(1, "student", str(tmp_path / "student-1.npz")), (), {}))
     assert "student of version 1, this version reads 2" in caplog.text
-    assert (lengths.active, lengths.predictor) == (module.BUNDLED, before)
+    assert (lengths.answering.active, before.version) == (before, BUNDLED)
     await say(served, LONG, 40)
     assert (await prediction_of(served))["source"] == "student 0"
 
@@ -154,7 +185,7 @@ async def test_a_message_of_history_does_not_multiply(served):
         assert response.status == 200
         await response.read()
         said = await prediction_of(served)
-        assert said["source"] in {"student 0", "semantic cache", "cache"}
+        assert said["source"] in {"student 0", "lexical cache", "cache"}
         if said["source"] == "student 0":
             predicted.append(said["tokens"])
     assert len(predicted) >= 2

@@ -83,30 +83,30 @@ async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, s
     assert set(await asyncio.gather(*map(timed, range(30)))) <= {"late", "down"}
     assert sorted(waits)[15] < 1.0  # the budget is 20 ms; a busy machine may add to it, a hang would be for ever
     assert service.late >= 1
+    assert predictor.timing.in_time < predictor.timing.asked
     await say(served, "well")
     await until(lambda: predictor.restarts >= 1, 120)
 
 
 async def test_a_model_that_is_too_slow_in_line_is_moved_into_a_subprocess_and_comes_back(served, monkeypatch):
     lengths = served.gateway.lengths
-    monkeypatch.setattr("controlplane.gateway.lengths.service.fast_enough", lambda model, limit_s: fast)
+    monkeypatch.setattr("controlplane.gateway.lengths.answering.fast_enough", lambda model, limit_s: fast)
     fast = False
     lengths.budget_s = 0.001
-    before, lengths.predictor = lengths.predictor, InLine(slow("0.002"), 0.001)
+    active = lengths.answering.active
+    await active.replace(InLine(slow("0.002"), 0.001))
     for number in range(10):
         await lengths.predict(*asked(f"question {number}"))
-    await until(lambda: isinstance(lengths.predictor, SubprocessPredictor), 60)
+    await until(lambda: isinstance(active.predictor, SubprocessPredictor), 60)
     await say(served, "served meanwhile")
-    lengths._in_line_again_s = 0.0
-    await until(lambda: time.monotonic() < lengths._in_line_again_s < math.inf, 60)  # measured again, as slow as before
-    assert isinstance(lengths.predictor, SubprocessPredictor)
+    active.in_line_again_s = 0.0
+    await until(lambda: time.monotonic() < active.in_line_again_s < math.inf, 60)  # measured again, as slow as before
+    assert isinstance(active.predictor, SubprocessPredictor)
     fast = True
-    lengths._in_line_again_s = 0.0
-    await until(lambda: isinstance(lengths.predictor, InLine), 60)
-    assert lengths._in_line_again_s == math.inf
+    active.in_line_again_s = 0.0
+    await until(lambda: isinstance(active.predictor, InLine), 60)
+    assert active.in_line_again_s == math.inf
     await say(served, "served in line again")
-    if before is not None:
-        await before.stop()
 
 
 ADVERSARIAL = [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing.regions import THRESHOLD, UNKNOWN_MS, by_preference, choose_region, latency_ms, pressure
 
 instance = st.fixed_dictionaries(
     {
@@ -54,3 +54,26 @@ def test_equals_its_plain_twin(instances, waiting, order, count):
     candidates = list(order[:count])
     chosen = choose_region(fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD)
     assert chosen == plain_choice(pressures, candidates)
+
+
+PLACES = ["a", "b", "c", "d"]
+rows = st.dictionaries(st.tuples(*[st.sampled_from(PLACES)] * 2), st.floats(0, 100), max_size=6)
+
+
+@given(rows, st.sampled_from(PLACES), st.permutations(PLACES), st.integers(0, 4))
+def test_the_own_region_is_preferred_then_the_nearest(given_ms, origin, order, count):
+    served = order[:count]
+    nearest = by_preference(origin, served, lambda region: latency_ms(given_ms, origin, region))
+    assert sorted(nearest) == sorted(served)
+    if origin in served:
+        assert nearest.pop(0) == origin
+    far = [(latency_ms(given_ms, origin, region), region) for region in nearest]
+    assert far == sorted(far)
+
+
+def test_a_latency_holds_for_the_way_back_unless_that_is_given_too():
+    given_ms = {("a", "b"): 10.0, ("b", "c"): 20.0, ("c", "b"): 25.0}
+    assert latency_ms(given_ms, "b", "a") == 10.0
+    assert latency_ms(given_ms, "c", "b") == 25.0
+    assert latency_ms(given_ms, "a", "c") == UNKNOWN_MS
+    assert latency_ms(given_ms, "a", "a") == 0.0

@@ -39,7 +39,8 @@ kv_tokens = 16000
 [classes.iw]
 ttft_ms = 500
 
-[policies.reactive]
+[scaling]
+strategy = "reactive"
 min_instances = 1
 max_instances = 4
 
@@ -71,8 +72,8 @@ def test_a_right_scenario(tmp_path: Path) -> None:
     loaded = load_scenario(scenario(tmp_path, RIGHT))
     assert loaded.seed == 3
     assert loaded.fleet[0].max_num_seqs == 256
-    assert loaded.policies.reactive is not None
-    assert loaded.policies.reactive.max_instances == 4
+    assert loaded.scaling is not None
+    assert loaded.scaling.max_instances == 4
     assert loaded.latency_ms == {"east": {"west": 60}}
 
 
@@ -80,18 +81,18 @@ def test_a_right_scenario(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("seed = 3", "seed = -3", r"line 1, seed: should be greater than or equal to 0, not -3"),
-        ("seed = 3", "sede = 3", r"line 1, sede: is not a key of a scenario"),
+        ("seed = 3", "sede = 3", r"line 1, sede: is not a key here; there is title, seed, sample_s"),
         ("context_tokens = 1000", "context_tokens = '1000'", r"line 4, models.m.context_tokens: .*integer, not '1000'"),
         ("usd_per_hour = 2", "usd_per_hour = nan", r"line 7, gpus.g.usd_per_hour: should be .*finite.*not nan"),
         ("instances = 2", "", r"line 22, fleet\[0\].instances: is missing"),
         ("instances = 2", "instances = 0", r"line 22, fleet\[0\]: instances, spot and empty are all 0"),
         ("kv_tokens = 16000", "kv_tokens = 0", r"line 27, fleet\[0\].kv_tokens: .*greater than or equal to 1, not 0"),
         ("a_s = 0.01, b_s_per", "a_s = inf, b_s_per", r"line 19, profiles\[0\].prefill.a_s: .*finite"),
-        ("max_instances = 4", "max_instances = 0", r"line 32, policies.reactive: min_instances \(1\) is above max"),
-        ("maximum = 800", "maximum = 800, minimum = 900", r"line 44, clients\[0\].prompt: minimum \(900\) is above"),
-        ("requests_per_s = 1", "requests_per_s = 0", r"line 43, clients\[0\].requests_per_s: .*greater than 0, not 0"),
-        ("p95 = 60", "p95 = 6", r"line 45, clients\[0\].output: median \(20.*\) is above p95"),
-        ('slo_class = "iw"', 'slo_class = "gold"', r"line 42, clients\[0\].slo_class: there is no class 'gold'; there"),
+        ("max_instances = 4", "max_instances = 0", r"line 32, scaling: min_instances \(1\) is above max"),
+        ("maximum = 800", "maximum = 800, minimum = 900", r"line 45, clients\[0\].prompt: minimum \(900\) is above"),
+        ("requests_per_s = 1", "requests_per_s = 0", r"line 44, clients\[0\].requests_per_s: .*greater than 0, not 0"),
+        ("p95 = 60", "p95 = 6", r"line 46, clients\[0\].output: median \(20.*\) is above p95"),
+        ('slo_class = "iw"', 'slo_class = "gold"', r"line 43, clients\[0\].slo_class: there is no class 'gold'; there"),
         (
             'regions = ["east", "west"]',
             'regions = ["north"]',
@@ -130,7 +131,7 @@ def test_a_model_without_instances_is_refused(tmp_path: Path) -> None:
 
 def test_the_second_element_of_an_array_has_its_own_line(tmp_path: Path) -> None:
     text = RIGHT + '\n[[clients]]\ntenant = "u"\nmodel = "m"\nslo_class = "iw"\nrequests_per_s = "fast"\n'
-    with pytest.raises(ScenarioError, match=r"line 51, clients\[1\].requests_per_s: should be a valid number"):
+    with pytest.raises(ScenarioError, match=r"line 52, clients\[1\].requests_per_s: should be a valid number"):
         load_scenario(scenario(tmp_path, text))
 
 

@@ -62,7 +62,9 @@ def test_synthetic_requests(tmp_path: Path) -> None:
 
 
 def test_predictions_may_err(tmp_path: Path) -> None:
-    made = staged(tmp_path, RIGHT.replace("duration_h = 0.1", "duration_h = 1\nprediction_error = 0.5"))
+    made = staged(
+        tmp_path, RIGHT.replace("duration_h = 0.1", "duration_h = 1\n[predictions]\nkind = 'error'\nlog_sd = 0.5")
+    )
     ratio = np.log(made.requests.predicted_tokens / made.requests.output_tokens)
     assert ratio.std() == pytest.approx(0.5, rel=0.1)
     assert abs(ratio.mean()) < 0.05
@@ -91,7 +93,7 @@ def test_longer_than_the_kv_cache(tmp_path: Path) -> None:
 
 
 def test_a_wrong_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"line 39, trace.file: .*nowhere: No such file"):
+    with pytest.raises(ScenarioError, match=r"line 40, trace.file: .*nowhere: No such file"):
         staged(tmp_path, with_trace(tmp_path).replace('"rows"', '"nowhere"'))
     with pytest.raises(ValueError, match=r"rows: request 3 came 4 s before the one above it"):
         staged(tmp_path, with_trace(tmp_path, rows=TRACE.replace("8,GPT-4", "0,GPT-4")))

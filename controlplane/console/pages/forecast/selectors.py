@@ -13,7 +13,8 @@ from controlplane.planning.forecasts.selectors import Accuracy, NotServedHere, S
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
 from controlplane.planning.titles import title_of
 
-RANGES_H = (6, 24, 72)
+RANGES_H = (1, 6, 24, 72)
+USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something

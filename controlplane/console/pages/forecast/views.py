@@ -20,6 +20,7 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
 from controlplane.console.pages.forecast.selectors import (
     RANGES_H,
+    USUAL_RANGE_H,
     Asked,
     Seen,
     class_row,
@@ -86,7 +87,7 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
         Select(
             "class", "SLO class", [("", "Interactive classes"), *named(SloClass.objects.values_list("name", flat=True))]
         ),
-        Select("hours", "How far back", last_hours(*RANGES_H), str(RANGES_H[0])),
+        Select("hours", "How far back", last_hours(*RANGES_H), str(USUAL_RANGE_H)),
     )
 
 
@@ -187,6 +188,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "region_title": regions.get(asked.region, asked.region) if asked else "",
         "rows": rows,
         "backtests": backtests,
+        "backtest_every_s": settings.BACKTEST_EVERY_S,
         "backtest": backtest,
         "backtest_series": series_of(backtest) if backtest else [],
         "series": series,

@@ -1,6 +1,7 @@
 """Tables of output lengths: measures by model and tenant, by what predicted, and versions beside each other."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from controlplane.console.pages.lengths.charts import source_order
 from controlplane.console.tables import Columns, sorted_by
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
-from controlplane.lengths.selectors import CACHE, PRIOR, SEMANTIC, SHADOW, Duel, Measures, Scope
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
 
 MEASURES = {
     "Requests": "requests",
@@ -48,7 +49,7 @@ VERSIONS_SHOWN = 12
 HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
-    SEMANTIC: "a prompt much like one seen before",
+    LEXICAL: "a prompt much like one seen before",
     PRIOR: "the moving mean of its tenant and class",
 }
 
@@ -109,6 +110,7 @@ class VersionRow:
     version: LengthVersion
     live: Measures
     gain: float | None = None  # of the shadow, as a share of the active version's error
+    models: Sequence[str] = ()  # that name its kind, and are served by it
 
     @property
     def held_out(self) -> dict[str, Any]:
@@ -124,18 +126,26 @@ class VersionRow:
         return self.version.state == VersionState.SHADOW
 
 
-def version_rows(by_predictor: Mapping[str, Measures], duel: Duel | None) -> list[VersionRow]:
-    """The newest versions with how they fare live."""
+def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]) -> list[VersionRow]:
+    """The newest versions with how they fare live, and by whom they are used."""
     rows = []
-    _, shadow = services.in_use()
+    models: dict[int, list[str]] = defaultdict(list)
+    for model, version_in_use in services.assigned().of_model.items():
+        models[version_in_use.number].append(model)
     for version in selectors.versions(VERSIONS_SHOWN):
         own = [by_predictor[name] for name in (str(version), f"{SHADOW} {version}") if name in by_predictor]
-        gain = duel.gain if duel and shadow and shadow.number == version.number else None
-        rows.append(VersionRow(version, selectors.total(own), gain))
+        duel = duels.get(version.number)
+        rows.append(
+            VersionRow(version, selectors.total(own), duel.gain if duel else None, sorted(models[version.number]))
+        )
     return rows
 
 
-def compare(scope: Scope) -> Duel | None:
-    """The shadow that predicts now against what is active, where both predicted."""
-    active, shadow = services.in_use()
-    return selectors.duel(active.name, f"{SHADOW} {shadow.name}", scope) if shadow else None
+def compare(scope: Scope) -> dict[int, Duel]:
+    """The shadows that predict now against what is active, where both predicted; by number, newest first."""
+    assigned = services.assigned()
+    duels = {
+        shadow.number: selectors.duel(assigned.active.name, f"{SHADOW} {shadow.name}", scope)
+        for shadow in assigned.shadows
+    }
+    return {number: duel for number, duel in duels.items() if duel is not None}

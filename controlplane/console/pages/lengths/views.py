@@ -28,7 +28,8 @@ from controlplane.console.pages.lengths.charts import (
 )
 from controlplane.console.tables import table
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.lengths import selectors, services
+from controlplane.fleet.models.serving import LengthModelKind
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
 
@@ -99,7 +100,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
     lines = tables.lines(selectors.by_model_and_tenant(scope), asked.filters.order, drifting)
     by_predictor = selectors.by_predictor(scope)
-    duel = tables.compare(scope) if asked.everything else None
+    duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
     if request.GET.get("format") == "csv":
         return _csv(request, charts, lines, by_predictor, asked)
@@ -116,8 +117,9 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "service": service,
         "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
         "drifts": drifts,
-        "versions": tables.version_rows(by_predictor, duel) if asked.everything else [],
-        "duel": duel,
+        "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
+        "duel": next(iter(duels.values()), None),
+        "kinds": LengthModelKind.choices,
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }
     return render(request, "console/lengths/lengths.html", context)
@@ -136,7 +138,7 @@ def _csv(
     if name == "sources":
         return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
     if name == "versions" and asked.everything:
-        return table(tables.VERSIONS, tables.version_rows(by_predictor, None)).csv("length-versions")
+        return table(tables.VERSIONS, tables.version_rows(by_predictor, {})).csv("length-versions")
     return table(tables.LINES, lines).csv("lengths")
 
 
@@ -191,12 +193,13 @@ def roll_back(request: HttpRequest) -> HttpResponse:
 @require_POST
 @fleet_role(Role.OPERATOR)
 def train(request: HttpRequest) -> HttpResponse:
-    """Train a new version from the samples there are, now."""
+    """Train a new version of a kind from the samples there are, now."""
+    kind = request.POST.get("kind", training.STUDENT)
 
     def act(reason: str) -> str:
-        if not services.ask_for_training(user_of(request), reason):
+        if not training.ask_for_training(user_of(request), reason, kind):
             raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later")
-        return "A worker trains a new version; it predicts in shadow first."
+        return f"A worker trains a new version of {kind}; it predicts in shadow first."
 
     act_with_reason(request, act, UNCHANGED)
     return back(request, "console:lengths")

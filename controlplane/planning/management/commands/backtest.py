@@ -1,7 +1,5 @@
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,37 +10,15 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
 
-from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.selectors import OWN_REGION
-from controlplane.planning import services
-from controlplane.planning.forecasts.demand import ASKED
-from controlplane.planning.models import Quantity
+from controlplane.planning.forecasts import backtests
+from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, Demand
 from controlplane.terminal import Column, console, progress, table
-from forecasting.workload import BEST, FORECASTERS, backtest
-from forecasting.workload.series import (
-    DAY_S,
-    QUANTITIES,
-    Series,
-    aggregate,
-    from_trace,
-    group_minutes,
-    without_partial,
-)
+from forecasting.workload import BEST, FORECASTERS
+from forecasting.workload.series import DAY_S, QUANTITIES, Series, aggregate, from_trace
 from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
 from scheduling.table_files import Row, csv_rows
 
-HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown separately
-FIT_DAYS = 7.0
-FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
 MOST_BINS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """One source: what it is called in the stored result, and its series by name, prompt and output separately."""
-
-    source: str
-    series: dict[str, dict[str, Series]]
 
 
 class Command(BaseCommand):
@@ -98,39 +74,23 @@ class Command(BaseCommand):
         except TraceError as error:
             raise CommandError(str(error)) from error
         quantities = [options["quantity"]] if options["quantity"] else list(QUANTITIES)
-        chosen = {name: FORECASTERS[name] for name in dict.fromkeys(options["forecasters"])}
-        rows: list[dict[str, Any]] = []
-        judged: list[dict[str, Any]] = []
         with progress(quiet=options["json"]) as report:
-            for name, pair in demand.series.items():
-                for quantity in quantities:
-                    series = pair[quantity] if options["keep_partial"] else without_partial(pair[quantity])
-                    fit, test = split(series, name, options["fit_days"], options["test_days"])
-                    gaps = int(np.count_nonzero(~series.known[: fit + test]))
-                    of_series = {"series": name, "quantity": quantity}
-                    judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
-                    for forecaster, make in chosen.items():
-                        step = f"{name} {quantity}: {forecaster}"
-                        report(step, 0, test)
-
-                        def advance(_: str, done: int, total: int, step: str = step) -> None:
-                            report(step, done, total)
-
-                        try:
-                            results = backtest(
-                                series,
-                                {forecaster: make},
-                                fit,
-                                horizon,
-                                test_windows=test,
-                                progress=advance,
-                            )
-                        except ValueError as error:
-                            raise CommandError(f"{name} {quantity}: {error}") from error
-                        rows += [{**row, **of_series} for row in results]
+            try:
+                made = backtests.judge(
+                    demand,
+                    list(dict.fromkeys(options["forecasters"])),
+                    horizon,
+                    quantities,
+                    fit_days=options["fit_days"],
+                    test_days=options["test_days"],
+                    keep_partial=options["keep_partial"],
+                    report=report,
+                )
+            except ValueError as error:
+                raise CommandError(str(error)) from error
         if not options["no_store"]:
             try:
-                services.store_backtest(demand.source, round(window_s), horizon, rows)
+                backtests.store(demand.source, round(window_s), horizon, made.rows)
             except ValidationError as error:
                 raise CommandError("; ".join(error.messages)) from error
             except DatabaseError as error:  # minutes of work are not thrown away for it
@@ -140,35 +100,24 @@ class Command(BaseCommand):
             "window_s": window_s,
             "horizon_windows": horizon,
             "best": BEST,
-            "series": judged,
+            "series": made.judged,
         }
         if options["json"]:
-            self.stdout.write(json.dumps({**about, "rows": rows}, allow_nan=False))
+            self.stdout.write(json.dumps({**about, "rows": made.rows}, allow_nan=False))
         else:
-            show(console(self.stdout), about, rows)
-
-
-def split(series: Series, name: str, fit_days: float | None, test_days: float | None) -> tuple[int, int]:
-    """Windows to fit on and to judge. Raises CommandError when the series does not hold them."""
-    count = len(series)
-    day = DAY_S / series.window_s
-    if fit_days is None:
-        fit = round(FIT_DAYS * day) if count > FIT_DAYS * day else int(FIT_SHARE * count)
-    else:
-        fit = round(fit_days * day)
-    test = count - fit if test_days is None else min(count - fit, round(test_days * day))
-    if fit < 1 or test < 1:
-        raise CommandError(
-            f"{name}: {count} windows of {series.window_s:g} s ({count / day:.2f} days) leave none to judge."
-        )
-    return fit, test
+            show(console(self.stdout), about, made.rows)
 
 
 def read(options: dict[str, Any]) -> Demand:
     """The source that the options name. Raises TraceError for a file, CommandError for what else cannot be."""
     file, window_s = options["file"], options["window"]
     if file is None:
-        return read_ledger(window_s, options["model"], options["region"], options["by_class"])
+        if window_s % 60:
+            raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
+        try:
+            return backtests.read_ledger(window_s, options["model"], options["region"], by_class=options["by_class"])
+        except ValueError as error:
+            raise CommandError(str(error)) from error
     if options["region"] or options["by_class"]:
         raise CommandError("--region and --by-class are for the ledger: a trace has one region and no classes here.")
     if options["format"] == "servegen":
@@ -228,33 +177,6 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
         values[places] = rates[quantity]
         series[quantity] = aggregate(Series(bins[0] * SERVEGEN_BIN_S, SERVEGEN_BIN_S, values, quantity), window_s)
     return series
-
-
-def read_ledger(window_s: float, model: str, region: str, by_class: bool) -> Demand:
-    """Demand of every model and region of callers (and SLO class) by the ledger's minute rows."""
-    if window_s % 60:
-        raise CommandError("--window: the ledger has minutes; windows are a whole number of them.")
-    names = ("minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens")
-    asked = MinuteRow.objects.order_by().annotate(
-        own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
-    )
-    columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
-    rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
-    source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
-    by = ("model", "region", "slo_class") if by_class else ("model", "region")
-    groups = group_minutes(rows, by=by)
-    if not groups:
-        raise CommandError("The ledger holds no minute yet: name a file, or come back when requests were served.")
-    series = {
-        " ".join(part for part in key if part): {
-            quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
-        }
-        for key in sorted(groups)
-        if (not model or key[0] == model) and (not region or key[1] == region)
-    }
-    if not series:
-        raise CommandError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
-    return Demand(source, series)
 
 
 def step_column(step: int) -> Column:

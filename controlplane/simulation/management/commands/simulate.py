@@ -1,6 +1,5 @@
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,16 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
+from controlplane.simulation.running import Ran, compile_for, run
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.measures.results import LATENCIES, Measures, latency_s, measure
+from scheduling.simulation.measures.results import LATENCIES, latency_s
 from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
 from scheduling.simulation.scenario import Scenario, ScenarioError, load_scenario
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Result
 from scheduling.simulation.staging import Stage, stage
 from scheduling.table_files import TraceError
 
-PROGRESS_STEPS = 200
 CHUNK = 100_000
 DECISION_COLUMNS = ("time_s", "request", "model", "region", "instance", "arrival_s", "waiting")
 REQUEST_COLUMNS = (
@@ -57,70 +56,43 @@ class Command(BaseCommand):
         try:
             with Console(stderr=True, quiet=options["json"]).status("Compiling, once for each release"):
                 compile_for(staged)
-            began = time.monotonic()
-            result = simulate(scenario, staged, seed, quiet=options["json"], decisions=options["decisions"])
+            ran = self._run(scenario, path, staged, options["json"], options["decisions"])
         except (ValueError, RuntimeError) as error:
-            raise CommandError(f"{path}: {error}") from error
-        took_s = time.monotonic() - began
-        measures = measure(result, staged.names, staged.promises, staged.prices)
-        about = {
-            "scenario": scenario.title or path.stem,
-            "seed": seed,
-            "requests": staged.requests.count,
-            "left_out": staged.left_out,
-            "clipped": staged.clipped,
-            "simulated_s": float(result.end_s),
-            "took_s": round(took_s, 3),
-        }
+            raise CommandError(str(error) if isinstance(error, ScenarioError) else f"{path}: {error}") from error
         if options["out"]:
             try:
-                write(options["out"], options["format"], about, measures)
+                write(options["out"], options["format"], ran)
                 if options["requests"]:
-                    write_requests(options["out"], options["format"], staged, result)
+                    write_requests(options["out"], options["format"], staged, ran.result)
                 if options["decisions"]:
-                    write_decisions(options["out"], options["format"], staged, result)
+                    write_decisions(options["out"], options["format"], staged, ran.result)
             except (OSError, ParquetMissing) as error:
                 raise CommandError(str(error)) from error
         if options["json"]:
-            self.stdout.write(json.dumps(as_json(about, measures)))
+            self.stdout.write(json.dumps(ran.as_json()))
         else:
-            show(console(self.stdout), about, measures)
+            show(console(self.stdout), ran)
+
+    def _run(self, scenario: Scenario, path: Path, staged: Stage, quiet: bool, decisions: bool) -> Ran:
+        """Run *staged* under a progress bar."""
+        title = scenario.title or "simulating"
+        with progress(quiet) as report:
+            ran = run(scenario, path, staged, decisions=decisions, progress=lambda *done: report(title, *done))
+            ended = int(np.count_nonzero(ran.result.outcomes["state"] >= Outcome.DONE))
+            report(title, ended, staged.requests.count)
+        return ran
 
 
-def compile_for(staged: Stage) -> None:
-    """Have all kernels in memory, so that the time taken is the simulation's own. They are cached on disk."""
-    first = staged.requests._replace(
-        **{name: getattr(staged.requests, name)[:1] for name in staged.requests._fields if "prefix" not in name},
-        prefix_first=staged.requests.prefix_first[:2],
-    )
-    Simulation(staged.cluster, first).run()
-
-
-def simulate(scenario: Scenario, staged: Stage, seed: int, *, quiet: bool, decisions: bool) -> Result:
-    """Run *staged* under a progress bar."""
-    simulation = Simulation(staged.cluster, staged.requests, seed=seed, sample_s=scenario.sample_s, decisions=decisions)
-    last_s = float(staged.requests.arrival_s[-1])
-    until_s = math.inf if scenario.until_h is None else 3600 * scenario.until_h
-    title = scenario.title or "simulating"
-    with progress(quiet) as report:
-        result = simulation.run(
-            tick_s=max(1.0, last_s / PROGRESS_STEPS),
-            until_s=until_s,
-            progress=lambda done, total: report(title, done, total),
-        )
-        ended = int(np.count_nonzero(result.outcomes["state"] >= Outcome.DONE))
-        report(title, ended, staged.requests.count)
-    return result
-
-
-def write(folder: Path, table_format: str, about: dict[str, Any], measures: Measures) -> None:
+def write(folder: Path, table_format: str, ran: Ran) -> None:
     """Write every table, and `result.json` with all but the series, into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("requests", "hours", "counters", "series"):
-        table = getattr(measures, name)
-        file = folder / f"{'measures' if name == 'requests' else name}.{table_format}"
-        table.write_csv(file) if table_format == "csv" else table.write_parquet(file)
-    (folder / "result.json").write_text(json.dumps(as_json(about, measures), indent=1), encoding="utf-8")
+    measures = ran.measures
+    tables = {"measures": measures.requests, "hours": measures.hours, "counters": measures.counters}
+    tables |= {"series": measures.series, "moves": ran.moves, "plans": ran.plans, "changes": ran.changes}
+    for name, each in tables.items():
+        file = folder / f"{name}.{table_format}"
+        each.write_csv(file) if table_format == "csv" else each.write_parquet(file)
+    (folder / "result.json").write_text(json.dumps(ran.as_json(), indent=1), encoding="utf-8")
 
 
 def write_requests(folder: Path, table_format: str, staged: Stage, result: Result) -> None:
@@ -172,17 +144,8 @@ def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
     write_csv(path, names, rows)
 
 
-def as_json(about: dict[str, Any], measures: Measures) -> dict[str, Any]:
-    """*about* and the tables; what could not be measured is null."""
-    tables = {name: getattr(measures, name).as_dicts() for name in ("requests", "hours", "counters")}
-    for rows in tables.values():
-        for row in rows:
-            if isinstance(row["value"], float) and not math.isfinite(row["value"]):
-                row["value"] = None
-    return {**about, "measures": tables["requests"], "hours": tables["hours"], "counters": tables["counters"]}
-
-
-def show(shown: Console, about: dict[str, Any], measures: Measures) -> None:
+def show(shown: Console, ran: Ran) -> None:
+    about, measures = ran.about, ran.measures
     shown.print(
         f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
         f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"
@@ -193,10 +156,35 @@ def show(shown: Console, about: dict[str, Any], measures: Measures) -> None:
     shown.print(table("Requests", _of_requests({row[:4]: row[4] for row in measures.requests.rows}), groups))
     groups = dict.fromkeys(row[:2] for row in measures.hours.rows)
     shown.print(table("Fleet, hours of instances", _of_fleet({row[:3]: row[3] for row in measures.hours.rows}), groups))
+    if about["strategy"] != "none":
+        shown.print(
+            f"Scaled by {about['strategy']}: {about['instance_hours']:,.2f} instance-hours, {about['cost_usd']:,.2f} USD,"
+            f" {len(ran.moves.rows):,} moves, {len({row[0] for row in ran.plans.rows}):,} plans"
+        )
+        if ran.moves.rows:
+            shown.print(table(f"The first {LINES} moves", MOVES, ran.moves.rows[:LINES]))
+        if ran.plans.rows:
+            shown.print(table(f"The first {LINES} targets of plans", PLANS, ran.plans.rows[:LINES]))
     counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
     shown.print(f"Counters: {counters}")
 
 
+MOVES = (
+    Column("at", lambda row: clock(row[0])),
+    Column("model", lambda row: row[1]),
+    Column("region", lambda row: row[2]),
+    Column("wanted", lambda row: row[3], "{:+d}"),
+    Column("done", lambda row: row[4], "{:+d}"),
+    Column("why", lambda row: row[5]),
+)
+PLANS = (
+    Column("made at", lambda row: clock(row[0])),
+    Column("model", lambda row: row[2]),
+    Column("region", lambda row: row[3]),
+    Column("instances", lambda row: row[4], "{:,}"),
+    Column("tokens/s", lambda row: row[6], "{:,.0f}"),
+)
+LINES = 20
 GROUP = (Column("By", lambda group: group[0]), Column("Group", lambda group: group[1]))
 
 
@@ -235,6 +223,11 @@ def _of_fleet(values: dict[tuple[Any, ...], float]) -> list[Column]:
         *GROUP,
         *(column(head, name) for head, name in names.items()),
     ]
+
+
+def clock(time_s: float) -> str:
+    minutes, rest_s = divmod(round(time_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest_s:02d}"
 
 
 def seconds(value: float) -> str:

@@ -1,0 +1,131 @@
+"""Versions in shadow: they predict what the version in use answered, off the data path, and steer nothing."""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from controlplane.gateway.lengths.answering import AGAIN_S, own_process, quick
+from controlplane.lengths import notes
+from controlplane.lengths.selectors import SHADOW
+from controlplane.lengths.services import InUse
+from forecasting.lengths import LengthModel, LengthQuery
+from forecasting.lengths.service.online import Online
+from forecasting.lengths.service.predictor import Answer, SubprocessPredictor, Why, checked
+from forecasting.lengths.service.subprocess_server import load
+
+logger = logging.getLogger(__name__)
+
+SHADOWED: Final = 32
+"""Requests that a shadow predicts between two flushes."""
+BUDGET_S: Final = 20.0
+"""What a shadow's process may take; nobody waits for it."""
+
+Measured = tuple[float, str, str, str, tuple[float, float, float], float]
+"""Arguments of `Notes.measure`."""
+
+
+class Answered(NamedTuple):
+    """A request that the version in use answered, and what it came to."""
+
+    query: LengthQuery
+    real: float
+    cut: bool
+    at: float  # epoch seconds
+
+
+class Shadow:
+    """One version, asked in a thread if it is quick, else in a process of its own."""
+
+    def __init__(self, version: InUse, model: LengthModel | None) -> None:
+        self.version = version
+        self._model = model
+        self._process: SubprocessPredictor | None = None
+        self._online = Online(notes.reader())
+
+    @classmethod
+    async def of(cls, version: InUse) -> "Shadow":
+        """Raises what `load` raises."""
+        if quick(version.kind):
+            return cls(version, await asyncio.to_thread(load, version.kind, version.file))
+        shadow = cls(version, None)
+        shadow._process = own_process(version, BUDGET_S)
+        return shadow
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+
+    async def measures(self, answered: Sequence[Answered]) -> list[Measured]:
+        """What it would have said of *answered*."""
+        replies = await self._replies([one.query for one in answered])
+        measured: list[Measured] = []
+        for (query, real, cut, at), reply in zip(answered, replies, strict=True):
+            if isinstance(reply, Why):
+                continue
+            most = float(query.max_tokens or math.inf)
+            righted = self._online.right(query, *reply)
+            self._online.learn(query, righted, real, cut=cut)
+            quantiles = righted.quantiles
+            predicted = (min(righted.tokens, most), min(quantiles[len(quantiles) // 2], most), min(quantiles[-1], most))
+            measured.append((at, query.model, query.tenant, f"{SHADOW} {self.version.name}", predicted, real))
+        return measured
+
+    async def _replies(self, queries: list[LengthQuery]) -> list[Answer | Why]:
+        if self._process is not None:
+            return await asyncio.gather(*map(self._process.ask, queries))
+        try:
+            assert self._model is not None
+            tokens, quantiles = await asyncio.to_thread(self._model.predict, queries)
+        except Exception as error:
+            logger.warning("lengths: the shadow %s failed: %s", self.version.name, type(error).__name__)
+            return [Why.FAILED for _ in queries]
+        return [checked(*each) for each in zip(tokens.tolist(), quantiles.tolist(), strict=True)]
+
+
+class Shadows:
+    """One of each kind at most."""
+
+    def __init__(self) -> None:
+        self._shadows: dict[InUse, Shadow] = {}
+        self._not_before_s: dict[InUse, float] = {}
+        self._answered: deque[Answered] = deque(maxlen=SHADOWED)
+
+    @property
+    def names(self) -> list[str]:
+        return [version.name for version in self._shadows]
+
+    async def take(self, versions: Sequence[InUse]) -> None:
+        """Let *versions* predict; one that cannot be loaded is tried again later."""
+        for version in self._shadows.keys() - set(versions):
+            await self._shadows.pop(version).stop()
+        for version in versions:
+            if version in self._shadows or time.monotonic() < self._not_before_s.get(version, 0.0):
+                continue
+            try:
+                self._shadows[version] = await Shadow.of(version)
+            except Exception as error:
+                logger.warning("lengths: the shadow %s could not be loaded: %s", version.name, type(error).__name__)
+                self._not_before_s[version] = time.monotonic() + AGAIN_S
+                continue
+            self._answered.clear()
+
+    def see(self, query: LengthQuery, real: float, *, cut: bool) -> None:
+        """The version in use answered *query*, which came to *real* tokens."""
+        if self._shadows:
+            self._answered.append(Answered(query, real, cut, time.time()))
+
+    async def measures(self) -> list[Measured]:
+        """What each would have said of the last requests."""
+        answered = list(self._answered)
+        self._answered.clear()
+        if not answered:
+            return []
+        return [one for shadow in list(self._shadows.values()) for one in await shadow.measures(answered)]
+
+    async def stop(self) -> None:
+        for shadow in self._shadows.values():
+            await shadow.stop()

@@ -1,0 +1,60 @@
+"""`manage.py train_lengths`: train a length model of one kind now, here, and store it as a version."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.lengths import training
+from controlplane.terminal import console, progress
+from forecasting.lengths import MODELS
+
+OPTIONS = {
+    "tuned": "samples on which encoder and head learn together",
+    "epochs": "rounds over them",
+    "read": "prompts on which the head learns alone",
+    "most_tokens": "tokens read of each prompt, from its end",
+}
+
+
+class Command(BaseCommand):
+    help = (
+        "Train a length model from stored samples, or from a file with one JSON object a line (text, output_tokens, and"
+        " model, tenant, slo_class, prompt_tokens, max_tokens where they are known), and put it into the shadow."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("kind", choices=list(MODELS))
+        parser.add_argument("--file", type=Path, help="samples in the place of the stored ones")
+        parser.add_argument("--reason", default="manage.py train_lengths")
+        group = parser.add_argument_group("effort of models on an encoder")
+        for name, about in OPTIONS.items():
+            default = getattr(training.EFFORT, name)
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=int,
+                default=default,
+                metavar="N",
+                help=f"{about} (default {default})",
+            )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        effort = replace(training.EFFORT, **{name: options[name] for name in OPTIONS})
+        if min(getattr(effort, name) for name in OPTIONS) < 1:
+            raise CommandError(f"{', '.join(OPTIONS)} are at least 1.")
+        with progress(quiet=False) as report:
+            how = training.How(options["kind"], options["file"], effort, report)
+            try:
+                version = training.train(timezone.now(), reason=options["reason"], how=how)
+            except (ActionError, ValueError) as error:
+                raise CommandError(str(error)) from error
+        measures = version.measures
+        active = measures["active_mae"]
+        beside = "" if active is None else f", {measures['active']} {active:.1f}"
+        console(self.stdout).print(
+            f"{version} is {version.state}: trained on {version.samples:,} samples; mean absolute error of"
+            f" {measures['mae']:.1f} tokens on {measures['held_out']:,} held-out ones{beside}."
+        )

@@ -1,0 +1,205 @@
+"""Backtests: how well each forecaster would have done on the ledger's demand, or on a trace's.
+
+An operator asks for one (`manage.py backtest`); a Celery worker makes one of the ledger now and then, of as many series as
+its time allows, those with the most tokens first.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from django.conf import settings
+
+from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import OWN_REGION
+from controlplane.planning.forecasts.demand import ASKED
+from controlplane.planning.json_values import plain
+from controlplane.planning.models import Backtest, Quantity
+
+if TYPE_CHECKING:
+    from forecasting.workload.series import Series
+
+HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown separately
+FIT_DAYS = 7.0
+FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
+LEAST_WINDOWS = 100
+"""Of a series that is worth judging without being asked."""
+SETTLED = timedelta(minutes=3)
+"""Demand is counted for so long before the first backtest that nobody asked for: a start has enough to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One source: what it is called in the stored result, and its series by name, prompt and output separately."""
+
+    source: str
+    series: Mapping[str, Mapping[str, "Series"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of a backtest."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """One a forecaster, series and quantity: `forecasting.workload.backtesting.backtest`, with `series` and `quantity`."""
+    judged: list[dict[str, Any]] = field(default_factory=list)
+    """One a series and quantity: how many windows it was fitted and judged on, and how many were gaps."""
+
+
+def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> Demand:
+    """Demand of every model and region of callers (and SLO class) by the ledger's minute rows.
+
+    Raises ValueError if the ledger has no minute of *model* and *region* (empty: of any).
+    """
+    from forecasting.workload.series import aggregate, group_minutes
+
+    names = ("minute", "model", "region", "slo_class", "prompt_tokens", "output_tokens")
+    asked = MinuteRow.objects.order_by().annotate(
+        own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
+    )
+    columns = asked.values_list("minute", "model", "own", "slo_class", "prompt", "output")
+    rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
+    source = "ledger with a generated past" if MinuteRow.objects.filter(generated=True).exists() else "ledger"
+    groups = group_minutes(rows, by=("model", "region", "slo_class") if by_class else ("model", "region"))
+    if not groups:
+        raise ValueError("The ledger holds no minute yet: name a file, or come back when requests were served.")
+    series = {
+        " ".join(part for part in key if part): {
+            quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
+        }
+        for key in sorted(groups)
+        if (not model or key[0] == model) and (not region or key[1] == region)
+    }
+    if not series:
+        raise ValueError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
+    return Demand(source, series)
+
+
+def split(
+    series: "Series", name: str, fit_days: float | None = None, test_days: float | None = None
+) -> tuple[int, int]:
+    """Windows to fit on and to judge. Raises ValueError when the series does not hold them."""
+    from forecasting.workload.series import DAY_S
+
+    count, day = len(series), DAY_S / series.window_s
+    if fit_days is None:
+        fit = round(FIT_DAYS * day) if count > FIT_DAYS * day else int(FIT_SHARE * count)
+    else:
+        fit = round(fit_days * day)
+    test = count - fit if test_days is None else min(count - fit, round(test_days * day))
+    if fit < 1 or test < 1:
+        raise ValueError(
+            f"{name}: {count} windows of {series.window_s:g} s ({count / day:.2f} days) leave none to judge."
+        )
+    return fit, test
+
+
+def judge(
+    demand: Demand,
+    forecasters: Sequence[str],
+    horizon: int,
+    quantities: Sequence[str],
+    *,
+    fit_days: float | None = None,
+    test_days: float | None = None,
+    keep_partial: bool = False,
+    report: Callable[[str, int, int], None] = lambda step, done, total: None,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> Judgement:
+    """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
+
+    *report* is called with (step, windows done, all windows of the step). Once *out_of_time* no series is begun, and what
+    is known of the one in hand is left out. Raises ValueError, naming the series that cannot be judged.
+    """
+    from forecasting.workload import FORECASTERS, backtest
+    from forecasting.workload.series import without_partial
+
+    made = Judgement()
+    for name, pair in demand.series.items():
+        rows, judged = [], []
+        for quantity in quantities:
+            series = pair[quantity] if keep_partial else without_partial(pair[quantity])
+            fit, test = split(series, name, fit_days, test_days)
+            of_series = {"series": name, "quantity": quantity}
+            gaps = int(np.count_nonzero(~series.known[: fit + test]))
+            judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
+            for forecaster in forecasters:
+                if out_of_time():
+                    return made
+                step = f"{name} {quantity}: {forecaster}"
+                report(step, 0, test)
+
+                def advance(_: str, done: int, total: int, step: str = step) -> None:
+                    report(step, done, total)
+
+                try:
+                    results = backtest(
+                        series, {forecaster: FORECASTERS[forecaster]}, fit, horizon, test_windows=test, progress=advance
+                    )
+                except ValueError as error:
+                    raise ValueError(f"{name} {quantity}: {error}") from error
+                rows += [{**row, **of_series} for row in results]
+        made.rows.extend(rows)
+        made.judged.extend(judged)
+    return made
+
+
+def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, Any]]) -> Backtest:
+    """Keep the result of one backtest. Raises ValidationError."""
+    row = Backtest(source=source[:160], window_s=window_s, horizon_windows=horizon, rows=plain(list(rows)))
+    row.full_clean()
+    row.save()
+    return row
+
+
+def due(now: datetime) -> bool:
+    """Whether it is time for the next backtest of the ledger that nobody asks for."""
+    if settings.BACKTEST_EVERY_S <= 0:
+        return False
+    newest = Backtest.objects.filter(source__startswith="ledger").order_by("-made_at").first()
+    if newest is not None:
+        every_s: float = settings.BACKTEST_EVERY_S
+        return (now - newest.made_at).total_seconds() >= every_s
+    first = MinuteRow.objects.filter(generated=False).order_by("minute").values_list("minute", flat=True).first()
+    return first is not None and now - first >= SETTLED
+
+
+def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic) -> Backtest | None:
+    """Judge every forecaster on the ledger's largest series, as many as *limit_s* allows, and keep the result.
+
+    None while no series has `LEAST_WINDOWS`.
+    """
+    from forecasting.workload import FORECASTERS
+
+    until_s = clock() + limit_s
+    window_s = settings.FORECAST_WINDOW_S
+    try:
+        demand = read_ledger(window_s)
+    except ValueError:
+        return None
+    tokens = {
+        name: sum(float(np.nansum(series.tokens_per_s)) for series in pair.values())
+        for name, pair in demand.series.items()
+        if all(len(series) >= LEAST_WINDOWS for series in pair.values())
+    }
+    rows: list[dict[str, Any]] = []
+    count = 0
+    for name in sorted(tokens, key=lambda name: -tokens[name]):
+        if not tokens[name] or clock() >= until_s:
+            break
+        one = Demand(demand.source, {name: demand.series[name]})
+        try:
+            made = judge(one, list(FORECASTERS), HORIZON, Quantity.values, out_of_time=lambda: clock() >= until_s)
+        except ValueError:
+            continue  # nothing was asked for in the part that is judged
+        rows += made.rows
+        count += bool(made.rows)
+    if not rows:
+        return None
+    source = (
+        demand.source if count == len(demand.series) else f"{demand.source}, {count} largest of {len(demand.series)}"
+    )
+    return store(source, window_s, HORIZON, rows)

@@ -1,0 +1,124 @@
+"""Demand of a simulation by window, and what a forecaster would have known of it at a time."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.workload import BEST, FORECASTERS, Fallback, Series
+from scheduling.planning.advisor import Band
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.workload.requests import CHUNK, Requests
+
+Floats = NDArray[np.float64]
+ORACLE, RECENT = "oracle", "recent"
+LEAST_WINDOWS: Final = 2
+"""With fewer known, the highest minute of the last ten stands in, as live."""
+RECENT_MINUTES: Final = 10
+MINUTE_S: Final = 60.0
+
+
+def forecaster_named(name: str) -> str:
+    """*name*, or the best forecaster's. ValueError if there is none of that name."""
+    name = name or BEST
+    if name not in (ORACLE, RECENT, *FORECASTERS):
+        raise ValueError(f"must be one of {', '.join((ORACLE, RECENT, *FORECASTERS))}, not {name!r}")
+    return name
+
+
+@dataclass(slots=True)
+class SeriesForecasts:
+    """Forecasts of one series by the forecaster *name*, at times that only grow, by what came before each.
+
+    *minutes* are tokens a second by minute from the begin of the simulation on, *history* those of the windows before.
+    """
+
+    name: str
+    window_s: float
+    minutes: Floats
+    history: Floats
+    refit_s: float
+    _fitted: Fallback | None = field(default=None, init=False)
+    _fitted_windows: int = field(default=0, init=False)
+    """Windows of the simulation that were known when it was fitted."""
+    _known: int = field(default=0, init=False)
+
+    def ahead(self, now_s: float, count: int) -> Band:
+        """The *count* windows from the one that *now_s* is in."""
+        now = int(now_s // self.window_s)
+        if self.name == ORACLE:
+            known = self._windows(now + count)[now:]
+            return Band(known, known)
+        if self.name == RECENT or self.history.size + now < LEAST_WINDOWS:
+            until = int(now_s // MINUTE_S)
+            seen = self.minutes[max(0, until - RECENT_MINUTES) : until]
+            highest = np.full(count, float(seen.max(initial=0.0)))
+            return Band(highest, highest)
+        made = self._up_to(now).predict(count)
+        return Band(made.mean, made.upper_80)
+
+    def _up_to(self, now: int) -> Fallback:
+        """The forecaster that knows the windows before *now*; fitted anew after `refit_s`, or with half as many more."""
+        grown = self.history.size + now > 1.5 * (self.history.size + self._fitted_windows)
+        old = (now - self._fitted_windows) * self.window_s >= self.refit_s
+        if self._fitted is None or grown or old:
+            self._fitted = Fallback(FORECASTERS[self.name]())
+            values = np.concatenate([self.history, self._windows(now)])
+            self._fitted.fit(Series(-self.history.size * self.window_s, self.window_s, values))
+            self._fitted_windows = now
+        elif now > self._known:
+            self._fitted.update(self._windows(now)[self._known :])
+        self._known = now
+        return self._fitted
+
+    def _windows(self, count: int) -> Floats:
+        """The first *count* windows of the simulation; no demand where it is over."""
+        return by_window(self.minutes, self.window_s, count)
+
+
+def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
+    """Means of *count* windows of so many whole minutes; 0 beyond the end of *minutes*."""
+    each = round(window_s / MINUTE_S)
+    padded = np.zeros(count * each)
+    known = minutes[: padded.size]
+    padded[: known.size] = known
+    means: Floats = padded.reshape(count, each).mean(axis=1)
+    return means
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Tokens a second, (endpoints, minutes), that the callers of each endpoint's region asked for."""
+
+    prompt: Floats
+    output: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "Asked":
+        """What *requests* of *classes* asked for in the first *minutes*."""
+        endpoint_of = np.array(
+            [
+                [next(iter(cluster.candidates(model, region)), 0) for region in cluster.regions]
+                for model in cluster.models
+            ]
+        )
+        count = len(cluster.endpoints)
+        sums = np.zeros((2, count * minutes))
+        for begin in range(0, requests.count, CHUNK):
+            part = slice(begin, begin + CHUNK)
+            minute = (requests.arrival_s[part] // MINUTE_S).astype(np.int64)
+            taken = np.isin(requests.slo_class[part], list(classes)) & (minute < minutes)
+            place = (endpoint_of[requests.model[part], requests.region[part]] * minutes + minute)[taken]
+            sums[0] += np.bincount(place, requests.prompt_tokens[part][taken], sums.shape[1])
+            sums[1] += np.bincount(place, requests.output_tokens[part][taken], sums.shape[1])
+        prompt, output = sums.reshape(2, count, minutes) / MINUTE_S
+        return cls(prompt, output)
+
+    def rate(self, endpoint: int, now_s: float, behind_s: float = 3600.0) -> float:
+        """Prompt and output tokens a second over the time behind *now_s*; 0 at the begin."""
+        until = int(now_s // MINUTE_S)
+        part = slice(max(0, until - round(behind_s / MINUTE_S)), until)
+        total = self.prompt[endpoint, part] + self.output[endpoint, part]
+        return float(total.mean()) if total.size else 0.0

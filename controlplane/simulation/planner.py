@@ -1,0 +1,184 @@
+"""The planner of a scenario: that of live plans, by forecasts made as the simulated time passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from pathlib import Path
+
+import numpy as np
+
+from controlplane.simulation.forecasts import (
+    MINUTE_S,
+    ORACLE,
+    RECENT,
+    Asked,
+    SeriesForecasts,
+    by_window,
+    forecaster_named,
+)
+from scheduling.planning.advisor import Band, Demand, EndpointDemand, FleetPlan, PlanSettings, SimulatedPlanner
+from scheduling.planning.capacity import MEASURED, Capability, capability_from_profile, niw_buffer
+from scheduling.planning.places import Deployed, Endpoint, Fleet
+from scheduling.scaling import Advice, EndpointView, PlansFor
+from scheduling.simulation.scenario import Scenario, wrong_at
+from scheduling.simulation.scenario.file import text_of
+from scheduling.simulation.staging import Stage, past_requests
+from scheduling.simulation.staging.fleet import gpus_as_type
+
+NO_STRATEGY = PlansFor()
+
+
+@dataclass(slots=True)
+class Planner:
+    """A simulated planner that keeps what it planned."""
+
+    _planner: SimulatedPlanner
+    plans: list[FleetPlan] = field(default_factory=list)
+
+    def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
+        """As `scheduling.simulation.strategies.Advisor`."""
+        advice = self._planner.advise(now_s, views)
+        plan = self._planner.plan
+        if plan is not None and (not self.plans or self.plans[-1] is not plan):
+            self.plans.append(plan)
+        return advice
+
+
+def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
+    """The planner of *staged*; None where no strategy follows plans. Raises ScenarioError for an unknown forecaster."""
+    try:
+        name = forecaster_named(scenario.forecast.forecaster)
+    except ValueError as error:
+        raise wrong_at(path, text_of(path), ("forecast", "forecaster"), str(error)) from error
+    if staged.scaled is None or not staged.scaled.one.uses_advice:
+        return None
+    follows = {
+        model: _level(scenario, strategy.plans_for)
+        for (model, _), strategy in staged.scaled.strategies.items()
+        if strategy.uses_advice
+    }
+    follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
+    planner = SimulatedPlanner(
+        demand_at=_Expected(scenario, path, staged, name, follows),
+        fleet_of=_fleet(scenario, staged).with_instances,
+        capability=capabilities(scenario, staged),
+        follows=follows,
+        settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
+    )
+    return Planner(planner)
+
+
+def _level(scenario: Scenario, plans_for: PlansFor) -> PlansFor:
+    match scenario.planner.demand_level:
+        case "strategy":
+            return plans_for
+        case "mean":
+            return plans_for._replace(soon=0.0, kept=0.0)
+        case _:
+            return plans_for._replace(soon=1.0, kept=1.0)
+
+
+class _Expected:
+    """Demand as it is expected at a time: forecasts of the interactive classes, a buffer for the non-interactive ones."""
+
+    def __init__(
+        self, scenario: Scenario, path: Path, staged: Stage, forecaster: str, follows: dict[str, PlansFor]
+    ) -> None:
+        cluster, requests = staged.cluster, staged.requests
+        self._endpoints, self._follows = cluster.endpoints, follows
+        self._window_s = float(scenario.forecast.window_s)
+        self._count = max(1, ceil(scenario.planner.horizon_s / self._window_s))
+        self._share = scenario.planner.niw_share
+        kinds = [one.kind for one in scenario.classes.values()]
+        shown, other = (
+            [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
+        )
+        minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
+        asked = Asked.of(cluster, requests, shown, minutes)
+        self._other = Asked.of(cluster, requests, other, minutes)
+        past = [np.zeros((len(cluster.endpoints), 0))] * 2
+        if scenario.forecast.history_days and forecaster not in (ORACLE, RECENT):
+            past = _past(scenario, path, staged, shown)
+        refit_s = 3600 * scenario.forecast.refit_h
+        self._series = [
+            [
+                SeriesForecasts(forecaster, self._window_s, minutes_of[at], past_of[at], refit_s)
+                for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
+            ]
+            for at in range(len(cluster.endpoints))
+        ]
+
+    def __call__(self, now_s: float) -> Demand:
+        of: dict[Endpoint, EndpointDemand] = {}
+        for at, key in enumerate(self._endpoints):
+            prompt, output = (series.ahead(now_s, self._count) for series in self._series[at])
+            beta = float(niw_buffer(self._other.rate(at, now_s), 1.0, self._share))
+            of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta)
+        return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
+
+
+def _finite(band: Band) -> Band:
+    return Band(*(np.nan_to_num(values) for values in band))
+
+
+def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
+    """(endpoints, windows) of prompt and of output tokens in the days before the begin."""
+    before = past_requests(scenario, path, staged)
+    minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
+    asked = Asked.of(staged.cluster, before, classes, minutes)
+    window_s = scenario.forecast.window_s
+    windows = int(minutes * MINUTE_S // window_s)
+    kept = int(scenario.forecast.history_days * 86_400 // window_s)
+    return [
+        np.array([by_window(row, window_s, windows)[windows - kept :] for row in rows])
+        for rows in (asked.prompt, asked.output)
+    ]
+
+
+def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
+    """By (model, GPUs of an instance): as given, else by the performance profile for requests as long as those to come."""
+    given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
+    promises_ms = [one.itl_ms for one in scenario.classes.values() if one.itl_ms is not None]
+    requests, cluster = staged.requests, staged.cluster
+    made: dict[tuple[str, str], Capability] = {}
+    for key, engine in cluster.engines().items():
+        if (one := given.get(key)) is not None:
+            prompt, output = (
+                inf if limit is None else limit for limit in (one.prompt_tokens_per_s, one.output_tokens_per_s)
+            )
+            made[key] = Capability(prompt, output, one.total_tokens_per_s, MEASURED, note="as the scenario says")
+            continue
+        own = requests.model == cluster.models.index(key[0])
+        if not own.any():
+            continue
+        made[key] = capability_from_profile(
+            engine.profile,
+            float(requests.prompt_tokens[own].mean()),
+            float(requests.output_tokens[own].mean()),
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            kv_capacity_tokens=engine.kv_capacity_tokens,
+            itl_ms=min(promises_ms, default=None),
+        )
+    return made
+
+
+def _fleet(scenario: Scenario, staged: Stage) -> Fleet:
+    """Places of instances by model, region and GPUs; an instance is one unit, and models on the same GPUs share them."""
+    cluster, scaled = staged.cluster, staged.scaled
+    assert scaled is not None
+    places: dict[tuple[str, str, str], int] = {}
+    units: dict[tuple[str, str], int] = {}
+    for spec in cluster.instances:
+        place = spec.model, spec.region, spec.gpu_type
+        places[place] = places.get(place, 0) + 1
+        units[place[1:]] = units.get(place[1:], 0) + 1
+    deployments, left = {}, {key: bounds.min_instances for key, bounds in scaled.bounds.items()}
+    for (model, region, gpus), count in places.items():
+        bounds = scaled.bounds[model, region]
+        most = min(bounds.max_instances, units[region, gpus] if cluster.share_spot else count)
+        least = min(left[model, region], most)
+        left[model, region] -= least
+        price = staged.prices[gpus].on_demand_usd
+        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, price)
+    return Fleet(deployments, units)

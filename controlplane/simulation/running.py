@@ -1,0 +1,138 @@
+"""Running a scenario: what came of it, with the moves and plans that were made on the way."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.simulation.planner import Planner, planner_of
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.measures.results import Measures, measure
+from scheduling.simulation.measures.tables import Table
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.staging import Stage
+from scheduling.simulation.strategies import Made
+
+MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
+PLAN_COLUMNS: Final = (
+    "made_at_s", "valid_until_s", "model", "region", "target_instances", "soon_instances", "forecast_tokens_per_s", "solver",
+)  # fmt: skip
+CHANGE_COLUMNS: Final = ("time_s", "instance", "model", "region", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a scenario."""
+
+    about: dict[str, Any]
+    result: Result
+    measures: Measures
+    moves: Table
+    """Of strategies that decide at ticks; what reactive changes on arrivals is among `changes`."""
+    plans: Table
+    changes: Table
+    """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the series and the changes; what could not be measured is null."""
+        tables = {
+            "measures": self.measures.requests,
+            "hours": self.measures.hours,
+            "counters": self.measures.counters,
+            "moves": self.moves,
+            "plans": self.plans,
+        }
+        return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables.items()}}
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+
+
+def run(
+    scenario: Scenario,
+    path: Path,
+    staged: Stage,
+    *,
+    decisions: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ran:
+    """Simulate *scenario* as *staged*. Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever."""
+    planner = planner_of(scenario, path, staged)
+    began = time.monotonic()
+    made = staged.run(advisor=planner, decisions=decisions, progress=progress)
+    took_s = time.monotonic() - began
+    result = made.result
+    measures = measure(result, staged.names, staged.promises, staged.prices)
+    about = {
+        "scenario": scenario.title or path.stem,
+        "seed": staged.seed,
+        "strategy": made.strategy or "none",
+        "requests": staged.requests.count,
+        "left_out": staged.left_out,
+        "clipped": staged.clipped,
+        "simulated_s": float(result.end_s),
+        "took_s": round(took_s, 3),
+        "failures": int((result.changes["after"] == State.FAILED).sum()),
+        **_hours(measures),
+    }
+    return Ran(about, result, measures, _moves(result, made.moves), _plans(planner), _changes(result))
+
+
+def _hours(measures: Measures) -> dict[str, float]:
+    """Instance-hours and dollars of all models."""
+    wanted = {"instance_h": "instance_hours", "wasted_h": "wasted_hours", "cost_usd": "cost_usd"}
+    sums = dict.fromkeys(wanted.values(), 0.0)
+    for by, _, name, value in measures.hours.rows:
+        if by == "model" and name in wanted:
+            sums[wanted[name]] += value
+    return {name: round(value, 6) for name, value in sums.items()}
+
+
+def _moves(result: Result, moves: list[Made]) -> Table:
+    endpoints = result.cluster.endpoints
+    return Table(
+        MOVE_COLUMNS,
+        [(each.time_s, *endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in moves],
+    )
+
+
+def _plans(planner: Planner | None) -> Table:
+    rows = [
+        (
+            each.made_at_s,
+            each.valid_until_s,
+            *endpoint,
+            each.target_instances,
+            " ".join(str(count) for count in each.soon_instances),
+            round(each.forecast_tokens_per_s, 3),
+            str(plan.plan.solver),
+        )
+        for plan in (planner.plans if planner else [])
+        for endpoint, each in plan.endpoints.items()
+    ]
+    return Table(PLAN_COLUMNS, rows)
+
+
+def _changes(result: Result) -> Table:
+    cluster = result.cluster
+    rows = []
+    for change in result.changes:
+        spec = cluster.instances[int(change["instance"])]
+        model, region = cluster.endpoints[int(change["endpoint"])]
+        rows.append((float(change["time_s"]), spec.name, model, region, State(int(change["after"])).name.lower()))
+    return Table(CHANGE_COLUMNS, rows)
+
+
+def compile_for(staged: Stage) -> None:
+    """Have all kernels in memory, so that the time taken is the simulation's own. They are cached on disk."""
+    first = staged.requests._replace(
+        **{name: getattr(staged.requests, name)[:1] for name in staged.requests._fields if "prefix" not in name},
+        prefix_first=staged.requests.prefix_first[:2],
+    )
+    Simulation(staged.cluster, first).run()

@@ -1,0 +1,7 @@
+"""Scenarios: what is simulated, as TOML files with the keys of docs/simulation.md. `staging` makes them ready to run."""
+
+from scheduling.simulation.scenario.file import load_scenario
+from scheduling.simulation.scenario.scenario import Scenario
+from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_at
+
+__all__ = ["Key", "Scenario", "ScenarioError", "load_scenario", "wrong_at"]

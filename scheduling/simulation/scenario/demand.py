@@ -1,0 +1,126 @@
+"""Tables of a scenario that say what is asked: a trace, or clients with their lengths and bursts."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, field_validator, model_validator
+
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size, one_of
+from scheduling.simulation.workload.traces import FORMATS
+
+
+class TraceOf(Part):
+    """A recorded trace; what it does not say is set here."""
+
+    file: str
+    """Relative to the scenario's own folder."""
+    format: str
+    limit: Size | None = None
+    speed: Positive = 1.0
+    model: str | None = None
+    """For requests whose model the trace does not name; the scenario's only model if it has one."""
+    models: dict[str, str] = {}
+    """Model of the scenario for each name in the trace."""
+    region: str | None = None
+    slo_class: str | None = None
+    tenant: str = "trace"
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return one_of(value, FORMATS)
+
+
+class LengthsOf(Part):
+    """A lognormal distribution of tokens."""
+
+    median: Positive
+    p95: Positive
+    minimum: Size = 1
+    maximum: Size = 32_768
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.median > self.p95:
+            raise ValueError(f"median ({self.median}) is above p95 ({self.p95})")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum ({self.minimum}) is above maximum ({self.maximum})")
+        return self
+
+
+class LengthsTrace(Part):
+    """Lengths drawn from a trace."""
+
+    file: str
+    format: str
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return one_of(value, FORMATS)
+
+
+class ClientOf(Part):
+    """One tenant's stream of requests; see `scheduling.simulation.workload.generator.Client`."""
+
+    tenant: str
+    model: str
+    slo_class: str
+    requests_per_s: Positive
+    regions: dict[str, AtLeast0] = {}
+    """Shares; all of the scenario's regions alike if it is left out."""
+    gaps: Literal["gamma", "weibull"] = "gamma"
+    cv: Annotated[FiniteFloat, Field(gt=0, le=20)] = 1.0
+    daily_swing: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
+    peak_h: FiniteFloat = 14.0
+    weekend: AtLeast0 = 1.0
+    prompt: LengthsOf | None = None
+    output: LengthsOf | None = None
+    lengths: LengthsTrace | None = None
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        if self.lengths is None and (self.prompt is None or self.output is None):
+            raise ValueError("give prompt and output, or lengths from a trace")
+        if self.lengths is not None and (self.prompt is not None or self.output is not None):
+            raise ValueError("prompt and output, or lengths from a trace: not both")
+        return self
+
+
+class BurstOf(Part):
+    start_h: AtLeast0
+    duration_min: Positive
+    factor: AtLeast0 = 8.0
+    models: list[str] = []
+
+
+class RandomBursts(Part):
+    count: Count
+    duration_min: Positive
+    factor: AtLeast0 = 8.0
+    models: list[str] = []
+
+
+class Demand(Part):
+    """Synthetic demand as a whole, and what is done with lengths."""
+
+    duration_h: Positive | None = None
+    too_long: Literal["refuse", "clip", "drop"] = "refuse"
+    """What happens to requests longer than their model's context."""
+    random_bursts: RandomBursts | None = None
+
+
+class PredictionsOf(Part):
+    """What a dispatcher knows of output lengths."""
+
+    kind: Literal["exact", "error", "none"] = "exact"
+    """`exact`: the true ones. `error`: those times an error drawn for each. `none`: the mean of its model."""
+    log_sd: AtLeast0 = 0.0
+    """Standard deviation of the logarithm of predicted over true."""
+    bias: Positive = 1.0
+    """Median of predicted over true."""
+
+    @model_validator(mode="after")
+    def _of_kind(self) -> Self:
+        if self.kind != "error" and (self.log_sd, self.bias) != (0.0, 1.0):
+            raise ValueError(f"log_sd and bias are those of kind error, not of {self.kind}")
+        return self

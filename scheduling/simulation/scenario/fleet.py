@@ -1,0 +1,80 @@
+"""Tables of a scenario that say what there is: models, GPUs, regions, profiles and groups of instances."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
+
+
+class Gpu(Part):
+    """Prices of one GPU for an hour."""
+
+    usd_per_hour: AtLeast0 = 0.0
+    spot_usd_per_hour: AtLeast0 = 0.0
+
+
+class Prefill(Part):
+    t0_s: AtLeast0 = 0.0
+    a_s: FiniteFloat
+    b_s_per_token: AtLeast0
+    c_s_per_token2: AtLeast0 = 0.0
+
+
+class Decode(Part):
+    a_s: Positive
+    b_s_per_sequence: AtLeast0 = 0.0
+    c_s_per_token: AtLeast0 = 0.0
+
+
+class ProfileOf(Part):
+    """Coefficients of a model on a GPU type at a tensor parallel degree."""
+
+    model: str
+    gpu: str
+    tensor_parallel: Size = 1
+    prefill: Prefill
+    decode: Decode
+
+
+class ModelOf(Part):
+    context_tokens: Size
+    """Prompt and output together."""
+
+
+class RegionOf(Part):
+    peak_shift_h: FiniteFloat = 0.0
+    """How much later than the clients' `peak_h` its day peaks."""
+
+
+class Group(Part):
+    """Equal instances of a model, in each of some regions."""
+
+    model: str
+    regions: Annotated[list[str], Field(min_length=1)]
+    gpu: str
+    tensor_parallel: Size = 1
+    instances: Count
+    """Ready at the start, in each region."""
+    spot: Count = 0
+    """Lent out at the start, with this model loaded."""
+    empty: Count = 0
+    """Places for further instances."""
+    kv_tokens: Size
+    """KV cache of an instance."""
+    max_num_seqs: Size = 256
+    max_num_batched_tokens: Size = 8192
+    block_size_tokens: Size = 16
+    queue: Literal["fcfs", "priority"] = "fcfs"
+    """vLLM's own waiting order."""
+    prefix_caching: bool = False
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.instances + self.spot + self.empty:
+            raise ValueError("instances, spot and empty are all 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs, or running requests would starve")
+        if self.kv_tokens < self.block_size_tokens:
+            raise ValueError("kv_tokens must be at least block_size_tokens")
+        return self

@@ -1,0 +1,124 @@
+"""Contradictions between the tables of a scenario."""
+
+from collections.abc import Collection
+
+from scheduling.simulation.scenario.scenario import Scenario
+from scheduling.simulation.scenario.toml_lines import Key
+
+
+def loose_ends(scenario: Scenario) -> list[tuple[Key, str]]:
+    """Names that nothing stands behind, and other contradictions between tables: (key, what is wrong)."""
+    checks = _Checks(scenario)
+    checks.fleet()
+    checks.demand()
+    checks.policies()
+    checks.happenings()
+    return checks.wrong
+
+
+class _Checks:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.wrong: list[tuple[Key, str]] = []
+        self.places = {(group.model, region) for group in scenario.fleet for region in group.regions}
+
+    def known(self, key: Key, name: str | None, names: Collection[str], kind: str) -> None:
+        if name is not None and name not in names:
+            self.wrong.append((key, f"there is no {kind} {name!r}; there is {', '.join(names)}"))
+
+    def model(self, *key: str | int, name: str | None) -> None:
+        self.known(key, name, self.scenario.models, "model")
+
+    def region(self, *key: str | int, name: str | None) -> None:
+        self.known(key, name, self.scenario.regions, "region")
+
+    def gpu(self, *key: str | int, name: str) -> None:
+        self.known(key, name, self.scenario.gpus, "GPU")
+
+    def fleet(self) -> None:
+        scenario, wrong = self.scenario, self.wrong
+        for number, profile in enumerate(scenario.profiles):
+            self.model("profiles", number, "model", name=profile.model)
+            self.gpu("profiles", number, "gpu", name=profile.gpu)
+        profiles = {(profile.model, profile.gpu, profile.tensor_parallel) for profile in scenario.profiles}
+        if len(profiles) < len(scenario.profiles):
+            wrong.append((("profiles",), "two profiles are for one model, GPU and tensor_parallel"))
+        for number, group in enumerate(scenario.fleet):
+            self.model("fleet", number, "model", name=group.model)
+            self.gpu("fleet", number, "gpu", name=group.gpu)
+            for region in group.regions:
+                self.region("fleet", number, "regions", name=region)
+            if (group.model, group.gpu, group.tensor_parallel) not in profiles:
+                setting = f"{group.model} on {group.tensor_parallel} x {group.gpu}"
+                wrong.append((("fleet", number, "gpu"), f"there is no profile of {setting}"))
+        for origin, targets in scenario.latency_ms.items():
+            self.region("latency_ms", origin, name=origin)
+            for target in targets:
+                self.region("latency_ms", origin, target, name=target)
+
+    def demand(self) -> None:
+        scenario, wrong = self.scenario, self.wrong
+        served = {model for model, _ in self.places}
+        for number, client in enumerate(scenario.clients):
+            self.known(("clients", number, "slo_class"), client.slo_class, scenario.classes, "class")
+            self.model("clients", number, "model", name=client.model)
+            if client.model in scenario.models and client.model not in served:
+                wrong.append((("clients", number, "model"), f"no instance of the fleet serves {client.model}"))
+            for region in client.regions:
+                self.region("clients", number, "regions", name=region)
+            if client.regions and not any(client.regions.values()):
+                wrong.append((("clients", number, "regions"), "all shares are 0"))
+        for number, burst in enumerate(scenario.bursts):
+            for model in burst.models:
+                self.model("bursts", number, "models", name=model)
+        if scenario.trace is None and not scenario.clients:
+            wrong.append(((), "there is no demand: give [trace] or [[clients]]"))
+        if scenario.trace is not None and scenario.clients:
+            wrong.append((("trace",), "give [trace] or [[clients]], not both"))
+        if scenario.clients and scenario.demand.duration_h is None:
+            wrong.append((("demand",), "duration_h is missing: how long the clients send"))
+        if (trace := scenario.trace) is not None:
+            self.model("trace", "model", name=trace.model)
+            self.region("trace", "region", name=trace.region)
+            self.known(("trace", "slo_class"), trace.slo_class, scenario.classes, "class")
+            for theirs, ours in trace.models.items():
+                self.model("trace", "models", theirs, name=ours)
+            if scenario.forecast.history_days:
+                wrong.append((("forecast", "history_days"), "is drawn from [[clients]]; a trace has no past"))
+
+    def policies(self) -> None:
+        scenario, wrong = self.scenario, self.wrong
+        scaling = scenario.scaling
+        for number, one in enumerate(scenario.capabilities):
+            self.model("capabilities", number, "model", name=one.model)
+            self.gpu("capabilities", number, "gpu", name=one.gpu)
+        for number, endpoint in enumerate(scenario.endpoints):
+            self.model("endpoints", number, "model", name=endpoint.model)
+            self.region("endpoints", number, "region", name=endpoint.region)
+            if endpoint.region is not None and (endpoint.model, endpoint.region) not in self.places:
+                what = f"no instance of the fleet serves {endpoint.model} in {endpoint.region}"
+                wrong.append((("endpoints", number, "region"), what))
+            if scaling is None:
+                for name in ("strategy", "min_instances", "max_instances"):
+                    if getattr(endpoint, name) is not None:
+                        wrong.append(
+                            (("endpoints", number, name), "needs [scaling], which says what scales the others")
+                        )
+                continue
+            least = scaling.min_instances if endpoint.min_instances is None else endpoint.min_instances
+            most = scaling.max_instances if endpoint.max_instances is None else endpoint.max_instances
+            if least > most:
+                what = f"min_instances ({least}) is above max_instances ({most})"
+                wrong.append((("endpoints", number), what))
+
+    def happenings(self) -> None:
+        for number, failure in enumerate(self.scenario.failures):
+            self.model("failures", number, "model", name=failure.model)
+            self.region("failures", number, "region", name=failure.region)
+        for number, redeploy in enumerate(self.scenario.redeploys):
+            self.region("redeploys", number, "region", name=redeploy.region)
+            for key, model in (("from_model", redeploy.from_model), ("to_model", redeploy.to_model)):
+                self.model("redeploys", number, key, name=model)
+                if model in self.scenario.models and (model, redeploy.region) not in self.places:
+                    what = f"no instance of the fleet serves {model} in {redeploy.region}"
+                    self.wrong.append((("redeploys", number, key), what))

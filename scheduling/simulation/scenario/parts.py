@@ -1,0 +1,24 @@
+"""What tables of a scenario have in common: how strict they are, and the kinds of numbers."""
+
+from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    """A table of the file: no key that it does not know, no number written as text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def one_of(value: str, names: Collection[str]) -> str:
+    """*value* if it is one of *names*. Raises ValueError."""
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}, not {value!r}")
+    return value

@@ -1,0 +1,71 @@
+"""Tables of a scenario that say how requests are dispatched and instances scaled, and what callers are promised."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, FiniteFloat, model_validator
+
+from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.routing.routers import POLICY_CODES
+from scheduling.scaling import make_strategy
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size, one_of
+
+Routing = Annotated[str, AfterValidator(lambda name: one_of(name, POLICY_CODES))]
+Ordering = Annotated[str, AfterValidator(lambda name: one_of(name, ORDERINGS))]
+Parameters = dict[str, FiniteFloat | int]
+
+
+class SloClassOf(Part):
+    kind: Literal["interactive", "non_interactive", "opportunistic"] = "interactive"
+    """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and leave out the last."""
+    ttft_ms: Positive | None = None
+    itl_ms: Positive | None = None
+    e2e_ms: Positive | None = None
+    deadline_s: Positive | None = None
+    priority: int = 0
+    """Lower is earlier."""
+
+
+class BatchingOf(Part):
+    mode: Literal["continuous", "none", "dynamic"] = "continuous"
+    max_batch_size: Count = 0
+    wait_timeout_s: AtLeast0 = 0.0
+
+
+class EndpointOf(Part):
+    """Policies of one model, in one region or in all, where they differ from those of all endpoints. Later ones count."""
+
+    model: str
+    region: str | None = None
+    routing: Routing | None = None
+    ordering: Ordering | None = None
+    ordering_stretch: AtLeast0 | None = None
+    dispatch_round_trip_ms: AtLeast0 | None = None
+    requests_ahead_limit: Count | None = None
+    queue_bound: Size | None = None
+    batching: BatchingOf | None = None
+    strategy: str | None = None
+    parameters: Parameters = {}
+    """Of `strategy`."""
+    min_instances: Count | None = None
+    max_instances: Count | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.strategy is not None:
+            make_strategy(self.strategy, self.parameters)
+        elif self.parameters:
+            raise ValueError("parameters are those of a strategy: name it")
+        return self
+
+
+class Policies(Part):
+    """Policies of all endpoints."""
+
+    routing: Routing = "join_shortest_queue"
+    ordering: Ordering = "fcfs"
+    ordering_stretch: AtLeast0 = STRETCH
+    dispatch_round_trip_ms: AtLeast0 = 0.0
+    requests_ahead_limit: Count | None = None
+    region_threshold: AtLeast0 = 0.7
+    queue_bound: Size | None = None
+    batching: BatchingOf = BatchingOf()

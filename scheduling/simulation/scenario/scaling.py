@@ -1,0 +1,72 @@
+"""Tables of a scenario that say how many instances there are: strategies, plans, and what those are made of."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from scheduling.scaling import make_strategy
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
+from scheduling.simulation.scenario.policies import Parameters
+
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class ScalingOf(Part):
+    """The strategy of all endpoints that `[[endpoints]]` gives no other one, over the reactive floor."""
+
+    strategy: str
+    parameters: Parameters = {}
+    """Of the strategy; docs/scaling.md has them."""
+    min_instances: Count = 2
+    max_instances: Count = 20
+    floor: bool = True
+    floor_above: Positive = 1.0
+    floor_cooldown_s: AtLeast0 = 15.0
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        make_strategy(self.strategy, self.parameters)
+        if self.min_instances > self.max_instances:
+            raise ValueError(f"min_instances ({self.min_instances}) is above max_instances ({self.max_instances})")
+        return self
+
+
+class PlannerOf(Part):
+    """How the plans are made that strategies follow."""
+
+    period_s: Positive | None = None
+    """From one plan to the next; left out: as each strategy says."""
+    horizon_s: Positive = 3600.0
+    """How far a plan looks ahead, in whole windows of the forecast."""
+    demand_level: Literal["strategy", "mean", "upper_80"] = "strategy"
+    """Of the forecast, which level is planned for: that of the strategy, the mean, or the upper end of its 80 % band."""
+    niw_share: AtLeast0 = 1.0
+    """Share of the past hour's non-interactive tokens that is kept free (SageServe's beta)."""
+    epsilon: Share = 0.8
+    """Share of its own demand that a region must be able to serve."""
+    time_limit_s: Positive = 20.0
+
+
+class ForecastOf(Part):
+    """What plans know of the demand to come."""
+
+    forecaster: str = ""
+    """`oracle`: the demand that comes; `recent`: the highest minute of the last ten; else a name of docs/forecasting.md,
+    the best one if empty."""
+    window_s: Annotated[int, Field(ge=60, multiple_of=60)] = 600
+    history_days: Annotated[FiniteFloat, Field(ge=0, le=28)] = 0.0
+    """Of the clients' demand before the begin, drawn for the forecaster to learn from."""
+    refit_h: Positive = 24.0
+    """How often a forecaster is fitted anew."""
+
+
+class CapabilityOf(Part):
+    """What an instance serves, in tokens a second; what is left out is no limit."""
+
+    model: str
+    gpu: str
+    tensor_parallel: Size = 1
+    prompt_tokens_per_s: Positive | None = None
+    output_tokens_per_s: Positive | None = None
+    total_tokens_per_s: Positive
+    """Prompt and output together."""

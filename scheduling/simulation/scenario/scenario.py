@@ -1,0 +1,52 @@
+"""A scenario as a whole: its tables."""
+
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat
+
+from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
+from scheduling.simulation.scenario.fleet import Gpu, Group, ModelOf, ProfileOf, RegionOf
+from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
+from scheduling.simulation.scenario.policies import EndpointOf, Policies, SloClassOf
+from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
+
+
+class Scenario(Part):
+    """Which fleet serves which demand under which policies."""
+
+    title: str = ""
+    seed: Count = 0
+    sample_s: AtLeast0 = 60.0
+    """Step of the series of queues and use; 0 keeps none."""
+    until_h: Positive | None = None
+    """Stop then, whatever still runs."""
+    models: Annotated[dict[str, ModelOf], Field(min_length=1)]
+    gpus: Annotated[dict[str, Gpu], Field(min_length=1)]
+    regions: Annotated[dict[str, RegionOf], Field(min_length=1)]
+    latency_ms: dict[str, dict[str, AtLeast0]] = {}
+    """One way, from region to region; the same back unless that is given too."""
+    profiles: Annotated[list[ProfileOf], Field(min_length=1)]
+    fleet: Annotated[list[Group], Field(min_length=1)]
+    classes: Annotated[dict[str, SloClassOf], Field(min_length=1)]
+    policies: Policies = Policies()
+    endpoints: list[EndpointOf] = []
+    scaling: ScalingOf | None = None
+    planner: PlannerOf = PlannerOf()
+    forecast: ForecastOf = ForecastOf()
+    capabilities: list[CapabilityOf] = []
+    predictions: PredictionsOf = PredictionsOf()
+    failures: list[FailureOf] = []
+    random_failures: RandomFailures | None = None
+    redeploys: list[RedeployOf] = []
+    delays: dict[str, FiniteFloat | int] = {}
+    """Fields of `scheduling.simulation.cluster.description.Delays`."""
+    demand: Demand = Demand()
+    trace: TraceOf | None = None
+    clients: list[ClientOf] = []
+    bursts: list[BurstOf] = []
+
+    def of_endpoint(self, model: str, region: str) -> list[tuple[int, EndpointOf]]:
+        """Those of `[[endpoints]]` that say something of *model* in *region*, with their numbers; the last counts most."""
+        numbered = enumerate(self.endpoints)
+        return [(at, one) for at, one in numbered if one.model == model and one.region in (None, region)]

@@ -1,0 +1,160 @@
+"""The demand of a scenario: what its trace holds or its clients send, within the models' contexts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.demand import ClientOf, LengthsOf
+from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.generator import (
+    Burst,
+    Client,
+    EmpiricalLengths,
+    LengthsByClass,
+    Lognormal,
+    generate,
+    random_bursts,
+)
+from scheduling.simulation.workload.traces import TraceError, load_trace
+
+PAST_SEED = 1_000_003
+"""Added to a seed for the demand before the begin."""
+
+
+def demand_of(scenario: Scenario, folder: Path, seed: int) -> tuple[Workload, int]:
+    """(requests, how many were clipped); files are sought in *folder*. Raises Misfit, and TraceError for a wrong trace."""
+    table = "trace" if scenario.trace else "clients"
+    workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
+    if not len(workload):
+        raise Misfit((table,), "gives no requests")
+    return _fit_context(scenario, workload, table)
+
+
+def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
+    duration_s = 3600 * (scenario.demand.duration_h or 0.0)
+    bursts = [
+        Burst(3600 * burst.start_h, 60 * burst.duration_min, burst.factor, frozenset(burst.models))
+        for burst in scenario.bursts
+    ]
+    if (more := scenario.demand.random_bursts) is not None:
+        bursts += random_bursts(
+            duration_s,
+            more.count,
+            60 * more.duration_min,
+            factor=more.factor,
+            models=frozenset(more.models),
+            seed=seed,
+        )
+    shifts_h = {name: region.peak_shift_h for name, region in scenario.regions.items()}
+    clients = [_client(scenario, one, folder, seed) for one in scenario.clients]
+    return generate(clients, duration_s, shifts_h=shifts_h, bursts=bursts, seed=seed)
+
+
+def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Client:
+    lengths: EmpiricalLengths | LengthsByClass
+    if one.lengths is not None:
+        trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed)
+        lengths = EmpiricalLengths(trace.prompt_tokens, trace.output_tokens)
+    else:
+        assert one.prompt is not None
+        assert one.output is not None
+        lengths = LengthsByClass(_lognormal(one.prompt), _lognormal(one.output))
+    return Client(
+        one.tenant,
+        one.model,
+        one.slo_class,
+        one.requests_per_s,
+        lengths,
+        regions=one.regions or dict.fromkeys(scenario.regions, 1.0),
+        gaps=one.gaps,
+        cv=one.cv,
+        daily_swing=one.daily_swing,
+        peak_h=one.peak_h,
+        weekend=one.weekend,
+    )
+
+
+def _lognormal(lengths: LengthsOf) -> Lognormal:
+    return Lognormal(lengths.median, lengths.p95, lengths.minimum, lengths.maximum)
+
+
+def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
+    trace = scenario.trace
+    assert trace is not None
+    try:
+        workload = load_trace(folder / trace.file, trace.format, seed=seed, limit=trace.limit)
+    except TraceError as error:
+        if error.line == 0 and not (folder / trace.file).exists():
+            raise Misfit(("trace", "file"), str(error)) from error
+        raise
+    served = list(dict.fromkeys(group.model for group in scenario.fleet))
+    regions, classes = list(scenario.regions), list(scenario.classes)
+    return replace(
+        workload,
+        arrival_s=workload.arrival_s / trace.speed if trace.speed != 1 else workload.arrival_s,
+        model=_named(workload.model, served, trace.models, trace.model, "model"),
+        region=_named(workload.region, regions, {}, trace.region or regions[0], "region"),
+        slo_class=_named(workload.slo_class, classes, {}, trace.slo_class or classes[0], "slo_class"),
+        tenant=workload.tenant._replace(names=[name or trace.tenant for name in workload.tenant.names]),
+    )
+
+
+def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: str | None, kind: str) -> Coded:
+    """*column* with the scenario's names for the trace's: its own, *given*, the *default*, the only one there is."""
+    if default is None and len(names) == 1:
+        default = names[0]
+    ours = []
+    for theirs in column.names:
+        name = given.get(theirs) or (theirs if theirs in names else default)
+        if name is None:
+            what = f"the trace's {kind} {theirs!r}" if theirs else f"a {kind}, which the trace does not name,"
+            raise Misfit(("trace", kind), f"is missing: {what} is none of {', '.join(names)}")
+        if name not in names:
+            raise Misfit(("trace", kind), f"no instance of the fleet serves {name}")
+        ours.append(name)
+    return column._replace(names=ours)
+
+
+def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
+    """What the clients asked for in the whole weeks before, `history_days` long at least: other draws, without bursts."""
+    weeks = ceil(scenario.forecast.history_days / 7)
+    quiet = scenario.model_copy(
+        update={
+            "demand": scenario.demand.model_copy(update={"duration_h": 168.0 * weeks, "random_bursts": None}),
+            "bursts": [],
+        }
+    )
+    workload = _synthetic(quiet, folder, seed + PAST_SEED)
+    return _fit_context(quiet, workload, "clients")[0]
+
+
+def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:
+    """(workload, how many were clipped): no request longer than its model's context or KV cache."""
+    limit = {name: model.context_tokens for name, model in scenario.models.items()}
+    for group in scenario.fleet:
+        # The last token produced is never computed, so it needs no room.
+        room = group.kv_tokens // group.block_size_tokens * group.block_size_tokens + 1
+        limit[group.model] = min(limit[group.model], room)
+    limits = np.array([limit[name] for name in workload.model.names])[workload.model.codes]
+    long = workload.prompt_tokens.astype(np.int64) + workload.output_tokens > limits
+    count = int(np.count_nonzero(long))
+    if not count:
+        return workload, 0
+    if scenario.demand.too_long == "drop":
+        return replace(workload.select(~long), left_out=workload.left_out + count), 0
+    at = int(np.argmax(long))
+    name = workload.model.names[workload.model.codes[at]]
+    tokens = int(workload.prompt_tokens[at]) + int(workload.output_tokens[at])
+    if scenario.demand.too_long == "refuse":
+        more = f", and {count - 1} more are too long" if count > 1 else ""
+        what = f"request {at} has {tokens} tokens, {name} takes {limit[name]}{more}: set demand.too_long"
+        raise Misfit((table,), f"{what} to clip or drop, or lower the lengths' maximum")
+    # The prompt goes first: at least one token stays for each.
+    outputs = np.minimum(workload.output_tokens, limits - 1).astype(np.int32)
+    prompts = np.minimum(workload.prompt_tokens, limits - outputs).astype(np.int32)
+    return replace(workload, prompt_tokens=prompts, output_tokens=outputs), count

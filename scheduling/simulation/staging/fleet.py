@@ -1,0 +1,121 @@
+"""The fleet of a scenario and its policies, as a cluster."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from scheduling.fleet.profile import Profile
+from scheduling.routing.regions import latency_ms
+from scheduling.simulation.cluster.description import NO_BOUND, Batching, Cluster, Delays, EndpointKey, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Price
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import Group
+from scheduling.simulation.staging.misfit import Misfit
+
+
+def instance_gpu(group: Group) -> str:
+    """The GPUs of one instance as one type, such as `4 x h100-80gb`: what its hours and dollars are counted by."""
+    return gpus_as_type(group.gpu, group.tensor_parallel)
+
+
+def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
+    """As `instance_gpu`, of *tensor_parallel* GPUs."""
+    return gpu if tensor_parallel == 1 else f"{tensor_parallel} x {gpu}"
+
+
+def prices_of(scenario: Scenario) -> dict[str, Price]:
+    """By the GPUs of one instance."""
+    prices = {}
+    for group in scenario.fleet:
+        gpu = scenario.gpus[group.gpu]
+        count = group.tensor_parallel
+        prices[instance_gpu(group)] = Price(gpu.usd_per_hour * count, gpu.spot_usd_per_hour * count)
+    return prices
+
+
+def cluster_of(scenario: Scenario) -> Cluster:
+    """The fleet and its policies. Raises Misfit."""
+    regions = list(scenario.regions)
+    profiles = {}
+    for number, one in enumerate(scenario.profiles):
+        try:
+            profiles[one.model, one.gpu, one.tensor_parallel] = Profile(
+                one.prefill.t0_s,
+                one.prefill.a_s,
+                one.prefill.b_s_per_token,
+                one.prefill.c_s_per_token2,
+                one.decode.a_s,
+                one.decode.b_s_per_sequence,
+                one.decode.c_s_per_token,
+            )
+        except ValueError as error:
+            raise Misfit(("profiles", number), str(error)) from error
+    instances: list[InstanceSpec] = []
+    for group in scenario.fleet:
+        engine = EngineConfig(
+            max_num_seqs=group.max_num_seqs,
+            max_num_batched_tokens=group.max_num_batched_tokens,
+            block_size_tokens=group.block_size_tokens,
+            kv_blocks=group.kv_tokens // group.block_size_tokens,
+            policy=group.queue,
+            max_model_len=scenario.models[group.model].context_tokens,
+            profile=profiles[group.model, group.gpu, group.tensor_parallel],
+            prefix_caching=group.prefix_caching,
+        )
+        states = [State.READY] * group.instances + [State.SPOT] * group.spot + [State.EMPTY] * group.empty
+        for region in group.regions:
+            instances += [
+                InstanceSpec(
+                    group.model, region, engine, instance_gpu(group), f"{group.model}-{region}-{number}", state
+                )
+                for number, state in enumerate(states, 1)
+            ]
+    keys = list(dict.fromkeys((spec.model, spec.region) for spec in instances))
+
+    def per_endpoint(name: str, made: Callable[[Any], Any] = lambda value: value) -> dict[EndpointKey, Any]:
+        return {key: made(_policy(scenario, key, name)) for key in keys}
+
+    unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
+    if unknown:
+        known = ", ".join(each.name for each in fields(Delays))
+        raise Misfit(("delays", min(unknown)), f"is no delay; there is {known}")
+    try:
+        delays = Delays(**scenario.delays)  # type: ignore[arg-type]  # counts among them are checked by use
+    except ValueError as error:
+        raise Misfit(("delays",), str(error)) from error
+    try:
+        batching = per_endpoint("batching", lambda given: Batching(**given.model_dump()))
+    except ValueError as error:
+        raise Misfit(("policies", "batching"), str(error)) from error
+    try:
+        return Cluster(
+            instances,
+            models=list(scenario.models),
+            regions=regions,
+            latency_s=_latency_s(scenario, regions),
+            routing=per_endpoint("routing"),
+            ordering=per_endpoint("ordering"),
+            ordering_stretch=per_endpoint("ordering_stretch"),
+            dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
+            requests_ahead_limit=per_endpoint("requests_ahead_limit"),
+            threshold=scenario.policies.region_threshold,
+            queue_bound=per_endpoint("queue_bound", lambda bound: NO_BOUND if bound is None else bound),
+            batching=batching,
+            delays=delays,
+        )
+    except ValueError as error:
+        raise Misfit((), str(error)) from error
+
+
+def _policy(scenario: Scenario, key: EndpointKey, name: str) -> Any:
+    """The policy *name* at the endpoint *key*: of the last of `[[endpoints]]` that gives it, else that of all."""
+    given = [value for _, one in scenario.of_endpoint(*key) if (value := getattr(one, name)) is not None]
+    return given[-1] if given else getattr(scenario.policies, name)
+
+
+def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:
+    rows = scenario.latency_ms.items()
+    given = {(origin, target): each_ms for origin, targets in rows for target, each_ms in targets.items()}
+    return [[latency_ms(given, origin, to, unknown_ms=0.0) / 1000 for to in regions] for origin in regions]

@@ -1,0 +1,98 @@
+"""The demand of a scenario as requests to a cluster."""
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.queueing.ordering import due_s
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.measures.results import Promise
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.policies import SloClassOf
+from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.requests import Requests, make_requests
+
+
+def promise_of(one: SloClassOf) -> Promise:
+    """What a class promises, infinity where nothing."""
+    ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
+    return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
+
+
+def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> Requests:
+    """*workload* by the numbers of *cluster*, with what a dispatcher would predict. Raises Misfit."""
+    classes = list(scenario.classes)
+    slo_class = _codes(workload.slo_class, classes)
+    of_class = list(scenario.classes.values())
+    priority = np.array([one.priority for one in of_class], np.int32)
+    promised = [promise_of(one) for one in of_class]
+    deadline_s = np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promised])
+    requests = make_requests(
+        workload.arrival_s,
+        workload.prompt_tokens,
+        workload.output_tokens,
+        model=_codes(workload.model, cluster.models),
+        region=_codes(workload.region, cluster.regions),
+        predicted_tokens=_predicted(scenario, workload, seed),
+        slo_class=slo_class,
+        tenant=workload.tenant.codes,
+        # Where all classes are alike, one number for all takes no memory.
+        priority=priority[slo_class] if np.unique(priority).size > 1 else int(priority[0]),
+        deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
+    )
+    return _with_prefixes(scenario, workload, requests)
+
+
+def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
+    """Output tokens as a dispatcher expects them; None for the true ones."""
+    predictions = scenario.predictions
+    if predictions.kind == "exact":
+        return None
+    if predictions.kind == "error":
+        noise = np.random.default_rng([seed, 2]).standard_normal(len(workload), np.float32)
+        expected = workload.output_tokens * (predictions.bias * np.exp(predictions.log_sd * noise))
+    else:
+        codes = workload.model.codes
+        sums = np.bincount(codes, workload.output_tokens, len(workload.model.names))
+        expected = (sums / np.maximum(np.bincount(codes, minlength=sums.size), 1))[codes]
+    rounded: NDArray[np.int32] = np.maximum(1, np.rint(expected)).astype(np.int32)
+    return rounded
+
+
+def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
+    """The numbers in *names* of the names in *column*."""
+    if list(column.names) == list(names):
+        return column.codes.astype(np.int16, copy=False)
+    return np.array([list(names).index(name) for name in column.names], np.int16)[column.codes]
+
+
+def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -> Requests:
+    """*requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
+    sizes: dict[int, int] = {}
+    for number, group in enumerate(scenario.fleet):
+        if group.prefix_caching:
+            sizes.setdefault(group.block_size_tokens, number)
+    if workload.prefix_first is None or workload.prefix_hashes is None or not sizes:
+        return requests
+    size, *others = sizes
+    for other in others:
+        what = f"is {other}, that of another group which caches prefixes {size}: the trace's prefixes need one size"
+        raise Misfit(("fleet", sizes[other], "block_size_tokens"), what)
+    if workload.prefix_block_tokens % size:
+        what = (
+            f"is {size}, and must divide the {workload.prefix_block_tokens} tokens of a block of the trace's prefixes"
+        )
+        raise Misfit(("fleet", sizes[size], "block_size_tokens"), what)
+    per_hash = workload.prefix_block_tokens // size
+    # Hashes stand for larger blocks: each becomes as many engine blocks as it holds, as far as the prompt has full ones.
+    hashes = np.diff(workload.prefix_first)
+    blocks = np.minimum(hashes * per_hash, workload.prompt_tokens // size)
+    first = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
+    within = np.arange(first[-1]) - np.repeat(first[:-1], blocks)
+    source = np.repeat(workload.prefix_first[:-1], blocks) + within // per_hash
+    return requests._replace(
+        prefix_first=first, prefix_hashes=workload.prefix_hashes[source] * per_hash + within % per_hash
+    )

@@ -1,0 +1,110 @@
+"""From a scenario to a simulation: the fleet and its policies as a cluster, the demand as requests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.measures.results import Names, Price, Promise
+from scheduling.simulation.scenario import Scenario, wrong_at
+from scheduling.simulation.scenario.file import text_of
+from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.staging.demand import demand_of, past_of
+from scheduling.simulation.staging.fleet import cluster_of, prices_of
+from scheduling.simulation.staging.happenings import happenings_of
+from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.requests import promise_of, requests_of
+from scheduling.simulation.staging.scaling import Scaled, scaled_of
+from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
+from scheduling.simulation.workload.requests import Requests
+
+PROGRESS_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """All that a simulation of a scenario takes, and what its measures are named by."""
+
+    cluster: Cluster
+    requests: Requests
+    names: Names
+    promises: tuple[Promise, ...]
+    prices: dict[str, Price]
+    left_out: int
+    """Requests of the trace that are not simulated: without a prompt or an output, or too long and dropped."""
+    clipped: int
+    """Requests shortened to their model's context."""
+    scaled: Scaled | None
+    """None where nothing scales."""
+    happenings: Sequence[Happening]
+    seed: int
+    sample_s: float
+    until_s: float
+
+    def run(
+        self,
+        *,
+        advisor: Advisor | None = None,
+        decisions: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> StrategyRun:
+        """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
+        if self.scaled is None:
+            simulation = Simulation(
+                self.cluster, self.requests, seed=self.seed, sample_s=self.sample_s, decisions=decisions
+            )
+            tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
+            result = simulation.run(tick_s=tick_s, until_s=self.until_s, progress=progress, happenings=self.happenings)
+            return StrategyRun("", result, [])
+        return run_strategy(
+            self.cluster,
+            self.requests,
+            self.scaled.one,
+            bounds=self.scaled.bounds,
+            floor=self.scaled.floor,
+            advisor=advisor,
+            seed=self.seed,
+            sample_s=self.sample_s,
+            decisions=decisions,
+            until_s=self.until_s,
+            progress=progress,
+            happenings=self.happenings,
+        )
+
+
+def stage(scenario: Scenario, path: Path, seed: int | None = None) -> Stage:
+    """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
+
+    Raises ScenarioError, and TraceError when a trace cannot be read.
+    """
+    try:
+        return _staged(scenario, path.parent, scenario.seed if seed is None else seed)
+    except Misfit as misfit:
+        raise wrong_at(path, text_of(path), misfit.key, str(misfit)) from misfit
+
+
+def _staged(scenario: Scenario, folder: Path, seed: int) -> Stage:
+    cluster = cluster_of(scenario)
+    workload, clipped = demand_of(scenario, folder, seed)
+    until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
+    last_s = min(until_s, float(workload.arrival_s[-1]))
+    return Stage(
+        cluster=cluster,
+        requests=requests_of(scenario, cluster, workload, seed),
+        names=Names(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
+        promises=tuple(promise_of(one) for one in scenario.classes.values()),
+        prices=prices_of(scenario),
+        left_out=workload.left_out,
+        clipped=clipped,
+        scaled=scaled_of(scenario, cluster),
+        happenings=happenings_of(scenario, cluster, seed, last_s),
+        seed=seed,
+        sample_s=scenario.sample_s,
+        until_s=until_s,
+    )
+
+
+def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
+    """Demand in whole weeks before the begin of *staged*, for a forecaster to learn from."""
+    return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)

@@ -1,0 +1,163 @@
+"""Length models of every kind become versions: from texts that tenants keep, from a file, by command and by Celery."""
+
+import json
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Model
+from controlplane.lengths import services as versions
+from controlplane.lengths import training
+from controlplane.lengths.models import LengthSample, LengthVersion
+from forecasting.lengths.models.proxy import Effort
+from forecasting.lengths.service.subprocess_server import load
+from forecasting.lengths.text.encoder import TINY
+from forecasting.lengths.training.datasets import count_tokens
+from tests.forecasting.lengths import made
+from tests.inventory import *  # noqa: F403 (fixtures)
+from tests.lengths.test_services import samples, state_folder
+from workers.tasks import lengths as tasks
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small", "state_folder")]
+__all__ = ["state_folder"]
+
+SMALL = Effort(tuned=32, read=60, head_epochs=4, most_tokens=24)
+COMMAND = ["--tuned=32", "--read=60", "--most-tokens=24"]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_ENCODER", TINY)
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+
+
+@pytest.fixture
+def keeps(acme):
+    acme.keep_prompts = True
+    acme.save()
+    return acme
+
+
+def trained(kind, **more):
+    return training.train(timezone.now(), how=training.How(kind, effort=SMALL, **more))
+
+
+@pytest.mark.parametrize("kind", ["preserve", "ssjf-reg-l1", "ssjf-cls", "ssjf-pairwise", "trees"])
+def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, language_model):
+    samples(keeps, 80)
+    version = trained(kind)
+    assert (str(version), version.state, version.file) == (f"{kind} 1", "shadow", f"lengths/{kind}-1.npz")
+    assert version.samples + version.measures["held_out"] == 80
+    assert version.measures["mae"] > 0
+    assert version.measures["active_mae"] > 0
+    model = load(kind, str(versions.path_of(version)))
+    assert model.predict([training.query_of(LengthSample.objects.first())]).tokens[0] >= 1
+    assert versions.assigned().of_model == {}
+    Model.objects.update(length_model=kind)
+    assert versions.assigned() == (versions.BUNDLED, (), {language_model.name: versions.used(version)})
+    versions.promote(version, "olga")
+    assert versions.in_use().name == f"{kind} 1"
+
+
+def test_shadows_of_several_kinds_stand_side_by_side(keeps):
+    samples(keeps, 60)
+    first = trained("class-mean")
+    second = trained("prompt-buckets")
+    assert versions.assigned().shadows == (versions.used(second), versions.used(first))
+
+
+def test_a_version_that_is_worse_than_its_predecessor_is_rejected(keeps, monkeypatch):
+    samples(keeps, 60)
+    trained("class-mean")
+    monkeypatch.setattr(training, "_mae", lambda version, held_out: 0.5)
+    version = trained("class-mean")
+    assert version.state == "rejected"
+    assert "class-mean 1" in version.note
+
+
+def test_without_texts_it_says_so(acme, language_model):
+    samples(acme, 60)
+    with pytest.raises(ActionError, match=r"0 samples with text.*keep prompts.*train_lengths --file"):
+        trained("preserve")
+    Model.objects.update(length_model="preserve")
+    assert training.due(timezone.now()) == ["student"]
+    acme.keep_prompts = True
+    acme.save()
+    LengthSample.objects.update(text="kept before the tenant said no")
+    acme.keep_prompts = False
+    acme.save()
+    assert training.stored("preserve") == []  # the text is not deleted yet, and not read any more
+    with pytest.raises(ActionError, match="no length model 'oracle'"):
+        trained("oracle")
+
+
+def file_of(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_a_file_of_the_operator_s(tmp_path, capsys):
+    rows = [
+        {"text": sample.query.text, "output_tokens": sample.output_tokens, "model": "m"} for sample in made.samples(80)
+    ]
+    path = file_of(tmp_path / "samples.jsonl", rows)
+    call_command("train_lengths", "ssjf-ordinal-l1", f"--file={path}", *COMMAND)
+    assert "ssjf-ordinal-l1 1 is shadow" in " ".join(capsys.readouterr().out.split())
+    (version,) = LengthVersion.objects.all()
+    assert version.samples + version.measures["held_out"] == 80
+    cut = file_of(tmp_path / "cut.jsonl", [{**rows[0], "max_tokens": 1}])
+    assert training.read_samples(cut) == []
+    (sample,) = training.read_samples(file_of(tmp_path / "one.jsonl", rows[:1]))
+    assert sample.query.prompt_tokens == count_tokens(rows[0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"}', "line 1: output_tokens: Field required"),
+        ('{"text": "a", "output_tokens": 0}', "line 1: output_tokens"),
+        ('{"text": "a", "output_tokens": 3, "prompt": 1}', "line 1: prompt: Extra"),
+        ("text", "line 1: no JSON object"),
+        ("7", "line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_read_names_the_line(line, message, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_text(line)
+    with pytest.raises(CommandError, match=message):
+        call_command("train_lengths", "trees", f"--file={path}")
+    with pytest.raises(CommandError, match="cannot be read"):
+        call_command("train_lengths", "trees", f"--file={tmp_path / 'none'}")
+
+
+def test_an_encoder_that_is_not_there_is_said(keeps, monkeypatch, tmp_path):
+    samples(keeps, 60)
+    monkeypatch.setattr(settings, "LENGTH_ENCODER", str(tmp_path))
+    with pytest.raises(CommandError, match="No encoder"):
+        call_command("train_lengths", "preserve", *COMMAND)
+
+
+def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_model, monkeypatch):
+    monkeypatch.setattr(training, "EFFORT", SMALL)
+    samples(keeps, 60)
+    assert tasks.train_length_model("olga", "now", "class-mean") == 1
+    assert tasks.train_length_model("olga", "now", "oracle") == 0
+    assert "oracle" in Event.objects.get(kind="length_version.training_failed").reason
+    Model.objects.update(length_model="tenant-histogram")
+    now = timezone.now()
+    LengthVersion.objects.create(number=2, kind="student", state="rejected", trained_at=now)
+    assert training.due(now) == ["tenant-histogram"]
+    assert tasks.train_length_model() == 3
+    assert LengthVersion.objects.get(number=3).kind == "tenant-histogram"
+
+
+def test_a_conversation_is_learned_from_as_it_was_asked(keeps):
+    from forecasting.lengths.query import Conversation
+
+    samples(keeps, 1, conversation=Conversation(9, 3, 1, 20, 20), tools=2)
+    query = training.query_of(LengthSample.objects.get())
+    assert (query.conversation, query.tools) == (Conversation(9, 3, 1, 20, 20), 2)

@@ -1,0 +1,174 @@
+"""Scenarios with strategies, plans, failures and redeploys: each takes effect, and the same file gives the same."""
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
+
+FOLLOWERS = ("sageserve", "preserve", "pilothouse", "outage")
+
+
+def run(path: Path, *arguments: str) -> dict[str, Any]:
+    out = StringIO()
+    call_command("simulate", str(path), "--json", *arguments, stdout=out)
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    answer.pop("took_s")
+    return answer
+
+
+def example(folder: Path, name: str, **values: str) -> Path:
+    """The example *name*, shorter, with other *values* of keys."""
+    text = (EXAMPLES / f"{name}.toml").read_text()
+    for key, value in {"duration_h": "0.75", "history_days": "1", **values}.items():
+        text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    assert old in RIGHT
+    path = folder / "scenario.toml"
+    path.write_text(RIGHT.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize("name", ["reactive", *FOLLOWERS])
+def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
+    forecaster = {} if name == "outage" else {"forecaster": '"seasonal_naive"'}
+    path = example(tmp_path, name, at_h="0.5", **forecaster)
+    answer = run(path)
+    assert answer == run(path)
+    assert answer["strategy"] == {
+        "reactive": "reactive", "sageserve": "lt_ua", "preserve": "preserve", "pilothouse": "pilothouse",
+        "outage": "lt_u, reactive",
+    }[name]  # fmt: skip
+    assert bool(answer["plans"]) == (name in FOLLOWERS)
+    assert answer["instance_hours"] > 0
+    assert answer["cost_usd"] > answer["instance_hours"]
+    if name != "reactive":
+        # A tick comes at most every five seconds, and what was done is never more than what was wanted.
+        assert all(abs(move["done"]) <= abs(move["wanted"]) and move["time_s"] % 5 == 0 for move in answer["moves"])
+    if name == "outage":
+        assert answer["failures"] >= 2
+
+
+def test_plans_come_at_their_period_and_cover_what_they_are_for(tmp_path: Path) -> None:
+    answer = run(example(tmp_path, "preserve"))
+    made = sorted({plan["made_at_s"] for plan in answer["plans"]})
+    assert made == [600.0 * step for step in range(len(made))]
+    assert len(made) >= 4
+    assert all(plan["valid_until_s"] >= plan["made_at_s"] + 600 for plan in answer["plans"])
+
+
+def test_an_oracle_and_the_recent_minutes_plan_differently(tmp_path: Path) -> None:
+    forecasts = {
+        forecaster: [plan["forecast_tokens_per_s"] for plan in run(example(tmp_path, "outage", **{
+            "forecaster": f'"{forecaster}"', "demand_level": '"mean"',
+        }))["plans"]]
+        for forecaster in ("oracle", "recent")
+    }  # fmt: skip
+    assert forecasts["oracle"][0] > 0
+    assert forecasts["recent"][0] == 0  # nothing has been seen before the begin
+
+
+def test_capability_as_given_decides_how_many(tmp_path: Path) -> None:
+    def most(tokens_per_s: str) -> int:
+        answer = run(example(tmp_path, "preserve", total_tokens_per_s=tokens_per_s))
+        return max(plan["target_instances"] for plan in answer["plans"])
+
+    assert most("1000") > most("20000")
+
+
+def test_a_region_that_fails_loses_its_instances(tmp_path: Path) -> None:
+    failure = "[[failures]]\nat_h = 0.05\nregion = 'east'\nrepair_min = 1\n\n[demand]"
+    path = changed(tmp_path, "[demand]", failure)
+    path.write_text(
+        path.read_text().replace('[scaling]\nstrategy = "reactive"\nmin_instances = 1\nmax_instances = 4\n', "")
+    )
+    out = tmp_path / "out"
+    answer = run(path, "--out", str(out))
+    assert answer["failures"] == 2
+    assert answer["strategy"] == "none"
+    rows = (out / "changes.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows if row.endswith(",failed")] == [
+        ["180.0", "m-east-1"], ["180.0", "m-east-2"],
+    ]  # fmt: skip
+    assert run(path, "--seed", "3") == answer
+
+
+def test_spot_goes_over_to_another_model_when_the_scenario_says(tmp_path: Path) -> None:
+    text = RIGHT.replace("instances = 2", "instances = 2\nspot = 1")
+    text = text.replace(
+        "[models.m]\ncontext_tokens = 1000", "[models.m]\ncontext_tokens = 1000\n[models.n]\ncontext_tokens = 1000"
+    )
+    profile, group = (text[text.index(f"[[{name}]]") :].split("\n\n", 1)[0] for name in ("profiles", "fleet"))
+    other = f"{profile}\n\n{group}".replace('"m"', '"n"')
+    redeploy = "[[redeploys]]\nat_h = 0.01\nregion = 'west'\nfrom_model = 'n'\nto_model = 'm'\ncount = 3"
+    path = tmp_path / "scenario.toml"
+    path.write_text(f"{text}\n{other}\n{redeploy}\n")
+    counters = {row["counter"]: row["value"] for row in run(path)["counters"]}
+    assert counters["redeploys"] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"reactive"', '"hope"', r"line 32, scaling: there is no strategy 'hope'; there is siloed, reactive"),
+        (
+            '"reactive"',
+            '"lt_u"\nparameters = { speed = 2 }',
+            r"line 32, scaling: lt_u has no parameter 'speed'; it has",
+        ),
+        (
+            "[demand]",
+            "[forecast]\nforecaster = 'crystal'\n[demand]",
+            r"line 38, forecast.forecaster: must be one of oracle",
+        ),
+        (
+            "[demand]",
+            "[planner]\nperiod = 3\n[demand]",
+            r"planner.period: is not a key here; there is period_s, horizon_s",
+        ),
+        ("[demand]", "[planner]\nepsilon = 3\n[demand]", r"planner.epsilon: should be less than or equal to 1, not 3"),
+        ("[demand]", "[forecast]\nwindow_s = 90\n[demand]", r"forecast.window_s: should be a multiple of 60, not 90"),
+        (
+            "[demand]",
+            "[predictions]\nbias = 2\n[demand]",
+            r"predictions: log_sd and bias are those of kind error, not of",
+        ),
+        ("[demand]", "[[failures]]\nat_h = 1\n[demand]", r"failures\[0\]: give instance or region"),
+        (
+            "[demand]",
+            "[[failures]]\nat_h = 1\ninstance = 'x'\n[demand]",
+            r"failures\[0\].instance: there is no instance 'x'; there is m-east-1",
+        ),
+        (
+            "[demand]",
+            "[[endpoints]]\nmodel = 'x'\n[demand]",
+            r"endpoints\[0\].model: there is no model 'x'; there is m",
+        ),
+        (
+            "[demand]",
+            "[[endpoints]]\nmodel = 'm'\nmin_instances = 9\n[demand]",
+            r"endpoints\[0\]: min_instances \(9\) is above max_instances \(4\)",
+        ),
+        (
+            '"reactive"',
+            '"lt_u"\n[[endpoints]]\nmodel = "m"\nregion = "west"\nstrategy = "lt_i"\n[policies]',
+            r"endpoints\[0\].strategy: m follows plans for lt_u in another region",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = changed(tmp_path, old, new)
+    if "policies" in new:
+        path.write_text(path.read_text().replace("[policies]\nmin_instances = 1\nmax_instances = 4\n", "[policies]\n"))
+    with pytest.raises(CommandError, match=message):
+        run(path)
