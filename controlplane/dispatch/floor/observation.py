@@ -82,11 +82,12 @@ class Observation:
             stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
             for one in members
         ]
-        instances = count_of_one(stages, [now_s - (wall_s - one.spec.state_changed_at) for one in members])
+        since_s = [now_s - (wall_s - one.spec.state_changed_at) for one in members]
+        instances = count_of_one(stages, since_s)
         # Somebody added or drained: that is a change as if it were our own.
         serving, draining = instances.ready + instances.coming, instances.draining
         if serving > memory.serving or draining > memory.draining:
-            memory.changed_s = max(memory.changed_s, now_s - 1.0)
+            memory.changed_s = max(memory.changed_s, min(now_s, max(since_s)))
         memory.serving, memory.draining = serving, draining
         waiting = self._waiting(endpoint)
         use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting)

@@ -9,7 +9,7 @@ import orjson
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs
+from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_published
 from scheduling.scaling import EndpointView
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Publication:
             {
                 "ts": time.time(),
                 "up_s": up_s,
-                "endpoints": [as_inputs(view) for view in views],
+                "endpoints": [as_published(view) for view in views],
                 "running": running,
                 "left_tokens": left_tokens,
             }
