@@ -229,6 +229,7 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
+    "workers.tasks.simulation.run_simulation": {"queue": "simulation"},
     "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
 }
 LONGEST_PLAN_PERIOD_S = environment.PLAN_EVERY_S or 3600.0
@@ -256,6 +257,11 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "compare-strategies": {
         "task": "workers.tasks.planning.compare_strategies",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
+    "look-after-simulations": {
+        "task": "workers.tasks.simulation.look_after_simulations",
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },

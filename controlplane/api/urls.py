@@ -10,7 +10,7 @@ from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import accounts, errors, instances, inventory, lengths, planning, records, system
+from controlplane.api import accounts, errors, instances, inventory, lengths, planning, records, simulations, system
 from controlplane.api.errors import ApiError, ErrorBody
 
 
@@ -36,7 +36,7 @@ class PilothouseApi(NinjaAPI):
 api = PilothouseApi(
     title="Pilothouse",
     version="1",
-    description="Inventory, operator actions, keys, events, usage, the request ledger, forecasts and scaling. "
+    description="Inventory, operator actions, keys, events, usage, the request ledger, forecasts, scaling and simulations. "
     'Errors have one body: `{"error": {"code", "message", "field"}}`.',
     urls_namespace="api",
     docs_url=None,
@@ -48,6 +48,7 @@ api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
 api.add_router("", lengths.router)
+api.add_router("", simulations.router)
 api.add_router("", system.router)
 
 

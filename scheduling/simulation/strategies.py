@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.lookahead.maps import ITERATIONS
+from scheduling.lookahead.outlook import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
     Advice,
@@ -218,13 +218,11 @@ class Control:
 
     def _look_ahead(self, simulation: Simulation) -> None:
         world = simulation.world
-        held = world.waiting.position >= 0
-        queued = np.bincount(world.waiting.endpoint[held], world.waiting.prompt_tokens[held], self._use.size)
         endpoint_outlook(
             world.fleet,
             world.endpoints,
+            world.waiting,
             world.engines,
-            queued.astype(np.float64),
             self._lines[0],
             self._lines[1],
             self._tokens,
@@ -309,11 +307,11 @@ def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int
     """*progress*, at one call of so many."""
     calls = count()
 
-    def told(done: int, total: int) -> None:
+    def seldom(done: int, total: int) -> None:
         if next(calls) % max(1, round(every)) == 0:
             progress(done, total)
 
-    return told
+    return seldom
 
 
 def _silent(done: int, total: int) -> None:

@@ -1,0 +1,18 @@
+"""Simulations that were asked for by REST."""
+
+from celery import shared_task
+from django.utils import timezone
+
+from controlplane.simulation import requested
+
+
+@shared_task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
+def run_simulation(pk: int) -> str:
+    """Run the simulation *pk*; its state afterwards, empty if it did not wait any more."""
+    return requested.run_requested(pk)
+
+
+@shared_task
+def look_after_simulations() -> int:
+    """Fail what a worker left behind, and ask again for what waits; how many."""
+    return requested.look_after(timezone.now())
