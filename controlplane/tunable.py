@@ -96,8 +96,8 @@ class Forecasts(Group):
 class Plans(Group):
     """Scaling plans"""
 
-    PLAN_EVERY_S: PositiveSeconds = 3600.0
-    """Time between scaling plans."""
+    PLAN_EVERY_S: Seconds = 0.0
+    """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
     """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""

@@ -19,7 +19,6 @@ VIEWS_KEY = "pilothouse:endpoints"
 VIEWS_EXPIRE_S = 10
 STRATEGIST_KEY = "pilothouse:strategies"
 """Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
-DEMAND_S = 60  # over which demand is a rate
 
 ENDPOINT_COLUMNS = (
     "model",
@@ -64,8 +63,12 @@ HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_
 
 def as_inputs(view: Any) -> dict[str, Any]:
     """An endpoint's view (`scheduling.scaling.EndpointView`) as JSON: null for what is infinite or unknown."""
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in as_published(view).items()}
+
+
+def as_published(view: Any) -> dict[str, Any]:
+    """The same to the last digit, for strategies that decide by it."""
     values = {one.name: getattr(view, one.name) for one in fields(view)}
     return {
-        name: (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
-        for name, value in values.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }

@@ -185,7 +185,7 @@ def _simulate(
         )  # fmt: skip
     return run_strategy(
         cluster, requests, strategy, bounds=bounds, floor=None, advisor=advisor, seed=setting.seed, until_s=until_s,
-        progress=progress,
+        progress=progress, per_arrival=True,
     ).result  # fmt: skip
 
 

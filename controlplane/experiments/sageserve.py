@@ -195,6 +195,7 @@ def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor
             seed=setting.seed,
             until_s=setting.days * DAY_S,
             progress=partial(progress, f"simulating {name}"),
+            per_arrival=True,
         )
         row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
         rows.append(replace(row, strategy=name))

@@ -39,6 +39,7 @@ from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
+from scheduling.scaling import FLOOR
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
 SWITCH_S = 0.0005
@@ -105,7 +106,7 @@ class Gateway:
             owns=self.owns,
             read_inventory=self.read_inventory,
             clock=loop_clock,
-            job=jobs.add("floor", floor.PERIOD_S),
+            job=jobs.add("floor", FLOOR.period_s),
         )
         self.dispatcher.on_submit = self.floor.arrived
         self.http = Application(

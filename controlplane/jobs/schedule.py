@@ -28,10 +28,17 @@ def does_itself(task: str) -> bool:
     return all(name in settings.CELERY_BEAT_SCHEDULE for name in jobs_of(task))
 
 
+LONGEST_PLAN_PERIOD_S = 3600.0
+"""Of the strategies' own periods."""
+
+
 def look_s() -> float:
     """Seconds between two looks whether forecasts and plans are due."""
-    values = tuned()
-    return max(1.0, min(30.0, values.FORECAST_EVERY_S / 6, values.PLAN_EVERY_S / 6))
+    return max(1.0, min(30.0, tuned().FORECAST_EVERY_S / 6, _plan_period_s() / 6))
+
+
+def _plan_period_s() -> float:
+    return tuned().PLAN_EVERY_S or LONGEST_PLAN_PERIOD_S
 
 
 def beat_periods() -> dict[str, float]:
@@ -42,7 +49,7 @@ def beat_periods() -> dict[str, float]:
 def periods() -> dict[str, float]:
     """Seconds between two runs of each job that Celery runs, by name."""
     values, changed = tuned(), beat_periods()
-    of_work = {"forecasts": values.FORECAST_EVERY_S, "plans": values.PLAN_EVERY_S}
+    of_work = {"forecasts": values.FORECAST_EVERY_S, "plans": _plan_period_s()}
     return {
         job: of_work.get(job) or changed.get(name) or float(entry["schedule"])
         for name, entry in settings.CELERY_BEAT_SCHEDULE.items()

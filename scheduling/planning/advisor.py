@@ -1,12 +1,13 @@
 """The planner that strategies follow: forecasts with bands, the fleet and its capability become advice for each endpoint.
 
-Live planning, the comparison of strategies and the experiments call `make_plan` once a period, and `EndpointPlan.advice`
-at every tick. What differs between them is where forecasts and instances are read. A plan is in force until its
-successor is there; one that has none at `valid_until_s` is stale, and strategies go by use alone.
+Live planning, the comparison of strategies and the experiments call `make_plan` for the models whose plans are due, each at
+the period of its strategy (`PlansFor.period_s`), and `EndpointPlan.advice` at every tick. What differs between them is where
+forecasts and instances are read. A plan is in force until its successor is there; one that has none at `valid_until_s` is
+stale, and strategies go by use alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -89,6 +90,9 @@ class Demand:
     def ends_s(self) -> float:
         return self.start_s + self.window_s * self.windows
 
+    def only(self, models: Set[str]) -> "Demand":
+        return replace(self, of={endpoint: each for endpoint, each in self.of.items() if endpoint[0] in models})
+
     def prompt_share(self, model: str) -> float:
         """Share of the model's tokens that are prompts; a half where none are expected."""
         rows = [each for (name, _), each in self.of.items() if name == model]
@@ -100,11 +104,14 @@ class Demand:
 class PlanSettings:
     """How plans are made."""
 
-    period_s: float = 3600.0
-    """From one plan to the next."""
+    period_s: float | None = None
+    """From one plan to the next; None: as each strategy says."""
     epsilon: float = 0.8
     """Share of its own demand that a region must be able to serve."""
     time_limit_s: float = 10.0
+
+    def period_of(self, plans_for: PlansFor) -> float:
+        return plans_for.period_s if self.period_s is None else self.period_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +177,12 @@ def make_plan(
     """
     theta = {key: each.at(demand.prompt_share(key[0])) for key, each in capability.items()}
     beta = {endpoint: each.beta_tokens_per_s for endpoint, each in demand.of.items()}
-    ends_s = valid_until_s(now_s, settings.period_s, demand.ends_s)
-    ahead = {model: _windows_ahead(demand, follows[model], settings.period_s) for model, _ in demand.of}
+    period_s = {model: settings.period_of(follows[model]) for model, _ in demand.of}
+    horizon_ends_s = {model: min(now_s + follows[model].horizon_s, demand.ends_s) for model, _ in demand.of}
+    ends_s = {model: valid_until_s(now_s, period_s[model], horizon_ends_s[model]) for model, _ in demand.of}
+    ahead = {model: _windows_ahead(now_s, demand, follows[model], period_s[model]) for model, _ in demand.of}
+    with_reserve = _with_reserve(lambda each: each.kept, demand, capability)
+    kept = {endpoint: each[ahead[endpoint[0]]] for endpoint, each in with_reserve.items()}
     fixed = {
         endpoint: _by_capability(endpoint, each, ahead[endpoint[0]], fleet, capability)
         for endpoint, each in demand.of.items()
@@ -179,15 +190,15 @@ def make_plan(
     }
 
     def pose(tokens_per_s: Mapping[Endpoint, Floats]) -> Planned:
-        horizon_s = max(demand.ends_s - now_s, demand.window_s)
+        horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
         return problem_of(fleet, tokens_per_s, beta, theta, horizon_s, settings.epsilon, fixed)
 
-    kept = _with_reserve(lambda each: each.kept, demand, capability)
     planned = pose(kept)
     plan = solve(planned.problem, time_limit_s=settings.time_limit_s)
     targets = _by_endpoint(plan)
-    steps = min(demand.windows, ceil((ends_s - demand.start_s) / demand.window_s))
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
+    last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
+    steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
     soon: list[NDArray[np.int64]] = []
     if two_plans:
         added = _with_reserve(lambda each: each.soon, demand, capability)
@@ -206,10 +217,13 @@ def make_plan(
             start_s=demand.start_s,
             window_s=demand.window_s,
             made_at_s=now_s,
-            period_s=settings.period_s,
-            valid_until_s=ends_s,
+            period_s=period_s[model],
+            valid_until_s=ends_s[model],
         )
-    reserve = {endpoint: float((kept[endpoint] - each.kept).max(initial=0.0)) for endpoint, each in demand.of.items()}
+    reserve = {
+        endpoint: float((kept[endpoint] - each.kept[ahead[endpoint[0]]]).max(initial=0.0))
+        for endpoint, each in demand.of.items()
+    }
     return FleetPlan(demand, planned, plan, endpoints, reserve)
 
 
@@ -269,14 +283,15 @@ def _soon(
     return by_window
 
 
-def _windows_ahead(demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
-    """The windows that a plan is for: all, but by Algorithm 2 those that begin before its successor's first.
+def _windows_ahead(now_s: float, demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
+    """The windows that a plan made at *now_s* is for: those that begin within its horizon, or before its successor is there.
 
-    It plans at the begin of each window for the next (4.3.2); with a period of several windows, for as many.
+    By Algorithm 2 those that begin before its successor's first. It plans at the begin of each window for the next (4.3.2);
+    with a period of several windows, for as many.
     """
-    if not plans_for.by_capability or demand.windows < 2:
-        return slice(None)
-    return slice(1, 1 + ceil(period_s / demand.window_s))
+    if plans_for.by_capability and demand.windows > 1:
+        return slice(1, 1 + ceil(period_s / demand.window_s))
+    return slice(ceil((now_s + max(plans_for.horizon_s, period_s) - demand.start_s) / demand.window_s))
 
 
 def _by_capability(
@@ -314,7 +329,7 @@ def _by_endpoint(plan: Plan) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class SimulatedPlanner:
-    """The planner under a simulated clock: plans at multiples of its period, and advises at every tick."""
+    """The planner under a simulated clock: plans each strategy's models at multiples of its period, advises at ticks."""
 
     demand_at: Callable[[float], Demand]
     """Demand as it is expected at a time; it must not look at anything that happens after."""
@@ -322,15 +337,26 @@ class SimulatedPlanner:
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
-    plan: FleetPlan | None = field(default=None, init=False)
+    plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
     """In force."""
-    _due_s: float = field(default=-inf, init=False)
+    plan: FleetPlan | None = field(default=None, init=False)
+    """The newest."""
+    _due_s: dict[str, float] = field(default_factory=dict, init=False)
+    """By model."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
         """As `scheduling.simulation.strategies.Advisor`."""
-        if self.plan is None or now_s >= self._due_s:
-            self._due_s = (now_s // self.settings.period_s + 1) * self.settings.period_s
-            demand, fleet = self.demand_at(now_s), self.fleet_of(views)
-            self.plan = make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings)
-        plans = [self.plan.endpoints.get((view.model, view.region)) for view in views]
+        due = {model for model in self.follows if now_s >= self._due_s.get(model, -inf)}
+        if due:
+            self._renew(now_s, due, self.fleet_of(views).only(due))
+        plans = [self.plans.get((view.model, view.region)) for view in views]
         return [plan.advice(now_s) if plan else None for plan in plans]
+
+    def _renew(self, now_s: float, models: Set[str], fleet: Fleet) -> None:
+        for model in models:
+            period_s = self.settings.period_of(self.follows[model])
+            self._due_s[model] = (now_s // period_s + 1) * period_s
+        if fleet.deployments:
+            demand = self.demand_at(now_s).only(models)
+            self.plan = make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings)
+            self.plans |= self.plan.endpoints

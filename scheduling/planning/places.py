@@ -5,7 +5,7 @@ therefore split into *pools*: GPU type and the set of models deployed on it. In 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +64,15 @@ class Fleet:
         for model, region, gpu_type in self.deployments:
             models[region, gpu_type].add(model)
         return {place: (place[1], tuple(sorted(names))) for place, names in models.items()}
+
+    def only(self, models: Set[str]) -> "Fleet":
+        """The fleet as far as it has *models*; GPUs that instances of others hold are not there to plan with."""
+        left = dict(self.units)
+        for (model, region, gpu_type), row in self.deployments.items():
+            if model not in models and (region, gpu_type) in left:
+                left[region, gpu_type] -= row.gpus * row.instances
+        deployments = {place: row for place, row in self.deployments.items() if place[0] in models}
+        return Fleet(deployments, {place: max(0, count) for place, count in left.items()})
 
     def with_instances(self, views: Iterable[EndpointView]) -> "Fleet":
         """The same with the instances that *views* show, on an endpoint's deployments in their order, and none lent out."""

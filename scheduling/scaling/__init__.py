@@ -11,10 +11,10 @@ from typing import Any, Final
 from scheduling.scaling.assigned import Assigned
 from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
-from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move
+from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move, floor_moves
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
-from scheduling.scaling.reactive import Reactive, reactive_trigger
+from scheduling.scaling.reactive import Reactive
 from scheduling.scaling.sageserve import LongTermByUse, LongTermByUseAndGap, LongTermImmediate, Siloed, Unified
 
 STRATEGIES: Final[dict[str, Callable[..., ByEndpoint]]] = {
@@ -68,6 +68,6 @@ __all__ = [
     "Strategy",
     "Unified",
     "floor_move",
+    "floor_moves",
     "make_strategy",
-    "reactive_trigger",
 ]

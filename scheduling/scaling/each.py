@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, move, percent, use_words, valid
-
-Wish = tuple[int, str]
-"""By how many instances, and why."""
+from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
+from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 
 
 @dataclass(kw_only=True)
@@ -28,13 +26,15 @@ class ByEndpoint(ABC):
     out_above: float = 0.7
     in_below: float = 0.3
     cooldown_s: float = 15.0
+    patience_s: float = PATIENCE_S
+    """Of the heuristic, where it decides alone (`Reactive.patience_s`)."""
     memory: dict[str, float] = field(default_factory=dict)
     """What it remembers between ticks: plain numbers, so that a caller may keep them elsewhere."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below < self.out_above:
             raise ValueError(f"in_below ({self.in_below}) must be at least 0 and below out_above ({self.out_above})")
-        for what in ("tick_s", "cooldown_s"):
+        for what in ("tick_s", "cooldown_s", "patience_s"):
             if not 0 <= getattr(self, what) < float("inf"):
                 raise ValueError(f"{what} must be a number from 0 up, not {getattr(self, what)}")
         if self.tick_s == 0:
@@ -75,7 +75,7 @@ class ByEndpoint(ABC):
 
     def _judge(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
         if advice is None or not valid(advice, now_s):
-            delta, why = self._by_use(view)
+            delta, why = self._patient(now_s, view)
             return delta, why + (" (no plan in force)" if self.uses_advice else "")
         return self._advised(now_s, view, advice)
 
@@ -84,13 +84,17 @@ class ByEndpoint(ABC):
         """What to do with *advice* that is valid. A wish of 0 is none."""
 
     def _by_use(self, view: EndpointView) -> Wish:
-        """The reactive heuristic: one out above the one mark, one in below the other, never within the cooldown."""
-        if view.since_change_s >= self.cooldown_s:
-            if view.use > self.out_above:
-                return 1, f"{use_words(view)}, above {percent(self.out_above)}"
-            if view.use < self.in_below:
-                return -1, f"{use_words(view)}, below {percent(self.in_below)}"
-        return 0, ""
+        """The paper's marks: one out above the one, one in below the other, never within the cooldown."""
+        return reactive_wish(view, Reactive(self.out_above, self.in_below, self.cooldown_s).within(view), 0.0)
+
+    def _patient(self, now_s: float, view: EndpointView) -> Wish:
+        """The same with patience, where use decides alone."""
+        marks = Reactive(self.out_above, self.in_below, self.cooldown_s, patience_s=self.patience_s).within(view)
+        key = f"{view.key}|easy_since_s"
+        if not is_easy(view, marks):
+            self.memory.pop(key, None)
+            return reactive_wish(view, marks, 0.0)
+        return reactive_wish(view, marks, now_s - self.memory.setdefault(key, now_s))
 
     def _first_sight(self, what: str, view: EndpointView, advice: Advice) -> bool:
         """Whether *what* is yet to be done once for this *advice*; after this call it no longer is."""

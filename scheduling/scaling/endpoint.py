@@ -78,7 +78,8 @@ class Advice:
 
 
 class PlansFor(NamedTuple):
-    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band; and how."""
+    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band; how, how
+    often, and how far ahead."""
 
     soon: float = 0.0
     """For what is added: the next `SOON_S`."""
@@ -88,6 +89,10 @@ class PlansFor(NamedTuple):
     """Whether what is added has a plan of its own beside that for what is kept."""
     by_capability: bool = False
     """Whether instances are PreServe's N (Algorithm 2) for the windows to come, instead of SageServe's programme."""
+    period_s: float = 3600.0
+    """From one plan to the next: an hour, as SageServe's."""
+    horizon_s: float = 3600.0
+    """How far ahead what is kept is planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,10 @@ class Move:
     endpoint: int
     delta: int
     reason: str
+
+
+Wish = tuple[int, str]
+"""By how many instances, and why."""
 
 
 class Strategy(Protocol):

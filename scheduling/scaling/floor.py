@@ -10,6 +10,7 @@ from math import inf
 from typing import Final
 
 from scheduling.scaling.endpoint import Advice, EndpointView, Move, Strategy, move, percent, use_words
+from scheduling.scaling.reactive import soon_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,13 @@ class Floor:
     above: float = 1.0
     """Use, once those on the way are there, from which on one more is wanted."""
     cooldown_s: float = 15.0
+    period_s: float = 1.0
+    """Time between two looks, under every clock; strategies tick less often."""
 
     def __post_init__(self) -> None:
-        if not self.above > 0:
-            raise ValueError(f"above must be more than 0, not {self.above}")
+        for what in ("above", "period_s"):
+            if not 0 < getattr(self, what) < inf:
+                raise ValueError(f"{what} must be a number above 0, not {getattr(self, what)}")
         if not self.cooldown_s >= 0:
             raise ValueError(f"cooldown_s must be at least 0, not {self.cooldown_s}")
 
@@ -30,25 +34,37 @@ class Floor:
 FLOOR: Final = Floor()
 
 
-def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR) -> Move | None:
-    """What the floor wants of *view*, at place *at*; None for nothing."""
+def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_elsewhere: bool = False) -> Move | None:
+    """What the floor wants of *view*, at place *at*; None for nothing.
+
+    *served_elsewhere*: another region has instances of the model that are ready. Where nothing is, that one grows when full.
+    """
     if view.instances < view.min_instances:
         missing = view.min_instances - view.instances
         return move(at, view, missing, f"Floor: fewer than the {view.min_instances} it must have")
-    if view.since_change_s < floor.cooldown_s:
+    cooled = view.since_change_s >= floor.cooldown_s
+    if not view.ready:
+        asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
+        wanted = 1 if asked_for and not view.coming and not served_elsewhere else 0
+        return move(at, view, wanted, f"Floor: {view.model} is asked for and no instance of it is ready anywhere")
+    if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
-    if not view.ready or view.use == inf:
-        wanted = 1 if view.waiting and not view.coming else 0
-        return move(at, view, wanted, f"Floor: {use_words(view).lower()}")
-    soon = view.use * view.ready / view.instances
-    if soon <= floor.above:
-        return None
-    on_the_way = f", {percent(soon)} with the {view.coming} on the way" if view.coming else ""
+    on_the_way = f", {soon_words(view)}" if view.coming else ""
     return move(at, view, 1, f"Floor: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}")
 
 
+def floor_moves(views: Sequence[EndpointView], floor: Floor) -> list[Move]:
+    """`floor_move` of each of *views*."""
+    served = {view.model for view in views if view.ready}
+    wanted = (floor_move(at, view, floor, served_elsewhere=view.model in served) for at, view in enumerate(views))
+    return [each for each in wanted if each is not None]
+
+
 class Floored:
-    """*strategy* with the floor under it: where the floor wants more, the strategy does not get less."""
+    """*strategy* with the floor under it: where the floor wants more, the strategy does not get less.
+
+    Between the strategy's ticks the floor looks alone (`floor_moves`).
+    """
 
     def __init__(self, strategy: Strategy, floor: Floor = FLOOR) -> None:
         self.strategy, self.floor = strategy, floor
@@ -58,8 +74,8 @@ class Floored:
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """As `Strategy.decide`."""
         moves = {each.endpoint: each for each in self.strategy.decide(now_s, views, advice)}
-        for at, view in enumerate(views):
-            least = floor_move(at, view, self.floor)
-            if least is not None and (at not in moves or moves[at].delta < least.delta):
+        for least in floor_moves(views, self.floor):
+            at = least.endpoint
+            if at not in moves or moves[at].delta < least.delta:
                 moves[at] = least
         return [moves[at] for at in sorted(moves)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import ceil, exp, inf
 from typing import ClassVar
 
-from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, percent
+from scheduling.scaling.each import ByEndpoint, forecast_words
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, Wish, percent
 
 
 @dataclass(kw_only=True)
@@ -23,7 +23,7 @@ class Pilothouse(ByEndpoint):
     Instances are added for what advice asks for soon, and kept for what it asks for at any time.
     """
 
-    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True)
+    plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0)
     """An instance that comes late costs answers, so more than the mean is planned for."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9

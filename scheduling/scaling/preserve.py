@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import floor, isnan
 from typing import ClassVar
 
-from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, percent, valid
+from scheduling.scaling.each import ByEndpoint, forecast_words
+from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Wish, percent, valid
 
 WINDOW_S = 600.0
 
@@ -17,7 +17,7 @@ WINDOW_S = 600.0
 class Proactive(ByEndpoint):
     """Tier 1 alone: the number that the forecast of the next window asks for, taken up at the begin of each window."""
 
-    plans_for: ClassVar[PlansFor] = PlansFor(by_capability=True)
+    plans_for: ClassVar[PlansFor] = PlansFor(by_capability=True, period_s=WINDOW_S, horizon_s=2 * WINDOW_S)
     name: str = field(default="proactive", init=False)
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:

@@ -1,15 +1,21 @@
-"""SageServe's reactive trigger, as the kernel that is asked on every arrival."""
+"""SageServe's reactive heuristic (section 4): out above one mark of use, in below another; with patience where that helps.
 
-from dataclasses import dataclass
+The paper decides at every arrival and without patience, which the simulator's compiled trigger does (`Reactive` with its
+standard values). What looks at endpoints at ticks, the strategies and the gateway's floor, has patience.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
-from scheduling.routing.regions import pressure
+from scheduling.scaling.endpoint import EndpointView, Wish, percent, use_words
+
+PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reactive:
-    """SageServe's reactive heuristic (section 4): on every arrival, out above one mark of use, in below another.
+    """Parameters of the rule.
 
     Use is the endpoint's pressure (`scheduling.routing.regions`): memory or sequences, whichever is fuller, and the queue.
     """
@@ -20,51 +26,97 @@ class Reactive:
     """Least time between two changes at one endpoint."""
     min_instances: int = 2
     max_instances: int = 20
+    patience_s: float = 0.0
+    """For so long use stays below the mark, and nothing changes, before one goes. 0 is the paper's: those on the way and the
+    room that the rest would have are not looked at either."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below < self.out_above:
             raise ValueError(f"in_below ({self.in_below}) must be at least 0 and below out_above ({self.out_above})")
-        if not self.cooldown_s >= 0:
-            raise ValueError(f"cooldown_s must be at least 0, not {self.cooldown_s}")
+        for what in ("cooldown_s", "patience_s"):
+            if not getattr(self, what) >= 0:
+                raise ValueError(f"{what} must be at least 0, not {getattr(self, what)}")
         if not 0 <= self.min_instances <= self.max_instances:
             raise ValueError(
                 f"min_instances ({self.min_instances}) must be from 0 to max_instances ({self.max_instances})"
             )
 
+    def within(self, view: EndpointView) -> "Reactive":
+        """The same with the bounds of *view*."""
+        return replace(self, min_instances=view.min_instances, max_instances=view.max_instances)
+
 
 @compiled
-def reactive_trigger(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    endpoint: int,
-    waiting: int,
-    instances: int,
+def reactive_move(
+    use: float,
+    ready: int,
+    coming: int,
+    draining: int,
     since_change_s: float,
+    easy_s: float,
     out_above: float,
     in_below: float,
     cooldown_s: float,
     min_instances: int,
     max_instances: int,
+    patience_s: float,
 ) -> int:
-    """1 to add an instance to *endpoint*, -1 to take one away, else 0.
+    """1 to add an instance, -1 to take one away, else 0. The last parameters are those of `Reactive`.
 
-    *instances* serve it or will soon; *waiting* requests are held for it. The last parameters are those of `Reactive`.
+    *easy_s*: for how long *use* has been below the lower mark with nothing waiting. Without patience neither that nor what
+    is *draining* counts, and *coming* may be counted as *ready*.
     """
     if since_change_s < cooldown_s:
         return 0
-    use = pressure(fleet, endpoints, endpoint, waiting)
-    return reactive_wish(use, instances, out_above, in_below, min_instances, max_instances)
-
-
-@compiled
-def reactive_wish(
-    use: float, instances: int, out_above: float, in_below: float, min_instances: int, max_instances: int
-) -> int:
-    """What `reactive_trigger` says of an endpoint whose pressure is *use*, where the last change is long enough ago."""
+    instances = ready + coming
     if instances < min_instances:
         return 1
     if use > out_above and instances < max_instances:
+        if patience_s > 0 and coming > 0 and (ready == 0 or use * ready / instances <= out_above):
+            return 0  # what is on the way is enough
         return 1
     if use < in_below and instances > min_instances:
+        if patience_s > 0:
+            if coming > 0 or draining > 0 or min(easy_s, since_change_s) < patience_s:
+                return 0
+            if use * ready / max(ready - 1, 1) > out_above:
+                return 0  # the others have no room for what runs on it
         return -1
     return 0
+
+
+def reactive_wish(view: EndpointView, rule: Reactive, easy_s: float) -> Wish:
+    """What *rule* wants of *view*, within the bounds of *rule*, and why. *easy_s* as in `reactive_move`."""
+    delta = reactive_move(
+        float(view.use),
+        view.ready,
+        view.coming,
+        view.draining,
+        float(view.since_change_s),
+        float(easy_s),
+        rule.out_above,
+        rule.in_below,
+        rule.cooldown_s,
+        rule.min_instances,
+        rule.max_instances,
+        rule.patience_s,
+    )
+    if delta > 0 and view.use > rule.out_above:
+        soon = f", {soon_words(view)}" if view.coming and view.ready and rule.patience_s else ""
+        return 1, f"{use_words(view)}{soon}, above {percent(rule.out_above)}"
+    if delta > 0:
+        return 1, f"Fewer than the {rule.min_instances} it must have"
+    if delta < 0:
+        lasted = f" for {min(easy_s, view.since_change_s):.0f} s" if rule.patience_s else ""
+        return -1, f"{use_words(view)}, below {percent(rule.in_below)}{lasted}"
+    return 0, ""
+
+
+def is_easy(view: EndpointView, rule: Reactive) -> bool:
+    """Whether one could go by *rule* if this lasts."""
+    return view.use < rule.in_below and not view.waiting
+
+
+def soon_words(view: EndpointView) -> str:
+    """Such as `70 % with the 1 on the way`."""
+    return f"{percent(view.use * view.ready / view.instances)} with the {view.coming} on the way"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from scheduling.scaling.each import ByEndpoint, Wish, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, percent
+from scheduling.scaling.each import ByEndpoint, forecast_words
+from scheduling.scaling.endpoint import Advice, EndpointView, Wish, percent
 from scheduling.scaling.reactive import Reactive
 
 
@@ -12,7 +12,8 @@ from scheduling.scaling.reactive import Reactive
 class Unified(ByEndpoint):
     """Reactive over one pool of all models and classes: one out above 70 %, one in below 30 %, at most every 15 s.
 
-    Called at ticks it sees less than the paper's, which decides at every arrival; `per_arrival` is the trigger that does.
+    Called at ticks it sees less than the paper's, which decides at every arrival and without patience; `per_arrival` is the
+    trigger that does.
     """
 
     name: str = field(default="reactive", init=False)
@@ -21,10 +22,10 @@ class Unified(ByEndpoint):
     """Whether spot instances of other models may be redeployed."""
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
-        return self._by_use(view)
+        return self._patient(now_s, view)
 
     def per_arrival(self, min_instances: int, max_instances: int) -> Reactive:
-        """The same heuristic for the kernel that the dispatcher calls on every arrival."""
+        """The paper's form: the same marks for the kernel that the dispatcher calls on every arrival."""
         return Reactive(self.out_above, self.in_below, self.cooldown_s, min_instances, max_instances)
 
 

@@ -5,24 +5,39 @@ The same strategy objects run live. What scales on every arrival (the reactive h
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from math import gcd
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.lookahead.outlook import ITERATIONS
-from scheduling.scaling import FLOOR, Advice, Assigned, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
+from scheduling.scaling import (
+    FLOOR,
+    Advice,
+    Assigned,
+    ByEndpoint,
+    EndpointView,
+    Floor,
+    Floored,
+    Strategy,
+    Unified,
+    floor_moves,
+)
+from scheduling.scaling.endpoint import Move
+from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.lookahead import endpoint_loads, endpoint_outlook
+from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
 from scheduling.simulation.simulator import Happening, Result, Simulation
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
-DEMAND_WINDOW_S: Final = 60.0
-"""Over which the demand that a view shows is measured."""
-DEMAND_STEP_S: Final = 5.0
-STATES: Final = len(State)
-COMING_STATES: Final = [State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]
+STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
+"""By `State`."""
+STAGE_OF[[State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]] = Stage.COMING
+STAGE_OF[[State.READY, State.DRAINING]] = Stage.READY, Stage.DRAINING
+STAGE_OF[[State.SPOT, State.ASLEEP]] = Stage.SPARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +75,11 @@ class Bounds:
 
 
 class Demand:
-    """Tokens that callers asked for, by the endpoint of their own region, step by step."""
+    """Tokens that callers asked for, by the endpoint of their own region, second by second."""
 
-    def __init__(self, cluster: Cluster, requests: Requests, step_s: float = DEMAND_STEP_S) -> None:
-        self.step_s = step_s
+    def __init__(self, cluster: Cluster, requests: Requests) -> None:
         count = requests.arrival_s.size
-        steps = int(requests.arrival_s[-1] // step_s) + 1 if count else 1
+        steps = int(requests.arrival_s[-1]) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
         for at, model in enumerate(cluster.models):
             for to, region in enumerate(cluster.regions):
@@ -74,25 +88,21 @@ class Demand:
         for begin in range(0, count, CHUNK):
             part = slice(begin, begin + CHUNK)
             place = endpoint_of[requests.model[part], requests.region[part]] * steps
-            place += (requests.arrival_s[part] // step_s).astype(np.int64)
+            place += requests.arrival_s[part].astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1
         )
 
-    def seen(self, now_s: float, window_s: float = DEMAND_WINDOW_S) -> NDArray[np.float64]:
-        """Tokens a second over the last *window_s*, by endpoint; less at the begin, when less has passed."""
-        last = self._until.shape[1] - 1
-        until = min(int(now_s // self.step_s), last)
-        since = min(max(0, int((now_s - window_s) // self.step_s)), last)
-        passed_s = max(min(now_s, window_s), self.step_s)
-        return np.asarray((self._until[:, until] - self._until[:, since]) / passed_s)
+    def seen(self, now_s: float) -> NDArray[np.float64]:
+        """Tokens a second over the last minute, by endpoint."""
+        first, last = (min(at, self._until.shape[1] - 1) for at in demand_seconds(now_s))
+        return demand_rate(self._until[:, last] - self._until[:, first], now_s)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
         """Tokens a second by endpoint and window; a last window that is not over is left out. For forecasts."""
-        steps = round(window_s / self.step_s)
-        at = self._until[:, ::steps]
+        at = self._until[:, :: round(window_s)]
         return np.asarray(np.diff(at, axis=1) / window_s)
 
 
@@ -107,17 +117,21 @@ class Control:
         bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
         advisor: Advisor | None = None,
         demand: Demand | None = None,
+        floor: Floor | None = None,
     ) -> None:
+        """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`)."""
         cluster = simulation.cluster
         self.strategy = strategy
+        self._floor, self._next_tick_s = floor, -np.inf
         self.moves: list[Made] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests)
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
+        self._least = np.array([each.min_instances for each in self._bounds])
+        self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
-        self._changed_s, self._ready_s = np.full(count, -np.inf), np.full(count, -np.inf)
-        self._ready: NDArray[np.int64] | None = None
+        self._changed_s = np.full(count, -np.inf)
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         self._lines = np.zeros((2, ITERATIONS + 1), np.int64)
@@ -131,11 +145,30 @@ class Control:
         self._shares = cluster.share_spot
 
     def __call__(self, simulation: Simulation) -> None:
-        """See, ask, act."""
+        """See, ask, act. Between the ticks of the strategy the floor alone is asked."""
         now_s = simulation.now_s
-        views = self.views(simulation)
-        advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
-        for move in self.strategy.decide(now_s, views, advice):
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = (now_s // self.strategy.tick_s + 1) * self.strategy.tick_s
+            views = self.views(simulation)
+            advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
+            self._carry_out(simulation, self.strategy.decide(now_s, views, advice))
+        elif self._floor and now_s % self._floor.period_s == 0 and self._may_be_full(simulation, self._floor):
+            self._carry_out(simulation, floor_moves(self.views(simulation), self._floor))
+
+    def _may_be_full(self, simulation: Simulation, floor: Floor) -> bool:
+        """Whether the floor could want anything now: views cost something to make, and it looks often."""
+        world = simulation.world
+        since_s = simulation.now_s - self._changed_s
+        return bool(
+            any_below_floor(
+                world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
+                since_s, floor.above, floor.cooldown_s,
+            )
+        )  # fmt: skip
+
+    def _carry_out(self, simulation: Simulation, moves: Sequence[Move]) -> None:
+        now_s = simulation.now_s
+        for move in moves:
             act = simulation.scale_out if move.delta > 0 else simulation.scale_in
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
             if done:
@@ -145,45 +178,42 @@ class Control:
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Every endpoint as the strategy sees it now."""
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
-        keys, count = simulation.cluster.endpoints, self._use.size
-        states = simulation.states
-        by_state = np.bincount(fleet.endpoint * STATES + states, minlength=count * STATES).reshape(count, STATES)
-        coming = by_state[:, COMING_STATES].sum(axis=1)
-        ready = by_state[:, State.READY]
-        if self._ready is not None:
-            self._ready_s[ready > self._ready] = now_s
-        self._ready = ready
+        keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
+        since_s = world.lives.instances["since_s"]
+        # What is ready from the begin on has been so for longer than anybody asks.
+        since_s = np.where(since_s > 0.0, since_s, -np.inf)
+        instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use)
         if self._ahead:
             self._look_ahead(simulation)
         seen = self._demand.seen(now_s)
         others = np.zeros(count, np.int64)
-        if self._shares and by_state[:, State.SPOT].any():
-            lent = (states == State.SPOT) & self._fits & (fleet.region == self._region[:, None])
-            others = lent.sum(axis=1) - by_state[:, State.SPOT]
+        lent = states == State.SPOT
+        if self._shares and lent.any():
+            near = lent & self._fits & (fleet.region == self._region[:, None])
+            others = near.sum(axis=1) - np.bincount(fleet.endpoint[lent], minlength=count)
+        loads = zip(
+            self._use.tolist(),
+            self._kv_use.tolist(),
+            waiting.tolist(),
+            seen.tolist(),
+            self._overloaded.tolist(),
+            *self._peaks.tolist(),
+            strict=True,
+        )
         return [
-            EndpointView(
-                model=model,
-                region=region,
-                ready=int(by_state[at, State.READY]),
-                coming=int(coming[at]),
-                draining=int(by_state[at, State.DRAINING]),
-                spot=int(by_state[at, State.SPOT]),
-                spot_other=int(others[at]),
-                min_instances=self._bounds[at].min_instances,
-                max_instances=self._bounds[at].max_instances,
-                use=float(self._use[at]),
-                waiting=int(waiting[at]),
-                kv_use=float(self._kv_use[at]),
-                tokens_per_s=float(seen[at]),
-                since_change_s=now_s - float(self._changed_s[at]),
-                overloaded_instances=int(self._overloaded[at]),
-                peak_kv_sum=float(self._peaks[0, at]),
-                peak_kv_most=float(self._peaks[1, at]),
-                since_ready_s=now_s - float(self._ready_s[at]),
+            endpoint_view(
+                model,
+                region,
+                instances[at],
+                (self._bounds[at].min_instances, self._bounds[at].max_instances),
+                Load(*load),
+                now_s,
+                float(self._changed_s[at]),
+                int(others[at]),
             )
-            for at, (model, region) in enumerate(keys)
+            for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]
 
     def _look_ahead(self, simulation: Simulation) -> None:
@@ -227,28 +257,33 @@ def run_strategy(
     until_s: float = np.inf,
     progress: Callable[[int, int], None] | None = None,
     happenings: Sequence[Happening] = (),
+    per_arrival: bool = False,
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None.
 
-    *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`.
+    *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the reactive
+    strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
     if isinstance(strategy, Unified):
+        cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
+    if isinstance(strategy, Unified) and per_arrival:
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
-        cluster = replace(cluster, reactive=trigger, share_spot=strategy.shares_spot)
+        cluster = replace(cluster, reactive=trigger)
         simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
         result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
         return StrategyRun(strategy.name, result, [])
     cluster = replace(cluster, reactive=None)
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
     floored = Floored(strategy, floor) if floor else strategy
-    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand)
+    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor)
     control(simulation)
-    result = simulation.run(control, strategy.tick_s, until_s, progress, happenings)
+    every_s = _common_s(strategy.tick_s, floor.period_s) if floor else strategy.tick_s
+    result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s), happenings)
     return StrategyRun(strategy.name, result, control.moves)
 
 
@@ -261,6 +296,22 @@ def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
         return bounds
     each = list(bounds.values())
     return Bounds(min(one.min_instances for one in each), max(one.max_instances for one in each))
+
+
+def _common_s(tick_s: float, period_s: float) -> float:
+    """The longest time, in whole milliseconds, of which both are multiples."""
+    return max(1, gcd(round(1000 * tick_s), round(1000 * period_s))) / 1000
+
+
+def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:
+    """*progress*, at one call of so many."""
+    calls = count()
+
+    def seldom(done: int, total: int) -> None:
+        if next(calls) % max(1, round(every)) == 0:
+            progress(done, total)
+
+    return seldom
 
 
 def _silent(done: int, total: int) -> None:

@@ -16,14 +16,17 @@ from controlplane.dispatch.floor import decision
 from controlplane.dispatch.floor import floor as module
 from controlplane.dispatch.floor.observation import demand_tokens_per_s
 from controlplane.dispatch.floor.publication import Publication
-from controlplane.dispatch.wire import DEMAND_S, as_inputs
+from controlplane.dispatch.wire import as_inputs
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
+from controlplane.gateway import process
 from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as rows
 from controlplane.planning.models import ScalingMove
+from scheduling.scaling import Floor
+from scheduling.scaling.view import DEMAND_WINDOW_S
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from workers.tasks import fleet as tasks
@@ -57,7 +60,7 @@ class FakeLauncher:
 @pytest.fixture
 def quick(monkeypatch):
     """Periods and waits of a test's length."""
-    monkeypatch.setattr(module, "PERIOD_S", 0.05)
+    monkeypatch.setattr(process, "FLOOR", Floor(period_s=0.05))
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(settings, "FLOOR_EASE_S", 0.3)
     monkeypatch.setattr(settings, "FLOOR_SETTLE_S", 0.0)
@@ -426,12 +429,13 @@ class TestWhatItSees:
         sent = await fill(managed, 5)
         endpoint = gateway.topology.endpoints[0]
         members = gateway.topology.members(endpoint)
-        view = gateway.floor.observation.view(endpoint, members, gateway.clock())
+        # Demand is that of the seconds that are over.
+        view = gateway.floor.observation.view(endpoint, members, gateway.clock() + 1.0)
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)
         asked = sum(each.asked.prompt_tokens + each.predicted_tokens for each in members[0].requests)
-        assert view.tokens_per_s > asked / DEMAND_S  # what waits was asked for too
+        assert view.tokens_per_s > asked / DEMAND_WINDOW_S  # what waits was asked for too
         assert as_inputs(replace(view, use=float("inf")))["use"] is None
         await release(managed, sent)
 
@@ -439,9 +443,9 @@ class TestWhatItSees:
         gateway = served.gateway
         await served.chat()
         memory = gateway.floor.observation.memory(0)
-        now_s = gateway.clock()
-        assert demand_tokens_per_s(memory, now_s, DEMAND_S) > 0
-        assert demand_tokens_per_s(memory, now_s + DEMAND_S + 2, DEMAND_S) == 0
+        now_s = gateway.clock() + 1.0
+        assert demand_tokens_per_s(memory, now_s, DEMAND_WINDOW_S) > 0
+        assert demand_tokens_per_s(memory, now_s + DEMAND_WINDOW_S + 2, DEMAND_WINDOW_S) == 0
         assert not memory.demand
 
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):

@@ -198,7 +198,9 @@ def test_hours_follow_an_instance_to_another_model():
     scene = scenes.sageserve(0.05)
     cluster = scene.cluster()
     requests = scene.requests(cluster, scene.demand(0.02, 1), 1)
-    made = run_strategy(cluster, requests, make_strategy("reactive"), bounds=Bounds(2, 26), until_s=1800.0)
+    made = run_strategy(
+        cluster, requests, make_strategy("reactive"), bounds=Bounds(2, 26), until_s=1800.0, per_arrival=True
+    )
     hours = hours_by_model(made.result)
     paid = made.result.state_s.sum(axis=0) / 3600
     assert list(hours) == [model.name for model in scene.models]

@@ -82,5 +82,5 @@ def test_every_entry_of_the_schedule_is_watched():
         for job in schedule.jobs_of(entry["task"]):
             assert job in watched, name
     assert watched["forecasts"] == settings.FORECAST_EVERY_S
-    assert watched["plans"] == settings.PLAN_EVERY_S
+    assert watched["plans"] == schedule.LONGEST_PLAN_PERIOD_S
     assert "forecast-and-plan" not in watched

@@ -13,7 +13,7 @@ import pytest
 from controlplane.jobs.schedule import look_s
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import services as forecasts
-from controlplane.planning.models import Forecast, ScalingPlan
+from controlplane.planning.models import Forecast, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
 from scheduling.planning.advisor import valid_until_s
 from workers.tasks import planning as tasks
@@ -77,6 +77,8 @@ class Stack:
 @pytest.fixture
 def stack(settings, tmp_path, monkeypatch, language_model):
     settings.STATE_DIR, settings.FORECAST_EVERY_S, settings.PLAN_EVERY_S = tmp_path, PERIOD_S, PERIOD_S
+    ScalingPolicy.objects.create(model=language_model, strategy="lt_ua")
+    ScalingPolicy.objects.update(changed_at=START - timedelta(days=1))
     stack = Stack(look_s(), seed=1)
     monkeypatch.setattr(tasks.timezone, "now", stack.now)
 
@@ -92,7 +94,7 @@ def stack(settings, tmp_path, monkeypatch, language_model):
         ScalingPlan.objects.create(model=language_model, strategy="x", made_at=now, valid_until=until)
 
     monkeypatch.setattr(forecasts, "make_forecasts", lambda now: stack.work("forecasts", now, forecast))
-    monkeypatch.setattr(plans, "make_plans", lambda now: stack.work("plans", now, plan))
+    monkeypatch.setattr(plans, "make_plans", lambda now, models: stack.work("plans", now, plan))
     return stack
 
 

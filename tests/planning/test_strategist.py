@@ -26,7 +26,7 @@ def load(monkeypatch):
         def __init__(self):
             self.alive, self.summary = None, None
 
-        def __call__(self, running=None, **values):
+        def __call__(self, left_tokens=None, **values):
             defaults = {
                 "model": PLACE[0],
                 "region": PLACE[1],
@@ -44,7 +44,7 @@ def load(monkeypatch):
                 "since_change_s": 1e6,
             }
             view = EndpointView(**defaults | values)
-            self.summary = live_views.Load({PLACE: as_inputs(view)}, running or {})
+            self.summary = live_views.Load({PLACE: as_inputs(view)}, {}, left_tokens or {})
 
     published = Published()
     monkeypatch.setattr(live_views, "read", lambda: published.summary)
@@ -98,8 +98,9 @@ class TestMoves:
 
     def test_an_idle_one_loses_its_least_loaded(self, automatic, load, make_instance):
         busy, idle = make_instance(), make_instance()
-        automatic("reactive")
-        load(ready=2, use=0.1, running={busy.name: 3, idle.name: 0})
+        Instance.objects.update(state_changed_at=timezone.now() - timedelta(minutes=5))
+        automatic("reactive", patience_s=0)
+        load(ready=2, use=0.1, left_tokens={busy.name: 3, idle.name: 0})
         (move,) = run()
         assert (move.delta, move.instance) == (-1, idle.name)
         assert move.reason == "Use is 10 %, below 30 %: 2 → 1 instances."
@@ -214,7 +215,7 @@ class TestMemory:
         load(use=0.93)
         assert len(run()) == 1
         assert run(after_s=14) == []
-        load(use=0.93, ready=2)
+        load(use=1.93)  # too much even with the one on the way
         ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=20))
         assert len(run(after_s=30)) == 1
 

@@ -12,7 +12,15 @@ from controlplane.planning import services
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor
 from controlplane.planning.forecasts import services as forecast_services
-from controlplane.planning.models import Forecast, MoveSource, PlanStatus, ScalingMove, ScalingPlan, StrategyComparison
+from controlplane.planning.models import (
+    Forecast,
+    MoveSource,
+    PlanStatus,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
 from controlplane.planning.plans import services as plan_services
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError
@@ -31,13 +39,14 @@ def made(monkeypatch):
     """What would be made: names in order; `made.error` lets the solver fail."""
 
     class Made(list):
-        error = None
+        error = models = None
 
     calls = Made()
 
     def make(what):
-        def run(now):
+        def run(now, models=None):
             calls.append(what)
+            calls.models = models
             if calls.error and what == "plans":
                 raise calls.error
             return []
@@ -54,6 +63,11 @@ def forecast(**ago):
     return Forecast.objects.create(made_at=timezone.now() - timedelta(**ago), start_at=timezone.now(), **values)
 
 
+def policy(model, strategy="x"):
+    ScalingPolicy.objects.create(model=model, strategy=strategy)
+    ScalingPolicy.objects.update(changed_at=timezone.now() - timedelta(days=9))
+
+
 def plan(model, **ago):
     return ScalingPlan.objects.create(
         model=model, strategy="x", made_at=timezone.now() - timedelta(**ago), valid_until=timezone.now()
@@ -67,6 +81,7 @@ class TestSchedule:
 
     def test_and_then_when_they_are_due(self, made, settings, language_model):
         settings.FORECAST_EVERY_S, settings.PLAN_EVERY_S = 600.0, 3600.0
+        policy(language_model)
         forecast(minutes=5)
         plan(language_model, minutes=50)
         tasks.forecast_and_plan()
@@ -78,8 +93,34 @@ class TestSchedule:
         tasks.forecast_and_plan()
         assert made == ["forecasts", "forecasts", "plans"]
 
+    @pytest.mark.parametrize(
+        ("strategy", "minutes", "made_again"),
+        [("lt_ua", 59, False), ("lt_ua", 60, True), ("pilothouse", 19, False), ("pilothouse", 20, True),
+         ("preserve", 9, False), ("preserve", 10, True)],
+    )  # fmt: skip
+    def test_each_strategy_has_its_own_period(self, made, language_model, strategy, minutes, made_again):
+        forecast()
+        policy(language_model, strategy)
+        plan(language_model, minutes=minutes)
+        tasks.forecast_and_plan()
+        assert made == ["plans"] * made_again
+        assert made.models == ({language_model.name} if made_again else None)
+
+    def test_a_new_policy_is_planned_at_once_and_alone(self, made, language_model):
+        other = type(language_model).objects.create(
+            name="other", context_tokens=4096, weights_bytes=1, kv_bytes_per_token=1
+        )
+        forecast()
+        for each in (language_model, other):
+            policy(each, "lt_ua")
+            plan(each, minutes=5)
+        services.set_policy(other, "preserve", "shadow", {}, "a test")
+        tasks.forecast_and_plan()
+        assert (list(made), made.models) == (["plans"], {"other"})
+
     def test_plans_wait_for_forecasts_in_the_making_and_not_for_long(self, made, settings, language_model):
         settings.PLAN_EVERY_S = 600.0
+        policy(language_model)
         plan(language_model, minutes=11)
         with tasks.only_one("forecasts"):
             tasks.forecast_and_plan()

@@ -53,8 +53,8 @@ def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
     assert answer["instance_hours"] > 0
     assert answer["cost_usd"] > answer["instance_hours"]
     if name != "reactive":
-        # A tick comes at most every five seconds, and what was done is never more than what was wanted.
-        assert all(abs(move["done"]) <= abs(move["wanted"]) and move["time_s"] % 5 == 0 for move in answer["moves"])
+        # The floor looks every second, and what was done is never more than what was wanted.
+        assert all(abs(move["done"]) <= abs(move["wanted"]) and move["time_s"] % 1 == 0 for move in answer["moves"])
     if name == "outage":
         assert answer["failures"] >= 2
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Model
 from controlplane.jobs import schedule
-from controlplane.planning.models import Forecast, ScalingPlan
+from controlplane.planning.models import Forecast, ScalingPlan, ScalingPolicy
 from controlplane.tuning import selectors, services
 from controlplane.tuning.selectors import tuned
 from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 (fixtures)
@@ -55,9 +55,11 @@ def test_a_task_of_celery(tmp_path, settings, monkeypatch, language_model):
         start_at=now,
     )  # fmt: skip
     ScalingPlan.objects.create(model=language_model, made_at=now - timedelta(minutes=5), valid_until=now)
+    ScalingPolicy.objects.create(model=language_model, strategy="lt_ua")
+    ScalingPolicy.objects.update(changed_at=now - timedelta(days=1))
     made = []
     monkeypatch.setattr(tasks.forecasts, "make_forecasts", lambda now: made.append("forecasts") or [])
-    monkeypatch.setattr(tasks.plans, "make_plans", lambda now: made.append("plans") or [])
+    monkeypatch.setattr(tasks.plans, "make_plans", lambda now, models: made.append("plans") or [])
     tasks.forecast_and_plan()
     assert made == []
     services.change("FORECAST_EVERY_S", 240, "test")

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sized
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from celery import shared_task
@@ -38,7 +39,7 @@ FORECAST_LIMIT_S = 1800
 LONG_WORK = "long_work"
 """Lock of what takes minutes and can wait for each other: a process of the worker is left to short tasks."""
 PATIENCE_SHARE = 0.5
-"""Of the time between plans: so long plans wait for forecasts that are still being made."""
+"""Of the time between plans: so long they wait for forecasts that are still being made."""
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -54,11 +55,11 @@ def forecast_and_plan() -> None:
             attempt("forecasts", forecasts.make_forecasts, now)
     with only_one("plans") as free_to_plan:
         now = timezone.now()
-        waited_s = 0.0 if free else PATIENCE_SHARE * tuned().PLAN_EVERY_S
-        newest = ScalingPlan.objects.aggregate(newest=Max("made_at"))["newest"]
-        first = newest is None and not free
-        if free_to_plan and not first and due(newest, tuned().PLAN_EVERY_S + waited_s, now):
-            attempt("plans", plans.make_plans, now)
+        first = not free and not ScalingPlan.objects.exists()
+        if free_to_plan and not first:
+            models = plans.due(now, look_s() / 2, 0.0 if free else PATIENCE_SHARE)
+            if models is not None:
+                attempt("plans", partial(plans.make_plans, models=models), now)
 
 
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)

@@ -3,7 +3,7 @@
 It runs in the gateway, which has the live load in memory, and looks once a second. Under a model whose strategy is alive
 it acts only where the strategy has failed: full with all that is on the way (`scheduling.scaling.floor_move`), and it
 never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
-strategy: the compiled trigger of SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
+strategy: SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
 
 Decisions are made on the event loop from memory (`observation`, `decision`); rows are written in threads of its own, by the
 `Rows` that it is given, so neither a slow database nor a dead broker holds up a request. What it sees of each endpoint it
@@ -31,11 +31,11 @@ from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
-from scheduling.routing.regions import pressure
-from scheduling.scaling import EndpointView, reactive_trigger
+from scheduling.scaling import EndpointView
+from scheduling.scaling.reactive import reactive_move
+from scheduling.scaling.view import use_now
 
 logger = logging.getLogger(__name__)
-PERIOD_S = 1.0
 REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is refused
 RETRY_S = 2.0  # after a move that could not be made, where nothing serves or the minimum is not there
 OWN_COMMANDS_S = 2.0  # how often it looks whether a worker took its commands
@@ -49,8 +49,8 @@ COMPLAIN_EVERY_S = 30.0
 def warm_up() -> None:
     """Load the floor's kernels from the cache, or compile them: before serving, so that none stops the event loop."""
     fleet, endpoints = allocate_fleet(1), allocate_endpoints(1, 1)
-    pressure(fleet, endpoints, 0, 0)
-    reactive_trigger(fleet, endpoints, 0, 0, 1, 60.0, 0.7, 0.3, 15.0, 1, 1)
+    use_now(fleet, endpoints, 0, 0)
+    reactive_move(0.5, 1, 0, 0, 0.0, 0.0, 0.7, 0.3, 15.0, 0, 20, 60.0)
 
 
 class Rows(Protocol):
@@ -111,7 +111,7 @@ class Floor:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(self.job.period_s)
             with self.job:
                 if self._owns():
                     self.check()
@@ -140,7 +140,7 @@ class Floor:
             if topology.serves(endpoint)
         }
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
-        self.publication.publish(views.values(), running, now_s - self._began_s)
+        self.publication.publish(views.values(), running, self._left_tokens(), now_s - self._began_s)
         if not topology.tuned.FLOOR:
             return
         if now_s >= self._paused_until_s:
@@ -163,10 +163,9 @@ class Floor:
 
     def _move(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], delta: int, reason: str) -> None:
         memory = self.observation.memory(endpoint.index)
-        memory.busy, memory.changed_s, memory.easy_since_s = True, self.clock(), None
+        memory.busy, memory.changed_s = True, self.clock()
         self._watch_until_s = self.clock() + WATCH_S
-        fleet = self.topology.fleet
-        load = {replica.name: float(fleet.kv_tokens[replica.slot]) for replica in members}
+        load = self._left_tokens()
         logger.info("floor: %+d %s in %s: %s", delta, endpoint.model, endpoint.region, reason)
         to_minimum = self.decision.below_minimum(endpoint, view, members, memory)
         made: list[object] = []
@@ -185,6 +184,11 @@ class Floor:
                 memory.refused_since_s = None
 
         self._in_thread(move, done)
+
+    def _left_tokens(self) -> dict[str, int]:
+        """Tokens left to do by instance: of those that could go, the one with the fewest goes."""
+        left = self.topology.fleet.remaining_tokens
+        return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
 
     def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
         """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""

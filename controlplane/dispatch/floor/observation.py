@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.wire import DEMAND_S
-from controlplane.fleet.lifecycle.states import COMING, InstanceState
-from scheduling.routing.regions import pressure
+from controlplane.fleet.lifecycle.stages import stage_of
 from scheduling.scaling import EndpointView
-
-LEAST_S = 5.0  # of demand: less says nothing; one step of the simulator's
-COMING_LIMIT_S = 1800.0  # what has been loading for so long is not on its way any more
+from scheduling.scaling.view import (
+    DEMAND_WINDOW_S,
+    Load,
+    count_of_one,
+    demand_rate,
+    demand_seconds,
+    endpoint_view,
+    use_now,
+)
 
 
 @dataclass(slots=True)
@@ -23,7 +27,8 @@ class EndpointMemory:
     """What the floor remembers of one endpoint; times on the gateway's clock."""
 
     changed_s: float
-    members: int = 0
+    serving: int = 0  # ready or coming, at the last look
+    draining: int = 0
     easy_since_s: float | None = None
     busy: bool = False
     restoring: bool = False  # the minimum is being brought back
@@ -41,9 +46,10 @@ class Observation:
         waiting: Callable[[Endpoint], int],
         outlook: Callable[[Endpoint], Outlook],
         clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.topology = topology
-        self.clock = clock
+        self.clock, self.wall_clock = clock, wall_clock
         self._began_s = clock()
         self._waiting, self._outlook = waiting, outlook
         self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
@@ -71,47 +77,35 @@ class Observation:
         """*endpoint* as strategies see it, from memory alone."""
         topology = self.topology
         fleet, memory = topology.fleet, self.memory(endpoint.index)
-        accepting = [replica.slot for replica in members if fleet.accepting[replica.slot]]
-        wall_s = time.time()
-        coming = sum(
-            replica.spec.state in COMING and wall_s - replica.spec.state_changed_at < COMING_LIMIT_S
-            for replica in members
-        )
-        draining = sum(replica.spec.state == InstanceState.DRAINING for replica in members)
+        wall_s = self.wall_clock()
+        stages = [
+            stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
+            for one in members
+        ]
+        since_s = [now_s - (wall_s - one.spec.state_changed_at) for one in members]
+        instances = count_of_one(stages, since_s)
         # Somebody added or drained: that is a change as if it were our own.
-        if len(accepting) + coming - draining != memory.members:
-            if len(accepting) + coming - draining > memory.members or draining:
-                memory.changed_s = max(memory.changed_s, now_s - 1.0)
-            memory.members = len(accepting) + coming - draining
-        ready_at = max(
-            (one.spec.state_changed_at for one in members if one.spec.state == InstanceState.READY), default=-math.inf
-        )
-        waiting, outlook = self._waiting(endpoint), self._outlook(endpoint)
-        kv_capacity = int(fleet.kv_capacity_tokens[accepting].sum())
-        return EndpointView(
-            model=endpoint.model,
-            region=endpoint.region,
-            ready=len(accepting),
-            coming=coming,
-            draining=draining,
-            spot=sum(replica.spec.state == InstanceState.SLEEPING for replica in members),
-            spot_other=0,
-            min_instances=endpoint.spec.min_instances,
-            max_instances=endpoint.spec.max_instances,
-            use=float(pressure(fleet, topology.arrays, endpoint.index, waiting)),
-            waiting=waiting,
-            kv_use=int(fleet.kv_tokens[accepting].sum()) / kv_capacity if kv_capacity else 0.0,
-            tokens_per_s=demand_tokens_per_s(memory, now_s, now_s - self._began_s),
-            since_change_s=now_s - memory.changed_s,
-            overloaded_instances=outlook.overloaded_instances,
-            peak_kv_sum=outlook.peak_kv_sum,
-            peak_kv_most=outlook.peak_kv_most,
-            since_ready_s=wall_s - ready_at,
+        serving, draining = instances.ready + instances.coming, instances.draining
+        if serving > memory.serving or draining > memory.draining:
+            memory.changed_s = max(memory.changed_s, min(now_s, max(since_s)))
+        memory.serving, memory.draining = serving, draining
+        waiting = self._waiting(endpoint)
+        use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting)
+        tokens_per_s = demand_tokens_per_s(memory, now_s, now_s - self._began_s)
+        return endpoint_view(
+            endpoint.model,
+            endpoint.region,
+            instances,
+            (endpoint.spec.min_instances, endpoint.spec.max_instances),
+            Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint)),
+            now_s,
+            memory.changed_s,
         )
 
 
 def demand_tokens_per_s(memory: EndpointMemory, now_s: float, passed_s: float) -> float:
     """Tokens a second that were asked for over the last minute, or since the begin, *passed_s* ago."""
-    while memory.demand and memory.demand[0][0] < now_s - DEMAND_S:
+    first, last = demand_seconds(now_s)
+    while memory.demand and memory.demand[0][0] < int(now_s) - DEMAND_WINDOW_S:
         memory.demand.popleft()
-    return sum(tokens for _, tokens in memory.demand) / min(DEMAND_S, max(passed_s, LEAST_S))
+    return float(demand_rate(sum(tokens for second, tokens in memory.demand if first <= second < last), passed_s))

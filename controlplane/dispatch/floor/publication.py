@@ -9,7 +9,7 @@ import orjson
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs
+from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_published
 from scheduling.scaling import EndpointView
 
 logger = logging.getLogger(__name__)
@@ -23,16 +23,19 @@ class Publication:
         self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._publishing: asyncio.Task[None] | None = None
 
-    def publish(self, views: Iterable[EndpointView], running: Mapping[str, int], up_s: float) -> None:
-        """Publish *views*, requests *running* by instance, and for how long the gateway is up."""
+    def publish(
+        self, views: Iterable[EndpointView], running: Mapping[str, int], left_tokens: Mapping[str, int], up_s: float
+    ) -> None:
+        """Publish *views*, requests *running* and *left_tokens* by instance, and for how long the gateway is up."""
         if self._publishing is not None and not self._publishing.done():
             return  # Redis is slow: the next time there are newer ones
         message = orjson.dumps(
             {
                 "ts": time.time(),
                 "up_s": up_s,
-                "endpoints": [as_inputs(view) for view in views],
+                "endpoints": [as_published(view) for view in views],
                 "running": running,
+                "left_tokens": left_tokens,
             }
         )
         self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")

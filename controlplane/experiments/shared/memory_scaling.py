@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid
-from scheduling.scaling.each import Wish
+from scheduling.scaling.endpoint import Wish
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.simulator import Result, Simulation

@@ -90,8 +90,10 @@ def cluster_of(
         model, region, gpu_type = place
         for number in range(row.max_instances):
             state = State.READY if number < ready else State.EMPTY
-            specs.append(InstanceSpec(model, region, engine, gpu_type, f"{model}-{region}-{number + 1}", state))
-            usd.append(float(row.gpu_type.on_demand_usd_per_hour) * row.tensor_parallel)
+            each_usd = float(row.gpu_type.on_demand_usd_per_hour) * row.tensor_parallel
+            name = f"{model}-{region}-{number + 1}"
+            specs.append(InstanceSpec(model, region, engine, gpu_type, name, state, usd_per_hour=each_usd))
+            usd.append(each_usd)
         routing.setdefault((model, region), row.routing_policy)
         ordering.setdefault((model, region), row.ordering_policy)
         stretch.setdefault((model, region), row.ordering_stretch)

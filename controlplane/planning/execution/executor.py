@@ -120,10 +120,7 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
             obstacles.append(
                 f"{deployment.gpu_type.name}: {count} instances are there, at most {deployment.max_instances}"
             )
-    methods = _methods(open_to_more)
-    for method in sorted(
-        methods, key=lambda method: (method.rank, method.deployment.tensor_parallel * _usd(method.deployment))
-    ):
+    for method in sorted(_methods(open_to_more), key=_Method.rank):
         try:
             with transaction.atomic():
                 instance, how = method.go(why)
@@ -144,14 +141,15 @@ def remove(
 ) -> ScalingMove:
     """One instance fewer at an endpoint: it drains, and `finish_drains` stops it when nothing runs on it any more.
 
-    The dearest GPU type goes first, and there the instance with the least *load* (by name; without it, the newest).
+    Who goes is ranked by `scheduling.scaling.ranking`: *load* are the tokens left to do by name; of equals the newest goes.
     Raises Refused, also when its bounds or who started it do not allow it.
     """
+    from scheduling.scaling.ranking import drain_rank
+
     obstacles: list[str] = []
     load = load or {}
-    deployments = lock(model, region, gpu_type)
-    deployments.sort(key=lambda row: -row.tensor_parallel * _usd(row))
-    for deployment in deployments:
+    candidates: list[Instance] = []
+    for deployment in lock(model, region, gpu_type):
         count = present_count(deployment)
         if count <= deployment.min_instances:
             obstacles.append(
@@ -159,14 +157,16 @@ def remove(
             )
             continue
         ready = deployment.instances.launched().filter(state=InstanceState.READY)
-        rows = [row for row in ready.order_by("-pk") if fleet.open_command(row) is None]
+        rows = [row for row in ready.select_related("deployment__gpu_type") if fleet.open_command(row) is None]
         if not rows:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
-            continue
-        instance = min(rows, key=lambda row: load.get(row.name, 0.0))
-        fleet.drain(instance, why.actor, why.reason[:255])
-        return _moved(instance, -1, why, "drained")
-    raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
+        candidates += rows
+    if not candidates:
+        raise Refused("; ".join(obstacles) or f"{model} is not deployed in {region}")
+    candidates.sort(key=lambda row: -row.pk)
+    instance = min(candidates, key=lambda row: drain_rank(_usd(row.deployment), float(load.get(row.name, 0.0))))
+    fleet.drain(instance, why.actor, why.reason[:255])
+    return _moved(instance, -1, why, "drained")
 
 
 def move(
@@ -249,9 +249,15 @@ def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    rank: int
+    source: int  # `scheduling.scaling.ranking.Source`
     deployment: Deployment
     instance: Instance | None  # None: a new row
+    below_minimum: bool
+
+    def rank(self) -> tuple[int, float]:
+        from scheduling.scaling.ranking import addition_rank
+
+        return addition_rank(self.source, _usd(self.deployment), self.below_minimum)
 
     def go(self, why: Why) -> tuple[Instance, str]:
         row = self.instance
@@ -279,19 +285,21 @@ class _Method:
 
 
 def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
-    """Every method, best rank first among those of one deployment."""
+    """Every method; of those of one deployment, what changed last comes first."""
+    from scheduling.scaling.ranking import Source
+
     methods = []
     for deployment in deployments:
         rows = list(deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model"))
         rows.sort(key=lambda row: row.state_changed_at, reverse=True)
         missing = max(deployment.min_instances, 1) - present_count(deployment)
         for row in rows:
-            rank = _rank(row, missing > 0)
-            if rank is not None:
-                methods.append(_Method(rank, deployment, row))
+            source = _source(row)
+            if source is not None:
+                methods.append(_Method(source, deployment, row, missing > 0))
         if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
             continue  # they are to come back; one row more would only be one more that fails
-        methods.append(_Method(NEW, deployment, None))
+        methods.append(_Method(Source.NEW, deployment, None, missing > 0))
     return methods
 
 
@@ -309,25 +317,22 @@ def _restartable(row: Instance) -> bool:
     return row.state == InstanceState.FAILED and row.launcher != Launcher.EXTERNAL and usable
 
 
-NEW = 3
+def _source(row: Instance) -> int | None:
+    """From where *row* would be added; None if it is not to be touched."""
+    from scheduling.scaling.ranking import Source
 
-
-def _rank(row: Instance, below: bool) -> int | None:
-    """How near *row* is to serving, 0 nearest; None if it is not to be touched. *below* the minimum or not."""
     if fleet.open_command(row) is not None:
         return None
     match row.state:
         case InstanceState.DRAINING:  # not one that an operator drains
-            return 0 if _drained_by_scaling(row) else None
+            return Source.TAKEN_BACK if _drained_by_scaling(row) else None
         case InstanceState.SLEEPING:
-            return 1
+            return Source.ASLEEP
     if row.launcher == Launcher.EXTERNAL or (row.node is not None and not row.node.active):
         return None
     if row.state == InstanceState.STOPPED:
-        return 2
-    if not restarts.is_due(row):
-        return None
-    return 2 if below else NEW + 1
+        return Source.STOPPED
+    return Source.FAILED if restarts.is_due(row) else None
 
 
 def _drained_by_scaling(row: Instance) -> bool:
@@ -339,7 +344,8 @@ def _drained_by_scaling(row: Instance) -> bool:
 
 
 def _usd(deployment: Deployment) -> float:
-    return float(deployment.gpu_type.on_demand_usd_per_hour)
+    """An hour of one instance."""
+    return deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
 
 
 def _moved(instance: Instance, delta: int, why: Why, how: str) -> ScalingMove:

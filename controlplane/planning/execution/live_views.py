@@ -13,8 +13,8 @@ import redis
 from django.conf import settings
 from django.db.models import Max, Sum
 
-from controlplane.dispatch.wire import DEMAND_S, STRATEGIST_KEY, VIEWS_KEY
-from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_KEY
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.planning.models import ScalingMove
 
@@ -24,29 +24,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 FRESH_S = 5.0
 """Older views say nothing of now."""
-SETTLED_S = float(DEMAND_S)
+SETTLED_S = 60.0
 """How long a gateway serves before its figures are believed: as long as the window over which it takes rates."""
 TIMEOUT_S = 1.0
-LOAD = (
-    "use",
-    "waiting",
-    "kv_use",
-    "tokens_per_s",
-    "overloaded_instances",
-    "peak_kv_sum",
-    "peak_kv_most",
-    "since_ready_s",
-)
-UNKNOWN = {"use": math.inf, "since_ready_s": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
+UNKNOWN = {"use": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
 """Values of null, by name: JSON has neither infinity nor NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the gateway saw last: endpoints by (model, region), requests that run by instance."""
+    """What the gateway saw last: endpoints by (model, region), requests that run and tokens left to do by instance."""
 
     endpoints: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
+    left_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def read() -> Load | None:
@@ -57,7 +48,8 @@ def read() -> Load | None:
     published = _published()
     if published is None or published["up_s"] < SETTLED_S:
         return None
-    return Load({(row["model"], row["region"]): row for row in published["endpoints"]}, published["running"])
+    endpoints = {(row["model"], row["region"]): row for row in published["endpoints"]}
+    return Load(endpoints, published["running"], published["left_tokens"])
 
 
 def running() -> Mapping[str, int]:
@@ -90,8 +82,13 @@ def say_alive(models: Iterable[str], for_s: float) -> None:
 
 
 def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
-    """The endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*."""
-    from scheduling.scaling import EndpointView
+    """The endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*.
+
+    Spot of other models is none: live, an instance keeps the model of its deployment.
+    """
+    from controlplane.fleet.lifecycle.stages import stage_of
+    from scheduling.scaling.view import Load as EndpointLoad
+    from scheduling.scaling.view import count_of_one, endpoint_view
 
     bounds = {
         region: (least, most)
@@ -100,35 +97,36 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         .values_list("region__name")
         .annotate(Sum("min_instances"), Sum("max_instances"))
     }
-    states: dict[str, list[str]] = {region: [] for region in bounds}
-    rows = Instance.objects.filter(deployment__model__name=model, deployment__active=True)
-    for region, state in rows.values_list("deployment__region__name", "state"):
-        states.get(region, []).append(state)
+    states: dict[str, list[tuple[float, str]]] = {region: [] for region in bounds}
+    rows = Instance.objects.filter(deployment__model__name=model, deployment__active=True).order_by("state_changed_at")
+    for region, state, changed_at in rows.values_list("deployment__region__name", "state", "state_changed_at"):
+        states.get(region, []).append((changed_at.timestamp(), state))
     changed = dict(ScalingMove.objects.filter(model=model).order_by().values_list("region").annotate(Max("at")))
-    endpoint_views = []
+    now_s, endpoint_views = now.timestamp(), []
     for region in sorted(bounds):
         seen = load.endpoints.get((model, region))
         if seen is None:
             continue
-        count = states[region].count
-        present = sum(count(state) for state in PRESENT)
-        # One that is ready by its row and not yet by the gateway is on its way: the two are read at different moments.
-        ready = min(seen["ready"], present)
+        # Ready by its row and not yet by the gateway, which are read at different moments: the newest.
+        ready = [state for _, state in states[region]].count(InstanceState.READY)
+        unseen = max(0, ready - seen["ready"])
+        stages = []
+        for since_s, state in reversed(states[region]):
+            unseen -= state == InstanceState.READY
+            stages.append(stage_of(state, now_s - since_s, takes_work=unseen < 0))
         last = changed.get(region)
-        figures: dict[str, Any] = {name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in LOAD}
+        figures: dict[str, Any] = {
+            name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in EndpointLoad._fields
+        }
         endpoint_views.append(
-            EndpointView(
-                model=model,
-                region=region,
-                ready=ready,
-                coming=present - ready,
-                draining=count(InstanceState.DRAINING),
-                spot=count(InstanceState.SLEEPING),
-                spot_other=0,
-                min_instances=bounds[region][0],
-                max_instances=bounds[region][1],
-                since_change_s=(now - last).total_seconds() if last else math.inf,
-                **figures,
+            endpoint_view(
+                model,
+                region,
+                count_of_one(stages, [since_s for since_s, _ in reversed(states[region])]),
+                bounds[region],
+                EndpointLoad(**figures),
+                now_s,
+                last.timestamp() if last else -math.inf,
             )
         )
     return endpoint_views

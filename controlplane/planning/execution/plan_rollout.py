@@ -137,7 +137,7 @@ def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: live_views
     while target["left"] * step > 0:
         why = _why(plan, target)
         try:
-            move = executor.move(step, model, region, why, gpu_type, load=load.running if load else None)
+            move = executor.move(step, model, region, why, gpu_type, load=load.left_tokens if load else None)
         except executor.Refused as refusal:
             target["obstacle"] = str(refusal)
             executor.refuse(step, model, region, why, str(refusal))

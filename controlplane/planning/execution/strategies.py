@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from controlplane.planning.titles import title_of
 
 if TYPE_CHECKING:
-    from scheduling.scaling import ByEndpoint, PlansFor
+    from scheduling.scaling import ByEndpoint, PlansFor, Strategy
 
 
 ONLY_SIMULATED = {
@@ -35,6 +35,13 @@ def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] |
     made = make_strategy(name, parameters)
     made.memory.update(memory or {})
     return made
+
+
+def floored(strategy: "ByEndpoint") -> "Strategy":
+    """*strategy* with the floor under it, as simulations have it at its ticks; between them the gateway's looks alone."""
+    from scheduling.scaling import Floored
+
+    return Floored(strategy)
 
 
 def follows_plans(name: str) -> bool:

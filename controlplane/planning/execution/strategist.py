@@ -62,6 +62,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     memory = dict(policy.memory)
     ticked_s = memory.pop(TICKED, -math.inf)
     strategy = strategies.make(policy.strategy, policy.parameters, memory)
+    floored = strategies.floored(strategy)
     # Beat comes every STRATEGY_EVERY_S, never to the millisecond: half of that early is on time.
     if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - tuned().STRATEGY_EVERY_S / 2:
         return model, [], strategy.tick_s
@@ -71,7 +72,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
         plan_rollout.mark_if_reached(plan, {view.region: view.instances for view in views}, now)
     advised = [advice(plan, view.region, now) if plan else None for view in views]
     made = []
-    decided = list(strategy.decide(now_s, views, advised))
+    decided = list(floored.decide(now_s, views, advised))
     if decided:
         executor.lock(model)
     for wanted in decided:
@@ -102,11 +103,11 @@ def _carry_out(
         # Where the plan says on which GPUs, these come first.
         for gpu_type in gpu_types(plan, view.region, step):
             try:
-                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.running)
+                move = executor.move(step, view.model, view.region, why, gpu_type, load=load.left_tokens)
                 break
             except executor.Refused:
                 continue
-        move = move or executor.attempt(step, view.model, view.region, why, load=load.running)
+        move = move or executor.attempt(step, view.model, view.region, why, load=load.left_tokens)
         if move is None:
             break
         made.append(move)
@@ -131,7 +132,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
         start_s=datetime.fromisoformat(start_at).timestamp() if start_at else made_at_s,
         window_s=given.get("window_s", tuned().FORECAST_WINDOW_S),
         made_at_s=made_at_s,
-        period_s=given.get("period_s", tuned().PLAN_EVERY_S),
+        period_s=given.get("period_s", strategies.plans_for(plan.strategy).period_s),
         valid_until_s=plan.valid_until.timestamp(),
     ).advice(now.timestamp())
 

@@ -15,7 +15,7 @@ from controlplane.planning.plans.expected import Expected, levels
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
-    from scheduling.planning.advisor import FleetPlan, PlanSettings
+    from scheduling.planning.advisor import EndpointPlan, FleetPlan, PlanSettings
     from scheduling.planning.capacity import Capability
 
 
@@ -24,7 +24,7 @@ def plan_settings() -> "PlanSettings":
     from scheduling.planning.advisor import PlanSettings
 
     return PlanSettings(
-        period_s=tuned().PLAN_EVERY_S,
+        period_s=tuned().PLAN_EVERY_S or None,
         epsilon=tuned().PLAN_EPSILON,
         time_limit_s=tuned().PLAN_TIME_LIMIT_S,
     )
@@ -58,9 +58,11 @@ class Round:
         )
         return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
 
-    @property
-    def valid_until(self) -> datetime:
-        return datetime.fromtimestamp(next(iter(self.made.endpoints.values())).valid_until_s, UTC)
+    def valid_until(self, model: str) -> datetime:
+        return datetime.fromtimestamp(self._of(model).valid_until_s, UTC)
+
+    def _of(self, model: str) -> "EndpointPlan":
+        return next(plan for key, plan in self.made.endpoints.items() if key[0] == model)
 
     def columns(self, model: str, strategy: str, note: str) -> dict[str, Any]:
         """Columns of the `ScalingPlan` of *model*, which *strategy* follows; *note* stands among the round's own."""
@@ -133,7 +135,7 @@ class Round:
             {
                 "start_at": expected.start,
                 "window_s": expected.window_s,
-                "period_s": tuned().PLAN_EVERY_S,
+                "period_s": self._of(model).period_s,
                 "demand_tokens_per_s": {region: np.round(each.kept, 1) for region, each in demand.items()},
                 "soon_tokens_per_s": {region: np.round(each.soon, 1) for region, each in demand.items()},
                 "soon_instances": {region: each.soon_instances for region, each in endpoints.items()},

@@ -1,36 +1,59 @@
 """Scaling plans: what the planner would have each model's instances be until the end of the horizon, with all its inputs.
 
-All models with a policy that is not off are planned together, since they share GPUs; each gets a row of its own, and the
-rows of one round have the same `round`. What becomes of a plan is the policy's mode: kept for comparison (shadow), laid
-before an operator (ask), or in force at once (auto).
+Models whose plans are due, each at the period of its strategy, are planned together, since they share GPUs; each gets a
+row of its own, and the rows of one round have the same `round`. GPUs that the others hold are theirs. What becomes of a
+plan is the policy's mode: kept for comparison (shadow), laid before an operator (ask), or in force at once (auto).
 """
 
 import logging
+from collections.abc import Set
 from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Max
 
 from controlplane.events.services import record
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans.expected import expect
-from controlplane.planning.plans.round import Round
+from controlplane.planning.plans.round import Round, plan_settings
 
 logger = logging.getLogger(__name__)
 ACTOR = "planner"
 OPEN = (PlanStatus.ADVICE, PlanStatus.SHADOW)
 
 
-def make_plans(now: datetime) -> list[ScalingPlan]:
-    """Plan every model whose policy is not off; the rows of the round, none when there is nothing to plan.
+def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
+    """Models whose next plan is due, each at the period of its strategy; None if no plan is.
+
+    Empty when no model is planned. A new policy is due at once. *early_s* before its time is not too early; *late_share* of
+    a period is waited beyond it. A model of which there is no plan yet is tried again when others are planned.
+    """
+    policies, settings = list(_policies().values()), plan_settings()
+    newest = dict(ScalingPlan.objects.order_by().values_list("model").annotate(Max("made_at")))
+    last = max(newest.values(), default=None)
+    models = set()
+    for row in policies:
+        made_at, period_s = newest.get(row.model_id, last), settings.period_of(strategies.plans_for(row.strategy))
+        waited_s = period_s * (1.0 + late_share) - early_s
+        if made_at is None or row.changed_at > made_at or (now - made_at).total_seconds() >= waited_s:
+            models.add(row.model.name)
+    return models if models or not policies else None
+
+
+def _policies() -> dict[str, ScalingPolicy]:
+    """Those that are not off, by model."""
+    return {row.model.name: row for row in ScalingPolicy.objects.exclude(mode=PolicyMode.OFF).select_related("model")}
+
+
+def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPlan]:
+    """Plan *models* (None: all) as far as their policies are not off; the rows of the round, none if nothing is planned.
 
     Whatever the solver raises is raised: plans that are in force stay so until their time is over.
     """
-    policies = {
-        row.model.name: row for row in ScalingPolicy.objects.exclude(mode=PolicyMode.OFF).select_related("model")
-    }
+    policies = {name: row for name, row in _policies().items() if models is None or name in models}
     fleet = inventory.read(set(policies))
     measured = capability.read(fleet, now)
     unknown = {place[0] for place, count in fleet.present.items() if count and (place[0], place[2]) not in measured}
@@ -54,7 +77,7 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
     status, note = _status(policy, any(row["target"] != row["present"] for row in targets))
     values = {
         "made_at": now,
-        "valid_until": solved.valid_until,
+        "valid_until": solved.valid_until(model),
         **solved.columns(model, policy.strategy, note),
     }
     if old := _repeated(policy, status, targets):

@@ -121,6 +121,7 @@ def _lives(cluster: Cluster) -> LifeArrays:
     instances["state"] = [spec.state for spec in cluster.instances]
     instances["goal_endpoint"] = -1
     instances["loading_s"] = cluster.delays.local_weights_s
+    instances["usd_per_hour"] = [spec.usd_per_hour for spec in cluster.instances]
     known = cluster.engines()
     fits = [
         [spec.region == region and (model, spec.gpu_type) in known for spec in cluster.instances]

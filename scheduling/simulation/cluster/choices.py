@@ -1,6 +1,6 @@
 """What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
 
-Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`, `reactive_trigger`), and answers the
+Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`), and answers the
 same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
 count the tokens only of instances that the bounds cannot distinguish.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled_inline, index
 from scheduling.routing.regions import fullness
 from scheduling.routing.routers import has_room
-from scheduling.scaling.reactive import reactive_wish
+from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
@@ -133,10 +133,11 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
 def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
     """What the reactive trigger wants of *endpoint*, which a request has just reached."""
     run_state, policy = world.run_state[0], world.policies[endpoint]
-    if now_s - policy.scaled_s < run_state.cooldown_s:
+    since_s, cooldown_s = now_s - float(policy.scaled_s), float(run_state.cooldown_s)
+    if since_s < cooldown_s:
         return 0
     above, below = float(run_state.out_above), float(run_state.in_below)
     use = _pressure(world, endpoint, below, above, now_s, source)
-    return reactive_wish(
-        use, int(policy.serving), above, below, int(run_state.min_instances), int(run_state.max_instances)
-    )
+    least, most = int(run_state.min_instances), int(run_state.max_instances)
+    # Without patience those on the way count as ready, and nothing else is asked.
+    return reactive_move(use, int(policy.serving), 0, 0, since_s, 0.0, above, below, cooldown_s, least, most, 0.0)

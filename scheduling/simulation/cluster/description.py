@@ -40,6 +40,8 @@ class InstanceSpec:
     """What the dispatcher gives it at once; the engine's own limit if None."""
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher counts on; the engine's own if None."""
+    usd_per_hour: float = 0.0
+    """Of its GPUs: of those that could be added the cheapest comes first, of those that could go the dearest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,10 @@ class Cluster:
         for model, _ in self.catalog:
             if model not in self.models:
                 self.models.append(model)
+        if self.reactive is not None and self.reactive.patience_s:
+            raise ValueError(
+                "reactive: the trigger that decides on every arrival has no patience; patience_s must be 0"
+            )
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be at least 0, not {self.threshold}")
         for key in self.endpoints:

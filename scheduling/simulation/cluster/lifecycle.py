@@ -152,9 +152,11 @@ class Lives:
         return changed != NONE
 
     def reach_out(self, endpoint: int) -> None:
-        """Add the first spot instance of another model in the region of *endpoint* to it, from local weights."""
-        fits = self.world.lives.fits[endpoint] != 0
-        self.redeploy(int(np.argmax(fits & (self.state == State.SPOT))), endpoint, remote=False)
+        """Add the cheapest spot instance of another model in the region of *endpoint* to it, from local weights."""
+        lives = self.world.lives
+        lent = np.flatnonzero((lives.fits[endpoint] != 0) & (self.state == State.SPOT))
+        cheapest = lent[np.argmin(lives.instances["usd_per_hour"][lent])]
+        self.redeploy(int(cheapest), endpoint, remote=False)
 
     def scale_in(self, endpoint: int) -> bool:
         """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""

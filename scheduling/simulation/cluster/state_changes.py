@@ -9,6 +9,7 @@ from typing import Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.routing.prefix_affinity import forget
+from scheduling.scaling.ranking import Source, addition_rank, drain_rank
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import sum_up
 from scheduling.simulation.cluster.world import State, World
@@ -42,8 +43,16 @@ WAKING: Final = int(State.WAKING)
 FAILED: Final = int(State.FAILED)
 SWAPPING: Final = int(State.SWAPPING)
 
-AT_HAND: Final = (DRAINING, SPOT, ASLEEP)
-"""States from which an instance of the same model is back the soonest, in order."""
+_SOURCES: Final = {
+    State.DRAINING: Source.TAKEN_BACK,
+    State.SPOT: Source.OWN_SPOT,
+    State.ASLEEP: Source.ASLEEP,
+    State.EMPTY: Source.NEW,
+}
+SOURCE_OF: Final = tuple(int(_SOURCES.get(state, NONE)) for state in State)
+"""Where an instance of the endpoint in each state would be added from; NONE: from there it is not."""
+OTHER_SPOT: Final = int(Source.OTHER_SPOT)
+LAST: Final = len(Source)
 COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING | 1 << SWAPPING
 """Bits of the states of an instance that serves its endpoint or is on the way to it."""
 
@@ -72,39 +81,37 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
 
 
 @compiled_inline
-def _most_at_hand(world: World, endpoint: int) -> int:
-    """Who is back the soonest for *endpoint*; TO_CALLER if that is one of another model, NONE if nobody is.
-
-    In order: one that drains only to rest, a spot instance of the same model, one asleep, a spot instance of another
-    model in the region, an empty slot.
-    """
+def _first_to_add(world: World, endpoint: int) -> int:
+    """Who is added to *endpoint* by `addition_rank`; TO_CALLER if that is one of another model, NONE if nobody is."""
     lives, members = world.lives, world.endpoints.members
-    first, last = int(world.endpoints.first[endpoint]), int(world.endpoints.first[endpoint + 1])
-    for state in AT_HAND:
-        for at in range(first, last):
-            life = lives.instances[members[at]]
-            if life.state == state and (state != DRAINING or life.goal_endpoint < 0):
-                return int(members[at])
-    if world.run_state[0].share_spot != 0:
+    chosen, best = NONE, (LAST, math.inf)
+    for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
+        life = lives.instances[members[at]]
+        source = SOURCE_OF[life.state]
+        if source == NONE or (life.state == DRAINING and life.goal_endpoint >= 0):
+            continue
+        rank = addition_rank(source, float(life.usd_per_hour), False)
+        if rank < best:
+            chosen, best = int(members[at]), rank
+    if world.run_state[0].share_spot != 0 and best[0] > OTHER_SPOT:
         for instance in range(lives.instances.size):
             if lives.fits[endpoint, instance] != 0 and lives.instances[instance].state == SPOT:
                 return TO_CALLER
-    for at in range(first, last):
-        if lives.instances[members[at]].state == EMPTY:
-            return int(members[at])
-    return NONE
+    return chosen
 
 
 @compiled_inline
-def _least_busy(world: World, endpoint: int) -> int:
-    """The ready instance of *endpoint* with the least left to do; NONE if none is ready."""
-    chosen = NONE
+def _first_to_drain(world: World, endpoint: int) -> int:
+    """The ready instance of *endpoint* that drains first by `drain_rank`; NONE if none is ready."""
+    chosen, best = NONE, (math.inf, math.inf)
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
         instance = int(world.endpoints.members[at])
-        if world.lives.instances[instance].state == READY and (
-            chosen == NONE or world.fleet.remaining_tokens[instance] < world.fleet.remaining_tokens[chosen]
-        ):
-            chosen = instance
+        life = world.lives.instances[instance]
+        if life.state != READY:
+            continue
+        rank = drain_rank(float(life.usd_per_hour), float(world.fleet.remaining_tokens[instance]))
+        if rank < best:
+            chosen, best = instance, rank
     return chosen
 
 
@@ -118,9 +125,9 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
     now_s = float(run_state.now_s)
     instance = at
     if what == SCALE_OUT:
-        instance = _most_at_hand(world, at)
+        instance = _first_to_add(world, at)
     elif what == SCALE_IN:
-        instance = _least_busy(world, at)
+        instance = _first_to_drain(world, at)
         after, endpoint, lasts_s = SPOT, NONE, math.inf
     if instance < 0:
         return instance

@@ -161,6 +161,7 @@ LIFE = record(
         ("goal_s", np.float64),  # and for how long
         ("since_s", np.float64),
         ("loading_s", np.float64),  # how long it loads its weights when it comes to that
+        ("usd_per_hour", np.float64),
     ]
 )
 """The state of one instance, and what is decided of it."""

@@ -17,6 +17,7 @@ from scheduling.lookahead.maps import advance, enter
 from scheduling.lookahead.outlook import look, waiting_tokens
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import pressure
+from scheduling.scaling.view import use_now
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
 
@@ -63,16 +64,43 @@ def endpoint_loads(
     use: NDArray[np.float64],
     kv_use: NDArray[np.float64],
 ) -> None:
-    """Write the pressure of every endpoint into *use*, and KV tokens by capacity of what accepts work into *kv_use*."""
+    """Write `scaling.view.use_now` of every endpoint into *use* and *kv_use*."""
     for endpoint in range(use.size):
-        use[endpoint] = pressure(fleet, endpoints, endpoint, waiting[endpoint])
-        held, capacity = 0, 0
+        use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint])
+
+
+@compiled
+def any_below_floor(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: NDArray[np.int64],
+    serving: NDArray[np.int64],
+    least: NDArray[np.int64],
+    most: NDArray[np.int64],
+    since_change_s: NDArray[np.float64],
+    above: float,
+    cooldown_s: float,
+) -> bool:
+    """Whether `scaling.floor.floor_move` could want something of any endpoint; never no where it does.
+
+    *serving* are ready or on the way, *least* and *most* the bounds, the last ones as of `scaling.floor.Floor`.
+    """
+    for endpoint in range(serving.size):
+        if serving[endpoint] < least[endpoint]:
+            return True
+        if serving[endpoint] >= most[endpoint]:
+            continue
+        ready = 0
         for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-            instance = endpoints.members[at]
-            if fleet.accepting[instance] != 0:
-                held += fleet.kv_tokens[instance]
-                capacity += fleet.kv_capacity_tokens[instance]
-        kv_use[endpoint] = held / capacity if capacity > 0 else 0.0
+            ready += fleet.accepting[endpoints.members[at]]
+        if ready == 0:
+            if serving[endpoint] == 0:
+                return True
+        elif since_change_s[endpoint] >= cooldown_s and (
+            pressure(fleet, endpoints, endpoint, waiting[endpoint]) * ready > above * serving[endpoint]
+        ):
+            return True
+    return False
 
 
 @compiled

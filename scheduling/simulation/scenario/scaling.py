@@ -34,8 +34,8 @@ class ScalingOf(Part):
 class PlannerOf(Part):
     """How the plans are made that strategies follow."""
 
-    period_s: Positive = 3600.0
-    """From one plan to the next."""
+    period_s: Positive | None = None
+    """From one plan to the next; left out: as each strategy says."""
     horizon_s: Positive = 3600.0
     """How far a plan looks ahead, in whole windows of the forecast."""
     demand_level: Literal["strategy", "mean", "upper_80"] = "strategy"

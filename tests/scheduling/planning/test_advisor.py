@@ -16,7 +16,7 @@ from scheduling.planning.advisor import (
 )
 from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Fleet
-from scheduling.scaling import PlansFor, make_strategy
+from scheduling.scaling import STRATEGIES, PlansFor, make_strategy
 from tests.scheduling.scaling.views import view
 
 LLAMA, BLOOM = ("llama", "east"), ("bloom", "east")
@@ -157,6 +157,16 @@ class TestInForce:
             demand_at, lambda views: fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(period_s)
         )
 
+    @pytest.mark.parametrize("name", STRATEGIES)
+    @pytest.mark.parametrize("offset_s", range(0, 600, 120))
+    def test_nor_at_the_period_of_any_strategy_even_if_its_successor_is_a_period_late(self, offset_s, name):
+        plans_for = make_strategy(name).plans_for
+        made_s = 60.0
+        start_s = (made_s - offset_s) // WINDOW_S * WINDOW_S + offset_s
+        (made,) = planned({LLAMA: (plans_for, [100.0] * 6)}, made_s, fleet(llama=1), start_s=start_s).values()
+        assert made.period_s == plans_for.period_s
+        assert made.valid_until_s >= made_s + 2 * plans_for.period_s
+
     @pytest.mark.parametrize(("period_s", "windows"), [(3600.0, 1), (900.0, 1), (600.0, 1), (1200.0, 5), (3600.0, 6)])
     @pytest.mark.parametrize("offset_s", range(0, 600, 60))
     def test_no_minute_is_without_a_plan_at_any_offset_of_windows(self, offset_s, period_s, windows):
@@ -168,11 +178,40 @@ class TestInForce:
             made_at_s.add(advice.made_at_s)
         assert made_at_s == {0.0, period_s, 2 * period_s}
 
+    def test_models_are_planned_each_at_the_period_of_its_strategy(self):
+        hourly, often = make_strategy("lt_ua").plans_for, make_strategy("pilothouse").plans_for
+        seen = []
+
+        def fleet_of(views):
+            seen.append(now_s)
+            return fleet(units=9, llama=2, bloom=3)
+
+        planner = SimulatedPlanner(
+            lambda now_s: demand({LLAMA: (hourly, [100.0] * 6), BLOOM: (often, [900.0] * 6)}, start_s=now_s),
+            fleet_of, {("llama", "gpu"): ABLE, ("bloom", "gpu"): ABLE}, {"llama": hourly, "bloom": often}, PlanSettings(),
+        )  # fmt: skip
+        made_at_s = {"llama": set(), "bloom": set()}
+        for now_s in np.arange(0.0, 7200.0, 300.0).tolist():
+            for name, advice in zip(made_at_s, planner.advise(now_s, [view(), view(model="bloom")]), strict=True):
+                made_at_s[name].add(advice.made_at_s)
+        assert made_at_s == {"llama": {0.0, 3600.0}, "bloom": {1200.0 * at for at in range(6)}}
+        # Planned alone it has the GPUs that the other leaves it.
+        assert planner.plans[BLOOM].target_instances <= 7
+        assert seen == sorted(made_at_s["bloom"])
+
+    def test_what_lies_beyond_the_horizon_is_not_kept_for(self):
+        ahead = [100.0, 100.0, 900.0]
+        for horizon_s, target in ((1200.0, 1), (1201.0, 9)):
+            plans_for = PlansFor(period_s=600.0, horizon_s=horizon_s)
+            assert planned({LLAMA: (plans_for, ahead)}, fleet=fleet(llama=1))[LLAMA].target_instances == target
+
     def test_but_then_it_is_stale(self):
         made = planned({LLAMA: (MEAN, [100.0])}, fleet=fleet(llama=1), settings=PlanSettings(3600.0))[LLAMA]
         assert made.valid_until_s == STALE_PERIODS * 3600.0
         later = planned({LLAMA: (MEAN, [100.0] * 12)}, fleet=fleet(llama=1), settings=PlanSettings(60.0))[LLAMA]
-        assert later.valid_until_s == 7200.0  # to the end of what is forecast
+        assert later.valid_until_s == 3600.0  # to the end of its horizon
+        seen = planned({LLAMA: (MEAN, [100.0] * 3)}, fleet=fleet(llama=1), settings=PlanSettings(60.0))[LLAMA]
+        assert seen.valid_until_s == 1800.0  # or of what is forecast
 
     def test_of_an_endpoint_that_nothing_is_known_of_there_is_none(self):
         assert self.planner(0.0, 600.0, 1).advise(0.0, [view(model="unknown")]) == [None]

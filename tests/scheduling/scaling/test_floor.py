@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.scaling import STRATEGIES, Floor, Floored, floor_move, make_strategy
+from scheduling.scaling import STRATEGIES, Floor, Floored, floor_move, floor_moves, make_strategy
 from tests.scheduling.scaling.views import advice, advices, view, views
 
 
@@ -26,7 +26,7 @@ def test_it_only_adds_and_never_within_the_cooldown(one):
     moved = floor_move(0, one)
     if moved:
         assert 0 < moved.delta <= one.max_instances - one.instances
-        assert one.since_change_s >= 15 or one.instances < one.min_instances
+        assert one.since_change_s >= 15 or one.instances < one.min_instances or (not one.ready and one.waiting)
         assert moved.reason.startswith("Floor: ")
 
 
@@ -46,7 +46,9 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
         ({"use": 1.3, "coming": 1}, 1),
         ({"use": inf, "ready": 0, "coming": 2, "waiting": 5}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 5}, 1),
-        ({"use": inf, "ready": 0, "min_instances": 0}, 0),
+        ({"use": inf, "ready": 0, "min_instances": 0}, 1),  # somebody asked within the last minute
+        ({"use": inf, "ready": 0, "min_instances": 0, "since_change_s": 14.0}, 0),
+        ({"use": inf, "ready": 0, "min_instances": 0, "tokens_per_s": 0.0}, 0),
         ({"use": 0.1, "ready": 1}, 1),  # fewer than it must have
         ({"use": 2.0, "since_change_s": 14.0}, 0),
         ({"use": 2.0, "ready": 12}, 0),  # no more is allowed
@@ -55,6 +57,12 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
 def test_when_it_acts(changes, delta):
     moved = floor_move(0, view(**changes))
     assert (moved.delta if moved else 0) == delta
+
+
+def test_what_another_region_serves_needs_none_here():
+    nothing = view(use=inf, ready=0, min_instances=0, waiting=5)
+    assert [each.endpoint for each in floor_moves([nothing, view(region="west")], Floor())] == []
+    assert [each.endpoint for each in floor_moves([nothing, view(model="bloom")], Floor())] == [0]
 
 
 def test_it_says_why():
@@ -66,5 +74,7 @@ def test_it_says_why():
 def test_its_parameters_are_checked():
     with pytest.raises(ValueError, match="above"):
         Floor(above=0)
+    with pytest.raises(ValueError, match="period_s"):
+        Floor(period_s=0)
     with pytest.raises(ValueError, match="cooldown_s"):
         Floor(cooldown_s=-1)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.routing.regions import pressure
-from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy, reactive_trigger
+from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
+from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held, project_engine
@@ -159,11 +160,12 @@ def test_the_trigger_on_arrival_decides_as_the_strategy(plain, waiting, coming, 
         min_instances=rule.min_instances,
         max_instances=rule.max_instances,
     )
-    wanted = reactive_trigger(
-        fleet, endpoints, 0, waiting, ready + coming, since_s, rule.out_above, rule.in_below, rule.cooldown_s,
-        rule.min_instances, rule.max_instances,
+    # As the trigger of the simulation calls it.
+    wanted = reactive_move(
+        seen.use, ready + coming, 0, 0, since_s, 0.0, rule.out_above, rule.in_below, rule.cooldown_s,
+        rule.min_instances, rule.max_instances, 0.0,
     )  # fmt: skip
-    moves = make_strategy("reactive").decide(0.0, [seen], [None])
+    moves = make_strategy("reactive", {"patience_s": 0}).decide(0.0, [seen], [None])
     if wanted < 0 and ready <= rule.min_instances:
         assert moves == []  # the kernel asks; nothing that is ready may go
     else:
@@ -233,8 +235,11 @@ def test_a_view_knows_when_an_instance_last_became_ready():
     tick(simulation)
     simulation.run(tick, 5.0, 100.0)
     assert seen[0] == (0, 2, np.inf)
-    first = next(at_s for at_s, ready, _ in seen if ready == 3)
+    reclaimed = simulation.lives.changes()
+    (first,) = reclaimed["time_s"][reclaimed["after"] == State.READY].tolist()
+    assert first % 5.0 > 0  # not only when it was looked at
     assert all(since_s == (at_s - first if at_s >= first else np.inf) for at_s, _, since_s in seen)
+    assert {ready for at_s, ready, _ in seen if at_s >= first} == {3}
 
 
 def test_advice_is_asked_for_at_its_own_times():

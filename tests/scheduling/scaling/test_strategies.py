@@ -108,7 +108,47 @@ def test_an_endpoint_goes_back_within_its_bounds(name):
 @pytest.mark.parametrize(("use", "delta"), [(0.0, -1), (0.299, -1), (0.3, 0), (0.7, 0), (0.701, 1), (5.0, 1), (inf, 1)])
 @pytest.mark.parametrize("name", ["siloed", "reactive"])
 def test_seventy_and_thirty(name, use, delta):
-    assert only(name, view(use=use))[0] == delta
+    assert only(name, view(use=use), patience_s=0)[0] == delta
+
+
+class TestPatience:
+    """Of the heuristic, where it decides alone."""
+
+    QUIET = view(use=0.1)
+
+    def decide(self, strategy, now_s, **changes):
+        return [each.delta for each in strategy.decide(now_s, [replace(self.QUIET, **changes)], [None])]
+
+    def test_use_is_low_for_a_minute_before_one_goes(self):
+        strategy = make_strategy("reactive")
+        assert self.decide(strategy, 0.0) == []
+        assert self.decide(strategy, 59.0) == []
+        (move,) = strategy.decide(60.0, [self.QUIET], [None])
+        assert move.reason == "Use is 10 %, below 30 % for 60 s: 4 → 3 instances, lent out as spot once drained."
+
+    @pytest.mark.parametrize("changes", [{"use": 0.3}, {"waiting": 1}])
+    def test_it_begins_anew_when_it_is_not(self, changes):
+        strategy = make_strategy("reactive")
+        assert self.decide(strategy, 0.0) == []
+        assert self.decide(strategy, 30.0, **changes) == []
+        assert self.decide(strategy, 60.0) == []
+        assert self.decide(strategy, 120.0) == [-1]
+
+    @pytest.mark.parametrize("changes", [{"coming": 1}, {"draining": 1}, {"since_change_s": 59.0}])
+    def test_nothing_goes_while_something_changes(self, changes):
+        strategy = make_strategy("reactive")
+        assert self.decide(strategy, 0.0) == []
+        assert self.decide(strategy, 60.0, **changes) == []
+
+    def test_the_others_must_have_room_for_what_runs_there(self):
+        strategy = make_strategy("reactive", {"in_below": 0.6})
+        assert self.decide(strategy, 0.0, ready=2, use=0.4, min_instances=1) == []
+        assert self.decide(strategy, 60.0, ready=2, use=0.4, min_instances=1) == []
+        assert self.decide(strategy, 75.0, ready=2, use=0.35, min_instances=1) == [-1]
+
+    @pytest.mark.parametrize(("use", "ready", "delta"), [(0.75, 4, []), (0.9, 4, [1]), (inf, 0, [])])
+    def test_what_is_on_the_way_may_be_enough(self, use, ready, delta):
+        assert self.decide(make_strategy("reactive"), 0.0, use=use, ready=ready, coming=1, min_instances=0) == delta
 
 
 def test_it_says_what_it_saw_and_where_from():
@@ -116,7 +156,7 @@ def test_it_says_what_it_saw_and_where_from():
         1,
         "Use is 82 % with 3 waiting, above 70 %: 4 → 5 instances, from own spot.",
     )
-    assert only("reactive", view(use=0.1))[1] == (
+    assert only("reactive", view(use=0.1), patience_s=0)[1] == (
         "Use is 10 %, below 30 %: 4 → 3 instances, lent out as spot once drained."
     )
     assert only("lt_u", view(use=0.75, spot=0), advice(6))[1] == (
@@ -138,7 +178,7 @@ def test_lt_i_goes_to_the_plan_at_once_and_once():
 @given(views, st.integers(0, 20))
 def test_lt_u_moves_towards_the_plan_only_and_by_use_only(one, target):
     delta, _ = only("lt_u", one, advice(target))
-    reactive, _ = only("reactive", one)
+    reactive, _ = only("reactive", one, patience_s=0)
     if one.min_instances <= one.instances <= one.max_instances:
         assert delta in (0, reactive)
         assert delta == (reactive if reactive * (target - one.instances) > 0 else 0)
@@ -396,7 +436,7 @@ class TestGrace:
 
     @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "siloed"])
     def test_none_is_taken_away_and_the_wish_is_made_again(self, name):
-        strategy = make_strategy(name)
+        strategy = make_strategy(name, {"patience_s": 0})
         quiet, plan = view(use=0.05, kv_use=0.05, tokens_per_s=1.0, peak_kv_sum=0.1, peak_kv_most=0.05), advice(2)
         for since_ready_s in (12.0, GRACE_S - 1):
             assert not [
@@ -405,7 +445,7 @@ class TestGrace:
                 if each.delta < 0
             ]
         later = strategy.decide(100.0, [replace(quiet, since_ready_s=GRACE_S)], [plan])
-        assert later == make_strategy(name).decide(100.0, [quiet], [plan])
+        assert later == make_strategy(name, {"patience_s": 0}).decide(100.0, [quiet], [plan])
 
     def test_it_does_not_keep_more_than_there_may_be(self):
         (move,) = make_strategy("reactive").decide(0.0, [view(ready=4, max_instances=3, since_ready_s=1.0)], [None])

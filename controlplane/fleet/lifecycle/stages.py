@@ -1,0 +1,26 @@
+"""What an instance's state is to scaling: the stage that a view counts it in (`scheduling.scaling.view`)."""
+
+from controlplane.fleet.lifecycle.states import COMING, InstanceState
+from scheduling.scaling.view import Stage
+
+COMING_LIMIT_S = 1800.0
+"""What has been loading for so long is not on its way any more."""
+FIRST_SIGHT_S = 15.0
+"""In which an instance that is ready by its row has answered the gateway; after that it is unreachable."""
+
+
+def stage_of(state: str, for_s: float, takes_work: bool) -> Stage:
+    """The stage of an instance that has been in *state* *for_s*; *takes_work*: whether the gateway gives it requests."""
+    match state:
+        case InstanceState.READY if takes_work:
+            return Stage.READY
+        case InstanceState.READY:
+            return Stage.COMING if for_s < FIRST_SIGHT_S else Stage.AWAY
+        case InstanceState.DRAINING:
+            return Stage.DRAINING
+        case InstanceState.SLEEPING:
+            return Stage.SPARE
+        case _ if state in COMING and for_s < COMING_LIMIT_S:
+            return Stage.COMING
+        case _:
+            return Stage.AWAY

@@ -1,0 +1,139 @@
+"""The view of an endpoint, built alike under every clock: from stages of its instances, figures of its load, and times.
+
+The gateway builds it from its fleet arrays, the strategies in workers from rows and the gateway's figures, a simulation
+from the state of its world. What each of them knows in its own words is said here in the same ones.
+"""
+
+from enum import IntEnum
+from math import inf, nan
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.routing.regions import pressure
+from scheduling.scaling.endpoint import EndpointView
+
+DEMAND_WINDOW_S: Final = 60
+"""Over which demand is a rate."""
+LEAST_DEMAND_S: Final = 5
+"""At the begin less has passed; but less than this says nothing."""
+
+
+class Stage(IntEnum):
+    """What an instance is to its endpoint."""
+
+    AWAY = 0
+    """Neither serves nor is on the way: no machine, failed, or unreachable."""
+    COMING = 1
+    READY = 2
+    DRAINING = 3
+    SPARE = 4
+    """Lent out as spot, or asleep: quickly back."""
+
+
+class Instances(NamedTuple):
+    """The instances of an endpoint by stage."""
+
+    ready: int
+    coming: int
+    draining: int
+    spare: int
+    ready_s: float
+    """When the last of those that are ready became so; minus infinity for never."""
+
+
+class Load(NamedTuple):
+    """What is asked of an endpoint now. See `EndpointView` for each."""
+
+    use: float
+    kv_use: float
+    waiting: int
+    tokens_per_s: float
+    overloaded_instances: int = 0
+    peak_kv_sum: float = nan
+    peak_kv_most: float = nan
+
+
+def count_instances(
+    endpoint: NDArray[np.integer], stage: NDArray[np.integer], since_s: NDArray[np.float64], endpoints: int
+) -> list[Instances]:
+    """Count by each of *endpoints*. The arrays have one element an instance: its endpoint, its `Stage` and since when.
+
+    An instance that was ready before time began has minus infinity in *since_s*.
+    """
+    stages = len(Stage)
+    counts = np.bincount(endpoint * stages + stage, minlength=endpoints * stages).reshape(endpoints, stages)
+    ready_s = np.full(endpoints, -inf)
+    ready = stage == Stage.READY
+    np.maximum.at(ready_s, endpoint[ready], since_s[ready])
+    columns = (counts[:, each].tolist() for each in (Stage.READY, Stage.COMING, Stage.DRAINING, Stage.SPARE))
+    return [Instances(*each) for each in zip(*columns, ready_s.tolist(), strict=True)]
+
+
+def count_of_one(stage: ArrayLike, since_s: ArrayLike) -> Instances:
+    """`count_instances` of a single endpoint."""
+    stages = np.array(stage, np.int64).reshape(-1)
+    (counted,) = count_instances(np.zeros_like(stages), stages, np.array(since_s, np.float64).reshape(-1), 1)
+    return counted
+
+
+def endpoint_view(
+    model: str,
+    region: str,
+    instances: Instances,
+    bounds: tuple[int, int],
+    load: Load,
+    now_s: float,
+    changed_s: float,
+    spot_other: int = 0,
+) -> EndpointView:
+    """The view of an endpoint at *now_s*.
+
+    *bounds*: least and most instances. *changed_s*: when scaling last changed it, minus infinity for never; of the clock of
+    *now_s*, as is `Instances.ready_s`. *spot_other*: spot instances of other models that could be redeployed to it.
+    """
+    return EndpointView(
+        model=model,
+        region=region,
+        ready=instances.ready,
+        coming=instances.coming,
+        draining=instances.draining,
+        spot=instances.spare,
+        spot_other=spot_other,
+        min_instances=bounds[0],
+        max_instances=bounds[1],
+        use=load.use,
+        waiting=load.waiting,
+        kv_use=load.kv_use,
+        tokens_per_s=load.tokens_per_s,
+        since_change_s=now_s - changed_s,
+        overloaded_instances=load.overloaded_instances,
+        peak_kv_sum=load.peak_kv_sum,
+        peak_kv_most=load.peak_kv_most,
+        since_ready_s=now_s - instances.ready_s,
+    )
+
+
+@compiled
+def use_now(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int) -> tuple[float, float]:
+    """`EndpointView.use` and `.kv_use` of *endpoint*, for which *waiting* requests are held."""
+    held, capacity = 0, 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if fleet.accepting[instance] != 0:
+            held += fleet.kv_tokens[instance]
+            capacity += fleet.kv_capacity_tokens[instance]
+    return pressure(fleet, endpoints, endpoint, waiting), held / capacity if capacity > 0 else 0.0
+
+
+def demand_seconds(now_s: float) -> tuple[int, int]:
+    """The first second that the demand at *now_s* is summed over, and the one after the last: whole ones that are over."""
+    return max(0, int(now_s) - DEMAND_WINDOW_S), int(now_s)
+
+
+def demand_rate(tokens: ArrayLike, passed_s: float) -> NDArray[np.float64]:
+    """Tokens a second, of *tokens* that were asked for in `demand_seconds`, *passed_s* after counting began."""
+    return np.asarray(tokens, np.float64) / max(min(int(passed_s), DEMAND_WINDOW_S), LEAST_DEMAND_S)

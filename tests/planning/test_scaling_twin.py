@@ -1,0 +1,390 @@
+"""Scaling under two clocks: the gateway's floor, the strategies in workers and the planner live, and the simulator.
+
+Both have the same fleet, forecasts and trace with surges. Live, instances are rows; the simulator says how much each has to
+do and when what was decided of it is done, for that is physics. What is decided is each one's own: views, plans and moves
+must be the same at the same moments, for every strategy.
+"""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from django.utils import timezone
+
+from controlplane.dispatch.floor.decision import Decision
+from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.live_fleet import inventory as live_inventory
+from controlplane.dispatch.live_fleet.lookahead import Outlook
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Submit
+from controlplane.dispatch.wire import as_published
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
+from controlplane.planning import selectors, services
+from controlplane.planning.comparison.advisor import Advisor
+from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.execution import live_views, strategist
+from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
+from controlplane.planning.plans import capability, inventory
+from controlplane.planning.plans import services as plans
+from scheduling.fleet.profile import Profile
+from scheduling.planning.capacity import Capability
+from scheduling.scaling import STRATEGIES, Floor, Floored, make_strategy
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.strategies import Bounds, Control
+from scheduling.simulation.workload.requests import make_requests
+
+pytestmark = pytest.mark.django_db
+START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+MODEL, REGIONS, GPU = "llama", ("east", "west"), "a100"
+MOST, READY = 5, 2
+WINDOW_S, WINDOWS = 600, 6
+LOOK = Floor(period_s=5.0)
+TICK_S = 15.0
+ENGINE = EngineConfig(16, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
+COMING = (State.STARTING, State.LOADING, State.RECLAIMING)
+S = InstanceState
+
+
+def surges(at_s: np.ndarray, region: int) -> np.ndarray:
+    """Requests a second: a swing, and surges that the forecast does not know."""
+    swing = 3.0 + 2.0 * np.sin(2 * np.pi * at_s / 3000 + region)
+    sudden = (at_s % 1500 > 400) & (at_s % 1500 < 640) if region == 0 else (at_s % 2400 > 1300) & (at_s % 2400 < 1500)
+    return np.where(sudden, 16.0, swing)
+
+
+def trace(until_s: float):
+    random = np.random.default_rng(3)
+    arrived, regions = [], []
+    for region in range(len(REGIONS)):
+        times = np.cumsum(random.exponential(1 / 16.0, int(17 * until_s)))
+        times = times[times < until_s]
+        times = times[random.random(times.size) < surges(times, region) / 16.0]
+        arrived.append(times)
+        regions.append(np.full(times.size, region))
+    arrived, regions = np.concatenate(arrived), np.concatenate(regions)
+    order = np.argsort(arrived, kind="stable")
+    count = order.size
+    return make_requests(
+        arrived[order],
+        random.integers(50, 400, count),
+        random.integers(10, 200, count),
+        predicted_tokens=random.integers(10, 200, count),
+        region=regions[order],
+    )
+
+
+def simulated_fleet() -> Cluster:
+    states = [State.READY] * READY + [State.EMPTY] * (MOST - READY)
+    specs = [InstanceSpec(MODEL, region, ENGINE, GPU, state=state) for region in REGIONS for state in states]
+    delays = Delays(spot_median_s=45, spot_max_s=90, start_s=20.0, local_weights_s=40.0, remote_weights_s=40.0)
+    return Cluster(specs, delays=delays, share_spot=False)
+
+
+def forecast_rows(requests, until_s: float) -> None:
+    """The demand without its surges, made every window for the windows to come."""
+    rows = []
+    for made_s in range(-WINDOW_S, int(until_s) + 1, WINDOW_S):
+        for at, region in enumerate(REGIONS):
+            middles = made_s + WINDOW_S * (np.arange(WINDOWS) + 0.5)
+            calm = 3.0 + 2.0 * np.sin(2 * np.pi * middles / 3000 + at)
+            for quantity, tokens in (("prompt", 225.0), ("output", 105.0)):
+                mean = (calm * tokens).tolist()
+                rows.append(
+                    Forecast(
+                        made_at=START + timedelta(seconds=made_s), start_at=START + timedelta(seconds=made_s), model=MODEL,
+                        region=region, quantity=quantity, forecaster="x", window_s=WINDOW_S, mean=mean, lower_80=mean,
+                        upper_80=[1.4 * each for each in mean], lower_95=mean, upper_95=mean,
+                    )
+                )  # fmt: skip
+    Forecast.objects.bulk_create(rows)
+
+
+class Live:
+    """The parts of gateway and workers that scale, over rows, at the time that the simulation has."""
+
+    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch) -> None:
+        self.simulation, self.control, self.strategy = simulation, control, strategy
+        self.now_s, self.moves, self.seen = 0.0, [], 0
+        self.requests, self.written = 0, True
+        monkeypatch.setattr(timezone, "now", self.now)
+        model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
+        gpu = GpuType.objects.create(name=GPU, title=GPU, memory_bytes=80 * 2**30, on_demand_usd_per_hour="2.0")
+        PerformanceProfile.objects.create(
+            model=model, gpu_type=gpu, tensor_parallel=1, prefill_t0_s=0.01, prefill_a_s=0.0, prefill_b_s_per_token=1e-4,
+            prefill_c_s_per_token2=0.0, decode_a_s=0.02, decode_b_s_per_sequence=1e-3, decode_c_s_per_token=1e-6,
+            source="a test",
+        )  # fmt: skip
+        self.rows: list[int] = []  # by instance of the simulation
+        for region in REGIONS:
+            place = Region.objects.create(name=region, title=region)
+            deployment = Deployment.objects.create(
+                model=model, region=place, gpu_type=gpu, min_instances=1, max_instances=MOST,
+                max_num_seqs=ENGINE.max_num_seqs,
+            )  # fmt: skip
+            for number in range(MOST):
+                row = Instance.objects.create(
+                    name=f"{region}-{number}", deployment=deployment, launcher="emulated",
+                    state=S.READY if number < READY else S.STOPPED, url=f"http://127.0.0.1:1/{region}{number}",
+                    max_num_seqs=ENGINE.max_num_seqs, kv_capacity_tokens=ENGINE.kv_capacity_tokens,
+                )  # fmt: skip
+                self.rows.append(row.pk)
+        long_ago = START - timedelta(days=1)
+        Instance.objects.update(state_changed_at=long_ago)
+        self.now_s = -100.0
+        services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
+        self.now_s = 0.0
+        self.topology = Topology()
+        self.observation = Observation(
+            self.topology,
+            lambda endpoint: int(simulation.world.waiting.size[self._at(endpoint)]),
+            lambda endpoint: self.outlook[self._at(endpoint)],
+            lambda: self.now_s,
+            lambda: self.now().timestamp(),
+        )
+        self.decision = Decision(self.topology, -1000.0)
+        self.outlook = {}
+        self.alive = []
+        self.topology.apply(live_inventory.read())
+        for endpoint in self.topology.endpoints:  # as long after the gateway's start as the decision has it
+            memory = self.observation.memory(endpoint.index)
+            memory.changed_s, memory.serving = -1000.0, READY
+        monkeypatch.setattr(live_views, "read", lambda: self.load)
+        monkeypatch.setattr(live_views, "say_alive", lambda models, for_s: self.alive.append(list(models)))
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.now_s)
+
+    def _at(self, endpoint) -> int:
+        return self.simulation.cluster.endpoints.index((endpoint.model, endpoint.region))
+
+    # What happens by itself
+
+    def follow(self) -> None:
+        """Instances become ready or have drained when those of the simulation did; requests came."""
+        changes = self.simulation.lives.changes()
+        for change in changes[self.seen :].tolist():
+            at_s, instance, _, _, after = change
+            moved = {State.READY: S.READY, State.SPOT: S.STOPPED, State.LOADING: S.LOADING}[State(after)]
+            expected = {S.READY: (S.PROVISIONING, S.LOADING), S.STOPPED: (S.DRAINING,)}.get(moved, (S.PROVISIONING,))
+            self._put(self.rows[instance], moved, at_s, expected)
+        self.seen = changes.size
+        asked = self.simulation.requests
+        until = int(np.searchsorted(asked.arrival_s, self.now_s))
+        for at in range(self.requests, until):
+            arrived_s = float(asked.arrival_s[at])
+            now_s, self.now_s = self.now_s, arrived_s
+            self.observation.arrived(
+                Submit(
+                    at, str(at), MODEL, REGIONS[asked.region[at]], tenant_id=1, priority=0, due_s=None, arrived_at=arrived_s,
+                    arrived_s=arrived_s, prompt_tokens=int(asked.prompt_tokens[at]),
+                    predicted_tokens=int(asked.predicted_tokens[at]), max_tokens=None, sequences=1, streamed=True,
+                )
+            )  # fmt: skip
+            self.now_s = now_s
+        self.requests = until
+
+    def _put(self, pk: int, state: str, at_s: float, expected) -> None:
+        changed_at = START + timedelta(seconds=at_s)
+        rows = Instance.objects.filter(pk=pk, state__in=expected)
+        url = f"http://127.0.0.1:1/{pk}"
+        self.written = True
+        assert rows.update(state=state, state_changed_at=changed_at, url=url) == 1, (
+            at_s,
+            state,
+            Instance.objects.get(pk=pk),
+        )
+
+    # What is seen and decided
+
+    def views(self):
+        """As the gateway builds them."""
+        topology, simulation = self.topology, self.simulation
+        if self.written:
+            topology.apply(live_inventory.read())
+            self.written = False
+        for pk, replica in topology.replicas.items():
+            at = self.rows.index(pk)
+            for name in ("kv_tokens", "running", "remaining_tokens"):
+                getattr(topology.fleet, name)[replica.slot] = getattr(simulation.fleet, name)[at]
+        return {
+            self._at(endpoint): self.observation.view(endpoint, topology.members(endpoint), self.now_s)
+            for endpoint in topology.endpoints
+        }
+
+    @property
+    def left_tokens(self) -> dict[str, int]:
+        left = self.topology.fleet.remaining_tokens
+        return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
+
+    def tick(self, views) -> list:
+        """The workers' tick: plans that are due, then the strategy."""
+        if self.strategy.uses_advice and (models := plans.due(self.now(), 0.0, 0.0)):
+            plans.make_plans(self.now(), models)
+        published = {(MODEL, view.region): as_published(view) for view in views.values()}
+        self.load = live_views.Load(published, {}, self.left_tokens)
+        strategist.run_strategies(self.now())
+        assert self.alive[-1] == [MODEL], "the strategy failed"
+        return self.advice()
+
+    def advice(self) -> list:
+        plan = selectors.plan_in_force(MODEL, self.now()) if self.strategy.uses_advice else None
+        return [strategist.advice(plan, region, self.now()) if plan else None for region in REGIONS]
+
+    def look(self, views) -> None:
+        """The gateway's look, beneath the strategy."""
+        for endpoint in self.topology.endpoints:
+            view, members = views[self._at(endpoint)], self.topology.members(endpoint)
+            memory = self.observation.memory(endpoint.index)
+            delta, why = self.decision.decide(endpoint, view, members, memory, self.now_s, strategy_alive=True)
+            if delta:
+                memory.changed_s = self.now_s
+                floor_rows.move.__wrapped__(delta, MODEL, endpoint.region, why, {}, self.left_tokens)
+
+    def decided(self) -> dict[tuple[str, int, str], list[int]]:
+        """What was moved since the last call: instances' rows by region, direction and reason."""
+        InstanceCommand.objects.all().delete()
+        new = ScalingMove.objects.filter(pk__gt=self.moves[-1] if self.moves else 0).order_by("pk")
+        made: dict[tuple[str, int, str], list[int]] = {}
+        for move in new:
+            row = Instance.objects.get(name=move.instance)
+            made.setdefault((move.region, move.delta, words(move.reason)), []).append(row.pk)
+            self.moves.append(move.pk)
+            self.written = True
+            Instance.objects.filter(pk=row.pk).update(state_changed_at=self.now())
+        new.update(at=self.now())
+        return made
+
+    def agree(self, made) -> None:
+        """Of equals either clock may take another: from now on the instances of both are the same ones."""
+        changes = self.simulation.lives.changes()
+        taken: dict[tuple[str, int], list[int]] = {}
+        for _, instance, endpoint, _, after in changes[self.seen :].tolist():
+            delta = 1 if State(after) in (*COMING, State.READY) else -1
+            taken.setdefault((REGIONS[endpoint], delta), []).append(instance)
+        for (region, delta), instances in taken.items():
+            theirs = [pk for (where, sign, _), pks in made.items() if (where, sign) == (region, delta) for pk in pks]
+            assert len(theirs) == len(instances)
+            for instance in [each for each in instances if self.rows[each] not in theirs]:
+                pk = next(each for each in theirs if self.rows.index(each) not in instances)
+                other, left = self.rows.index(pk), self.simulation.fleet.remaining_tokens
+                assert left[other] == left[instance], "not equals"
+                self.rows[instance], self.rows[other] = self.rows[other], self.rows[instance]
+        for _, instance, _, before, after in changes[self.seen :].tolist():
+            if (before, after) == (State.READY, State.SPOT):  # idle: drained at once
+                self._put(self.rows[instance], S.STOPPED, self.now_s, (S.DRAINING,))
+        self.seen = changes.size
+
+
+def words(reason: str) -> str:
+    """*reason* without where instances come from and go to: live, what is let go is stopped and nobody borrows it."""
+    return re.sub(r", (from|lent out) .*|\.$", "", reason)
+
+
+def comparable(view):
+    """*view* without what a fleet of rows cannot have, and with times of before the begin as long ago."""
+    lasted = {name: round(min(getattr(view, name), 600.0), 3) for name in ("since_change_s", "since_ready_s")}
+    return replace(view, spot=0, **lasted)
+
+
+def relative(advice):
+    if advice is None:
+        return None
+    began_s = START.timestamp()
+    return (
+        advice.target_instances, advice.soon_instances, round(advice.forecast_tokens_per_s),
+        *(round(each - began_s, 3) for each in (advice.made_at_s, advice.valid_until_s, advice.next_plan_s)),
+    )  # fmt: skip
+
+
+class Plans:
+    """The planner of the comparison of strategies, which notes what it advises."""
+
+    def __init__(self, strategy, until_s: float) -> None:
+        self.advisor = Advisor(inventory.read({MODEL}), START, START + timedelta(seconds=until_s), strategy.name)
+        self.advised: list = []
+
+    def advise(self, now_s, views):
+        self.advised = list(self.advisor.advise(now_s, views))
+        return self.advised
+
+
+def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
+    settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
+    settings.PLAN_EVERY_S = 0.0
+    able = Capability(900.0, 450.0, 1300.0, "measured")
+    monkeypatch.setattr(capability, "read", lambda fleet, now: {(MODEL, GPU): able})
+    requests = trace(until_s)
+    simulation = Simulation(simulated_fleet(), requests)
+    strategy = make_strategy(name, {"tick_s": TICK_S})
+    control = Control(simulation, Floored(strategy, LOOK), bounds=Bounds(1, MOST), floor=LOOK)
+    live = Live(simulation, control, name, make_strategy(name), monkeypatch)
+    forecast_rows(requests, until_s)
+    planner = Plans(strategy, until_s) if strategy.uses_advice else None
+    control._advisor = planner
+    log = []
+
+    def tick(at: Simulation) -> None:
+        live.now_s = at.now_s
+        live.follow()
+        seen = control.views(at)
+        live.outlook = {
+            each: Outlook(view.overloaded_instances, view.peak_kv_sum, view.peak_kv_most)
+            for each, view in enumerate(seen)
+        }
+        views = live.views()
+        for each, view in enumerate(seen):
+            assert str(comparable(views[each])) == str(comparable(view)), f"at {at.now_s} s"
+        before = len(control.moves)
+        is_tick = at.now_s % TICK_S == 0
+        advised = live.tick(views) if is_tick else live.look(views)
+        made = live.decided()
+        if is_tick:
+            live.look(live.views())
+            assert live.decided() == {}, "the floor has nothing to add at a tick"
+        control(at)
+        if planner and is_tick:
+            expected = [relative(shifted(each)) for each in planner.advised]
+            assert [relative(each) for each in advised] == expected, f"at {at.now_s} s"
+        expected = {}
+        for move in control.moves[before:]:
+            if move.done:
+                sign = 1 if move.done > 0 else -1
+                expected[REGIONS[move.endpoint], sign, words(move.reason)] = abs(move.done)
+        assert {key: len(rows) for key, rows in made.items()} == expected, f"at {at.now_s} s"
+        live.agree(made)
+        log.extend((at.now_s, *key, count) for key, count in expected.items())
+
+    tick(simulation)
+    simulation.run(tick, LOOK.period_s, until_s)
+    return log
+
+
+def shifted(advice):
+    began_s = START.timestamp()
+    return advice and replace(
+        advice, made_at_s=advice.made_at_s + began_s, valid_until_s=advice.valid_until_s + began_s,
+        next_plan_s=advice.next_plan_s + began_s,
+    )  # fmt: skip
+
+
+NAMES = [name for name in STRATEGIES if name != "siloed"]
+"""Silos are simulated only: live they are refused."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
+    log = run(name, 1500.0, monkeypatch, settings)
+    assert sum(count for *_, count in log) >= 4
+    assert {sign for _, _, sign, _, _ in log} == {1, -1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
+    assert len(run(name, 7200.0, monkeypatch, settings)) >= 10
