@@ -88,6 +88,7 @@ def expected_at(
 
     count = settings.FORECAST_WINDOWS
     expected = Expected(demand.window_start(at, settings.FORECAST_WINDOW_S), settings.FORECAST_WINDOW_S)
+    cvs = demand.arrival_cvs(at)
     other = demand.non_interactive(at) if settings.PLAN_NIW_BUFFER else {}
     for endpoint, strategy in followers.items():
         band, plans_for = levels(strategy)
@@ -104,7 +105,9 @@ def expected_at(
                 expected.notes.setdefault(endpoint, forecast.note)
             bands[quantity] = ahead_of
         beta = float(niw_buffer(other.get(endpoint, 0.0), 1.0, settings.PLAN_NIW_BUFFER))
-        expected.of[endpoint] = EndpointDemand.of(bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta)
+        expected.of[endpoint] = EndpointDemand.of(
+            bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta, cvs.get(endpoint, 1.0)
+        )
         expected.follows[endpoint[0]] = plans_for
     return expected
 
