@@ -103,5 +103,6 @@ def cluster_of(
         queue_bound=dict(bounds),
         delays=delays,
         share_spot=False,
+        sweeps=True,
     )
     return cluster, np.array(usd)
