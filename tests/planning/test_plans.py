@@ -12,6 +12,7 @@ from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
 from controlplane.planning.plans.services import make_plans
+from scheduling.planning.bursts import instances_for
 from tests.planning.conftest import NOW, PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
@@ -113,12 +114,14 @@ class TestPlans:
         assert (target["region"], target["gpu_type"], target["present"]) == ("us-east", "a100-80gb", 1)
         assert target["target"] > 1
         needed = target["demand_tokens_per_s"] / target["capability_tokens_per_s"]
-        assert target["target"] == min(3, np.ceil(needed))
+        able, cv = row.inputs["capability_tokens_per_s"]["a100-80gb"], row.inputs["arrival_cv"]["us-east"]
+        assert target["target"] == min(3, np.ceil(instances_for(needed, able["reserve"], cv)))
+        assert (able["percentile"], able["instances"]) == (95.0, 8)
         assert target["reason"]
         assert row.valid_until == NOW + timedelta(hours=2)  # two periods of plans
         assert (row.strategy, row.status) == ("lt_ua", PlanStatus.SHADOW)
         assert row.inputs["demand_tokens_per_s"]["us-east"] == [pytest.approx(30_000, rel=0.01)] * 5
-        assert row.inputs["capability_tokens_per_s"]["a100-80gb"]["source"] == "profile"
+        assert row.inputs["capability_tokens_per_s"]["a100-80gb"]["source"] == "simulated"
         assert row.inputs["bounds"] == {"us-east a100-80gb": [1, 3]}
         assert row.cost_usd_per_hour_before == pytest.approx(2 * 1.35)
         assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])

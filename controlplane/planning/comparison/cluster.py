@@ -14,7 +14,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.plans import inventory
+from controlplane.planning.plans import capability, inventory
 
 if TYPE_CHECKING:
     from scheduling.simulation.cluster.description import Cluster
@@ -23,7 +23,6 @@ USUAL_START_S = 120.0
 """From asking for an instance until it serves, where none was seen to start."""
 LONGEST_START_S = 7200.0
 """What takes longer (SageServe 7.1: two hours, with weights from afar) happened while the stack was stopped."""
-BLOCK_TOKENS = 16
 TRACES = 500
 """Newest requests by whose decision traces round trips are known."""
 
@@ -63,7 +62,6 @@ def cluster_of(
     from scheduling.routing.regions import latency_ms
     from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
     from scheduling.simulation.cluster.world import State
-    from scheduling.simulation.engine.reference import EngineConfig
 
     starts_s, trips_s = start_s(), round_trips_s(rows)
     specs: list[InstanceSpec] = []
@@ -77,15 +75,7 @@ def cluster_of(
         profile = row.profile()
         if row not in deployments or profile is None:
             continue
-        engine = EngineConfig(
-            max_num_seqs=row.max_num_seqs,
-            max_num_batched_tokens=max(row.max_num_batched_tokens, row.max_num_seqs),
-            block_size_tokens=BLOCK_TOKENS,
-            kv_blocks=max(1, row.expected_kv_tokens // BLOCK_TOKENS),
-            policy=row.scheduling_policy,
-            max_model_len=row.model.context_tokens,
-            profile=profile.coefficients(),
-        )
+        engine = capability.engine_of(row, profile.coefficients())
         ready = min(max(fleet.present[place], row.min_instances, 1), row.max_instances)
         model, region, gpu_type = place
         for number in range(row.max_instances):

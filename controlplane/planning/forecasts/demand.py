@@ -26,6 +26,7 @@ COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
 ASKED = {quantity: F(column) + F(f"unserved_{column}") for quantity, column in COLUMNS.items()}
 """Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted."""
 
+BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
 """(model, region), by name."""
 Key = tuple[Endpoint, Quantity, str]
@@ -144,6 +145,23 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
     first = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s)).order_by("minute").first()
     counted_s = min(window_s, max(MINUTE_S, (now - first.minute).total_seconds())) if first else window_s
     return {(model, region): (prompt + output) / counted_s for model, region, prompt, output in sums}
+
+
+def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
+    """CV of the arrivals of interactive requests over the last hours, by endpoint of the callers, by their minutes."""
+    from scheduling.planning.bursts import arrival_cv
+
+    start = window_start(now - BURSTS_OVER, MINUTE_S)
+    count = int((now - start).total_seconds()) // MINUTE_S
+    rows = MinuteRow.objects.filter(minute__gte=start, minute__lt=start + timedelta(seconds=count * MINUTE_S))
+    counts: dict[Endpoint, NDArray[np.float64]] = {}
+    sums = rows.exclude(slo_class__in=other_classes()).order_by().annotate(own=OWN_REGION)
+    for model, region, minute, requests in sums.values_list("model", "own", "minute").annotate(Sum("requests")):
+        by_minute = counts.setdefault((model, region), np.zeros(count))
+        by_minute[int((minute - start).total_seconds()) // MINUTE_S] += requests
+    # As for demand: a minute of which nothing is known at all is a gap.
+    counted = np.any(list(counts.values()), axis=0)
+    return {endpoint: arrival_cv(np.where(counted, by_minute, np.nan)) for endpoint, by_minute in counts.items()}
 
 
 def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:

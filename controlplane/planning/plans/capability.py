@@ -1,24 +1,30 @@
 """What one instance can serve: PreServe's Algorithm 1 over the ledger, with the performance profile behind it.
 
-A window is ten minutes of one instance. Where too few windows are known, or none shows a limit, the profile's figure for
-requests as they come stands in (`scheduling.planning.capacity`).
+A window is ten minutes of an endpoint's instances of one GPU type, under the bursts that it saw. Where too few windows are
+known, or none shows a limit, a simulation of the profile with requests as they come stands in, which also says what
+reserve bursts ask for (`scheduling.planning.simulated_capability`).
 """
 
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from math import log
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Max, Min, Q, Sum
 from django.db.models.functions import TruncMinute
 
 from controlplane.fleet.models import Deployment, Instance, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 
 if TYPE_CHECKING:
+    from scheduling.fleet.profile import Profile
     from scheduling.planning.capacity import Capability
+    from scheduling.simulation.engine.reference import EngineConfig
+    from scheduling.simulation.measures.results import Promise
 
 Key = tuple[str, str]
 """(model, GPU type), by name."""
@@ -26,33 +32,41 @@ LEDGER = timedelta(hours=4)
 """How far back windows are read: instances change, and so does what they are asked."""
 WINDOW_S = 600
 MISSED_SHARE = 0.05
-"""A window breaks its promises when more than this share of its judged requests missed theirs."""
+"""Promises that may break in a class that is not known any more; otherwise its percentile says it."""
+BLOCK_TOKENS = 16
+PAIRS = 2_000
+"""Newest requests whose lengths are drawn from."""
+MOST_KEPT = 256
+POISSON_CV = 1.0
 USUAL_LENGTHS = (512.0, 128.0)
 """Prompt and output tokens of a request where none has been seen."""
+_simulated: dict[Any, "Capability"] = {}
 
 
 def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
     """By (model, GPU type); a pair with neither ledger windows nor a profile is left out."""
     from scheduling.planning.capacity import UNKNOWN, profile_capability
 
-    windows, itl_ms = _windows(now), _strictest_itl_ms()
+    windows, cvs = _windows(now), demand.arrival_cvs(now)
     lengths = {model: mean_lengths(model, now) for model in fleet.models}
     capabilities: dict[Key, Capability] = {}
     for (model, _, gpu_type), deployment in fleet.deployments.items():
         key = model, gpu_type
         if key in capabilities:
             continue
-        seen = np.array(windows.get(key, []), np.float64).reshape(-1, 4)
-        prompt, output, violations, requests = seen.T
+        seen = np.array(windows.get(key, []), np.float64).reshape(-1, 6)
+        prompt, output, violations, requests, instances, allowed = seen.T
+        cv = max([POISSON_CV, *(each for (name, _), each in cvs.items() if name == model)])
         one = profile_capability(
             prompt,
             output,
             violations,
             requests,
-            np.ones(len(seen)),
+            instances,
             WINDOW_S,
-            expected=by_profile(deployment, *lengths[model], itl_ms),
-            violations_allowed=MISSED_SHARE,
+            expected=by_profile(deployment, *lengths[model], cv, now),
+            violations_allowed=allowed / np.maximum(requests, 1.0),
+            cv=cv,
         )
         if one.source != UNKNOWN and one.total_tokens_per_s > 0:
             capabilities[key] = one
@@ -60,23 +74,59 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
 
 
 def by_profile(
-    deployment: Deployment, prompt_tokens: float, output_tokens: float, itl_ms: float | None
+    deployment: Deployment, prompt_tokens: float, output_tokens: float, cv: float, now: datetime
 ) -> "Capability | None":
-    """Capability by the profile of *deployment* for requests of that many tokens; None without a profile."""
-    from scheduling.planning.capacity import capability_from_profile
+    """Capability by a simulation of the profile of *deployment*, under the strictest of the interactive promises; None
+    without a profile.
+
+    Lengths are those of the newest requests; with none, all are of *prompt_tokens* and *output_tokens*. It is measured
+    again when the mean lengths change by a tenth or *cv* by a quarter.
+    """
+    from scheduling.planning.simulated_capability import simulated_capability
 
     row = deployment.profile()
     if row is None:
         return None
-    return capability_from_profile(
-        row.coefficients(),
-        prompt_tokens,
-        output_tokens,
+    steps = round(10 * log(prompt_tokens)), round(10 * log(output_tokens)), max(1.0, round(4 * cv) / 4)
+    engine, (promise, percentile) = engine_of(deployment, row.coefficients()), strictest()
+    key = deployment.model.name, repr(engine), promise, percentile, steps
+    if key not in _simulated:
+        if len(_simulated) >= MOST_KEPT:
+            _simulated.clear()
+        done = LedgerRow.objects.filter(
+            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - LEDGER, prompt_tokens__gt=0,
+            output_tokens__gt=0,
+        )  # fmt: skip
+        pairs = list(done.order_by("-arrived_at").values_list("prompt_tokens", "output_tokens")[:PAIRS])
+        prompts, outputs = np.array(pairs or [(round(prompt_tokens), max(1, round(output_tokens)))]).T
+        _simulated[key] = simulated_capability(engine, prompts, outputs, promise, percentile=percentile, cv=steps[2])
+    return _simulated[key]
+
+
+def engine_of(deployment: Deployment, profile: "Profile") -> "EngineConfig":
+    """The server of *deployment* as simulations have it."""
+    from scheduling.simulation.engine.reference import EngineConfig
+
+    return EngineConfig(
         max_num_seqs=deployment.max_num_seqs,
-        max_num_batched_tokens=deployment.max_num_batched_tokens,
-        kv_capacity_tokens=max(0, deployment.expected_kv_tokens),
-        itl_ms=itl_ms,
+        max_num_batched_tokens=max(deployment.max_num_batched_tokens, deployment.max_num_seqs),
+        block_size_tokens=BLOCK_TOKENS,
+        kv_blocks=max(1, deployment.expected_kv_tokens // BLOCK_TOKENS),
+        policy=deployment.scheduling_policy,
+        max_model_len=deployment.model.context_tokens,
+        profile=profile,
     )
+
+
+def strictest() -> tuple["Promise", float]:
+    """The strictest of each interactive promise, and the highest percentile that one is given for."""
+    from scheduling.simulation.measures.results import Promise
+
+    rows = SloClass.objects.filter(kind=SloKind.INTERACTIVE)
+    least = rows.aggregate(ttft=Min("ttft_target_ms"), itl=Min("itl_target_ms"), e2e=Min("e2e_target_ms"))
+    seconds = {name: np.inf if value is None else value / 1000 for name, value in least.items()}
+    percentile = rows.aggregate(most=Max("percentile"))["most"]
+    return Promise(seconds["ttft"], seconds["itl"], seconds["e2e"]), 95.0 if percentile is None else percentile
 
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
@@ -89,14 +139,16 @@ def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
     return sums["prompt"] / sums["requests"], sums["output"] / sums["requests"]
 
 
-def _windows(now: datetime) -> dict[Key, list[tuple[float, float, float, float]]]:
-    """Prompt tokens, output tokens, broken promises and requests of each instance's windows, by (model, GPU type)."""
+def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
+    """Rows of each endpoint's windows, by (model, GPU type): prompt tokens, output tokens, broken promises, requests,
+    instances of that type, and how many promises may break by the percentiles of their classes."""
     hardware = {
-        name: (model, gpu_type)
-        for name, model, gpu_type in Instance.objects.values_list(
-            "name", "deployment__model__name", "deployment__gpu_type__name"
+        name: (model, region, gpu_type)
+        for name, model, region, gpu_type in Instance.objects.values_list(
+            "name", "deployment__model__name", "deployment__region__name", "deployment__gpu_type__name"
         )
     }
+    may_break = {row.name: 1.0 - row.percentile / 100.0 for row in SloClass.objects.all()}
     until_s = int(now.timestamp()) // WINDOW_S * WINDOW_S
     since_s = until_s - int(LEDGER.total_seconds())
     rows = LedgerRow.objects.filter(
@@ -104,25 +156,26 @@ def _windows(now: datetime) -> dict[Key, list[tuple[float, float, float, float]]
         arrived_at__lt=datetime.fromtimestamp(until_s, UTC),
         outcome=Outcome.DONE,
     )
-    minutes = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values_list("minute", "instance")
-    sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    minutes = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values_list("minute", "instance", "slo_class")
+    sums: dict[tuple[inventory.Place, int], list[float]] = defaultdict(lambda: [0.0] * 5)
+    serving: dict[tuple[inventory.Place, int], set[str]] = defaultdict(set)
     columns = {
         "prompt": Sum("prompt_tokens"),
         "output": Sum("output_tokens"),
         "missed": Count("pk", filter=Q(slo_met=False)),
         "count": Count("pk"),
+        "judged": Count("pk", filter=Q(slo_met__isnull=False)),
     }
-    for minute, instance, *values in minutes.annotate(**columns).iterator(chunk_size=5_000):
-        total = sums[instance, int(minute.timestamp()) // WINDOW_S]
+    for minute, instance, slo_class, *values in minutes.annotate(**columns).iterator(chunk_size=5_000):
+        if instance not in hardware:
+            continue
+        key = hardware[instance], int(minute.timestamp()) // WINDOW_S
+        serving[key].add(instance)
+        values[4] *= may_break.get(slo_class, MISSED_SHARE)
         for at, value in enumerate(values):
-            total[at] += value
-    windows: dict[Key, list[tuple[float, float, float, float]]] = defaultdict(list)
-    for (instance, _), (prompt, output, missed, count) in sorted(sums.items()):
-        if instance in hardware:
-            windows[hardware[instance]].append((prompt, output, missed, count))
+            sums[key][at] += value
+    windows: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
+    for key, (prompt, output, missed, count, allowed) in sorted(sums.items()):
+        model, _, gpu_type = key[0]
+        windows[model, gpu_type].append((prompt, output, missed, count, float(len(serving[key])), allowed))
     return windows
-
-
-def _strictest_itl_ms() -> float | None:
-    targets = SloClass.objects.filter(kind=SloKind.INTERACTIVE, itl_target_ms__isnull=False)
-    return targets.order_by("itl_target_ms").values_list("itl_target_ms", flat=True).first()

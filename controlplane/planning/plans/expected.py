@@ -89,6 +89,7 @@ def expected_at(
     count = tuned().FORECAST_WINDOWS
     expected = Expected(demand.window_start(at, tuned().FORECAST_WINDOW_S), tuned().FORECAST_WINDOW_S)
     other = demand.non_interactive(at)
+    cvs = demand.arrival_cvs(at)
     for endpoint, strategy in followers.items():
         band, plans_for = levels(endpoint[0], strategy)
         bands: dict[Quantity, Band] = {}
@@ -104,7 +105,9 @@ def expected_at(
                 expected.notes.setdefault(endpoint, forecast.note)
             bands[quantity] = ahead_of
         beta = float(niw_buffer(other.get(endpoint, 0.0), 1.0, tuned(endpoint[0]).PLAN_NIW_BUFFER))
-        expected.of[endpoint] = EndpointDemand.of(bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta)
+        expected.of[endpoint] = EndpointDemand.of(
+            bands[Quantity.PROMPT], bands[Quantity.OUTPUT], plans_for, beta, cvs.get(endpoint, 1.0)
+        )
         expected.follows[endpoint[0]] = plans_for
     return expected
 

@@ -142,6 +142,10 @@ class Round:
                 "forecast_tokens_per_s": {
                     region: round(each.forecast_tokens_per_s, 1) for region, each in endpoints.items()
                 },
+                "arrival_cv": {region: round(each.cv, 2) for region, each in demand.items()},
+                "reserve_tokens_per_s": {
+                    region: round(self.made.reserve_tokens_per_s[model, region], 1) for region in endpoints
+                },
                 "demand_of": {"band": band, **towards._asdict()},
                 "buffer_tokens_per_s": {region: round(each.beta_tokens_per_s, 1) for region, each in demand.items()},
                 "capability_tokens_per_s": {
@@ -152,6 +156,10 @@ class Round:
                         "used": round(each.at(self.made.demand.prompt_share(model)), 1),
                         "source": each.source,
                         "windows": each.windows,
+                        "percentile": each.percentile,
+                        "cv": round(each.cv, 2),
+                        "instances": round(each.instances, 1),
+                        "reserve": round(each.reserve, 3),
                         "note": each.note,
                     }
                     for (name, gpu_type), each in self.measured.items()

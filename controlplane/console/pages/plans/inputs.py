@@ -32,7 +32,8 @@ def read(plan: ScalingPlan, titles: Mapping[str, str]) -> Inputs:
 
 
 def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    buffers = given.get("buffer_tokens_per_s") or {}
+    buffers, cvs = given.get("buffer_tokens_per_s") or {}, given.get("arrival_cv") or {}
+    reserves = given.get("reserve_tokens_per_s") or {}
     return [
         {
             "region": titles.get(region, region),
@@ -40,6 +41,8 @@ def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[st
             "peak": max(values),
             "mean": sum(values) / len(values),
             "buffer": buffers.get(region),
+            "cv": cvs.get(region),
+            "reserve": reserves.get(region),
             "spark": spark(values),
         }
         for region, values in (given.get("demand_tokens_per_s") or {}).items()
@@ -52,7 +55,10 @@ def _hardware(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[
     return [
         {
             "gpu_type": titles.get(name, name),
-            **{key: (capability.get(name) or {}).get(key) for key in ("used", "prompt", "output", "source", "windows")},
+            **{
+                key: (capability.get(name) or {}).get(key)
+                for key in ("used", "prompt", "output", "source", "windows", "percentile", "cv", "instances")
+            },
             "note": (capability.get(name) or {}).get("note", ""),
             "usd": float(prices[name]) if name in prices else None,
         }

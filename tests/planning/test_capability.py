@@ -1,0 +1,65 @@
+"""Capability from rows: bursts of the minutes, windows of endpoints, and the percentiles of classes."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.fleet.models import Instance, SloClass
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.planning.forecasts import demand
+from controlplane.planning.plans import capability, inventory
+from tests.planning.conftest import NOW, PLACE
+
+pytestmark = pytest.mark.django_db
+
+
+def measured():
+    return capability.read(inventory.read({PLACE[0]}), NOW)[PLACE[0], "a100-80gb"]
+
+
+def test_bursts_of_the_minutes_leave_less_of_an_instance(make_minutes):
+    make_minutes(120, requests=40)
+    assert demand.arrival_cvs(NOW)[PLACE] == 0.0  # as even as a clock
+    even = measured()
+    for row in MinuteRow.objects.order_by("minute")[::2]:
+        row.requests = 240
+        row.save()
+    assert demand.arrival_cvs(NOW)[PLACE] == pytest.approx((((240 - 40) ** 2) / 2 / 140) ** 0.5, rel=0.05)
+    uneven = measured()
+    assert even.cv == 1.0 < uneven.cv
+    assert uneven.reserve * uneven.cv > even.reserve * even.cv
+
+
+def test_the_percentile_of_the_class_is_the_one_that_is_planned_for(make_minutes):
+    make_minutes(30)
+    assert measured().percentile == 95.0
+    SloClass.objects.update(percentile=99.0)
+    strict = measured()
+    assert strict.percentile == 99.0
+    assert capability.strictest()[1] == 99.0
+
+
+def test_a_window_is_of_all_instances_of_an_endpoint_and_of_its_classes_promises(deployment, acme, slo_class):
+    SloClass.objects.update(percentile=90.0)
+    names = ["one", "two"]
+    Instance.objects.bulk_create(Instance(name=name, deployment=deployment, state="ready") for name in names)
+    LedgerRow.objects.bulk_create(
+        LedgerRow(
+            request_id=f"r{at}",
+            arrived_at=NOW - timedelta(minutes=20, seconds=at),
+            tenant=acme,
+            model=PLACE[0],
+            region=PLACE[1],
+            slo_class=slo_class.name,
+            instance=names[at % 2],
+            streamed=True,
+            outcome="done",
+            status_code=200,
+            prompt_tokens=100,
+            output_tokens=10,
+            slo_met=at > 0,
+        )
+        for at in range(40)
+    )
+    (window,) = capability._windows(NOW)[PLACE[0], "a100-80gb"]
+    assert window == (4000, 400, 1, 40, 2, pytest.approx(4.0))
