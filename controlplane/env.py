@@ -116,7 +116,7 @@ class Environment(BaseSettings):
     LEDGER_KEEP_DAYS: WholeDays = 30
     """How long request rows are kept; minute rows stay."""
     MAX_HOLD_S: Seconds = 600.0
-    """How long a request may wait for an instance with room, a cold start included."""
+    """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
     """How long a connection to an instance may take before another instance is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
@@ -146,7 +146,7 @@ class Environment(BaseSettings):
     BACKTEST_EVERY_S: Seconds = 86_400.0
     """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
     BACKTEST_LIMIT_S: PositiveSeconds = 120.0
-    """How long such a backtest may take: the largest series come first."""
+    """When such a backtest begins no further series: the largest come first."""
     PLAN_EVERY_S: PositiveSeconds = 3600.0
     """Time between scaling plans."""
     PLAN_DEMAND: Literal["strategy", "mean", "upper_80", "upper_95"] = "strategy"

@@ -14,6 +14,7 @@ from scheduling.fleet.arrays import (
 )
 from scheduling.fleet.profile import service_time_s, step_time_s
 from scheduling.lookahead import maps as lookahead
+from scheduling.lookahead import outlook
 from scheduling.queueing.ordering import engine_priority, queue_key
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
@@ -28,7 +29,7 @@ from scheduling.queueing.waiting_set import (
 )
 from scheduling.routing import predictive, requests_ahead
 from scheduling.routing.candidates import COLUMNS, write_loads
-from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.routing.regions import THRESHOLD, better_home, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import (
     POLICIES,
@@ -114,6 +115,7 @@ def warm_up() -> None:
     has_room(fleet, 0, 1, 1)
     peek(waiting, 0)
     choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, THRESHOLD)
+    better_home(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0, THRESHOLD)
     pressure(fleet, endpoints, 0, 0)
     index_members(fleet, endpoints)
     place(fleet, endpoints, 0, 1, 1)
@@ -122,5 +124,7 @@ def warm_up() -> None:
     service_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1)
     requests_ahead.warm_up(fleet, endpoints)
     lookahead.warm_up()
+    outlook.look(fleet, 0, np.zeros(1, np.int64), 0.0)
+    outlook.waiting_tokens(waiting, 0)
     predictive.warm_up()
     step_time_s(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1, 1, 1)

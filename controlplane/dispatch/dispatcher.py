@@ -281,10 +281,8 @@ class Dispatcher:
 
     def outlook(self, endpoint: Endpoint) -> Outlook:
         """What the look-ahead maps of *endpoint* say, counting what is held for it."""
-        waiting = self.queue.of(endpoint)
-        queued = sum(request.asked.prompt_tokens + request.predicted_tokens for request in waiting)
         slots = [replica.slot for replica in self.topology.members(endpoint)]
-        return self.anticipation.look(self.topology.fleet, slots, queued)
+        return self.anticipation.look(self.topology.fleet, slots, self.queue.prompt_tokens(endpoint))
 
 
 def _none_serves(asked: Submit, own_region: str = "") -> Refused:

@@ -39,6 +39,7 @@ class Submit:
     streamed: bool
     prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router goes by them
     block_tokens: int = 0
+    deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
 
 
 @dataclass(frozen=True, slots=True)

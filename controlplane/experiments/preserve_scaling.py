@@ -29,7 +29,7 @@ from controlplane.experiments.experiment import (
 )
 from controlplane.experiments.shared.advisors import by_quantity
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import DemandForecasts, Floats, forecast_demand, windows
+from controlplane.experiments.shared.demand import DemandForecasts, Floats, arrival_cvs, forecast_demand, windows
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, Scene, preserve
@@ -55,8 +55,8 @@ DEPTHS: Final = ("deep", "shallow")
 PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
 """Of normalised latency: end-to-end seconds by output token."""
-ALLOWED: Final = 0.02
-"""Share of a window's requests that may break it where Algorithm 1 measures: answers of two tokens do at any load."""
+PERCENTILE: Final = 98.0
+"""Of requests that keep it where capability is measured: answers of two tokens break it at any load."""
 HISTORY_DAYS: Final = 7
 SURGES: Final = 3
 SURGE_S: Final = 900.0
@@ -105,22 +105,23 @@ class Setting:
     prompt: DemandForecasts
     output: DemandForecasts
     capability: Capability
+    cvs: list[float]
 
 
 def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, progress: Progress) -> Setting:
     """Draw a weekday's demand, forecast prompt and output tokens separately, and run Algorithm 1."""
     scene = preserve(service, scale)
     progress("drawing the demand", 0, 2)
-    past = windows(
-        scene.demand(HISTORY_DAYS, seed + 1000), scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S
-    )
+    drawn = scene.demand(HISTORY_DAYS, seed + 1000)
+    past = windows(drawn, scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S)
+    cvs = arrival_cvs(drawn, scene.streams, [INTERACTIVE], HISTORY_DAYS * DAY_S)
     progress("drawing the demand", 1, 2)
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
     workload = scene.demand(days, seed, surges)
     actual = windows(workload, scene.streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
     progress("measuring what instances serve", 0, 1)
     capability = measured_capability(
-        scene.models[0].engine(), scene.clients, normalised_s=SLO_S, allowed=ALLOWED, seed=seed
+        scene.models[0].engine(), scene.clients, normalised_s=SLO_S, percentile=PERCENTILE, cv=cvs[0], seed=seed
     )
     prompt, output = [
         forecast_demand(
@@ -129,7 +130,7 @@ def prepare(service: str, scale: float, days: float, seed: int, forecaster: str,
         )
         for quantity in ("prompt", "output")
     ]  # fmt: skip
-    return Setting(service, scene, days, seed, workload, prompt, output, capability)
+    return Setting(service, scene, days, seed, workload, prompt, output, capability, cvs)
 
 
 def run(setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
@@ -174,7 +175,9 @@ def _simulate(
     advisor = None
     if strategy.uses_advice:
         plans_for, streams = strategy.plans_for, setting.scene.streams
-        advisor = by_quantity(streams, setting.prompt, setting.output, setting.capability, plans_for, WINDOW_S)
+        advisor = by_quantity(
+            streams, setting.prompt, setting.output, setting.capability, setting.cvs, plans_for, WINDOW_S
+        )
     if isinstance(strategy, ReactiveByMemory | HybridByMemory):
         return run_by_memory(
             cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,

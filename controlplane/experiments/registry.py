@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from controlplane.experiments.bursts import Bursts
 from controlplane.experiments.experiment import Experiment
 from controlplane.experiments.length_models import LengthModels
 from controlplane.experiments.preserve_routing import PreserveRouting
@@ -12,5 +13,13 @@ from controlplane.experiments.ssjf import Ssjf
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
-    for experiment in (SageServe(), PreserveScaling(), PreserveRouting(), Ssjf(), LengthModels(), ShippedLengths())
+    for experiment in (
+        SageServe(),
+        PreserveScaling(),
+        PreserveRouting(),
+        Ssjf(),
+        LengthModels(),
+        ShippedLengths(),
+        Bursts(),
+    )
 }

@@ -25,13 +25,23 @@ from controlplane.experiments.experiment import (
 )
 from controlplane.experiments.shared.advisors import HOUR_S, by_total
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import DemandForecasts, Floats, Windows, forecast_demand, windows
+from controlplane.experiments.shared.demand import (
+    DemandForecasts,
+    Floats,
+    Windows,
+    arrival_cvs,
+    forecast_demand,
+    windows,
+)
 from controlplane.experiments.shared.measures import Row, measure_run, rounded
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.planning.advisor import SimulatedPlanner
+from scheduling.planning.bursts import POISSON_CV
+from scheduling.planning.capacity import Capability
+from scheduling.planning.simulated_capability import SIZES
 from scheduling.scaling import FLOOR, Floor, Pilothouse, PlansFor, make_strategy
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload.columns import Workload
@@ -46,6 +56,7 @@ OWN_LOOK: Final = 5
 STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse", "foreknown")
 """`foreknown` is the oracle: LT-I every window, by the demand that will come."""
 HISTORY_WEEKS: Final = 2
+SMOOTH_SIZES: Final = (4,)
 BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
 BURST_FACTOR: Final = 8.0
@@ -70,13 +81,26 @@ class Setting:
     own_forecasts: DemandForecasts
     foreknown: DemandForecasts
     other_work: Windows
-    capability_tokens_per_s: Floats
+    capability: dict[str, Capability]
+    """By model."""
+    cvs: list[float]
+    """Of the arrivals of each stream, as the history shows them."""
 
 
 def prepare(
-    scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, own_forecaster: str, progress: Progress
+    scene: Scene,
+    days: float,
+    seed: int,
+    bursts: bool,
+    forecaster: str,
+    own_forecaster: str,
+    progress: Progress,
+    smooth: bool = False,
 ) -> Setting:
-    """Draw the demand, measure what instances serve, and forecast its hours and windows."""
+    """Draw the demand, measure what instances serve, and forecast its hours and windows.
+
+    *smooth*: instances are measured as if arrivals were, four together, and nothing is reserved for bursts.
+    """
     streams = scene.streams
     past: list[Windows] = []
     for week in range(HISTORY_WEEKS):
@@ -89,14 +113,20 @@ def prepare(
     progress("drawing the demand", HISTORY_WEEKS, HISTORY_WEEKS + 1)
     workload = scene.demand(days, seed, burst_times(scene, days, seed) if bursts else ())
     actual = windows(workload, streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
-    capability = []
+    cvs = arrival_cvs(drawn, streams, [INTERACTIVE], 7 * DAY_S)
+    capability = {}
     for at, model in enumerate(scene.models):
         progress("measuring what instances serve", at, len(scene.models))
         mix = [client for client in scene.clients if client.model == model.name]
-        measured = measured_capability(model.engine(), mix, ttft_s=scene.promises[INTERACTIVE].ttft_s, seed=seed)
-        of_model = slice(at * len(scene.regions), (at + 1) * len(scene.regions))
-        prompt, output = history.prompt[of_model].sum(), history.output[of_model].sum()
-        capability.append(measured.at(float(prompt / (prompt + output))))
+        own_cvs = [cv for cv, (name, _) in zip(cvs, streams, strict=True) if name == model.name]
+        capability[model.name] = measured_capability(
+            model.engine(),
+            mix,
+            ttft_s=scene.promises[INTERACTIVE].ttft_s,
+            cv=POISSON_CV if smooth else float(np.mean(own_cvs)),
+            sizes=SMOOTH_SIZES if smooth else SIZES,
+            seed=seed,
+        )
     paper, own = (
         lambda done, total, name=name: progress(f"forecasting by {name}", done, total)
         for name in (forecaster, own_forecaster)
@@ -106,7 +136,7 @@ def prepare(
     other = windows(workload, streams, [OTHER], WINDOW_S, days * DAY_S)
     known = actual.total.T[:, :, None]
     foreknown = DemandForecasts("foreknown", 1, WINDOW_S, known, known, 0.0)
-    return Setting(scene, days, seed, workload, hourly, closer, foreknown, other, np.array(capability))
+    return Setting(scene, days, seed, workload, hourly, closer, foreknown, other, capability, cvs)
 
 
 def hour_peaks(tokens_per_s: Floats) -> Floats:
@@ -130,15 +160,15 @@ def advisor(setting: Setting, strategy: str) -> SimulatedPlanner:
         forecasts, period_s = setting.foreknown, WINDOW_S
     elif strategy == "pilothouse":
         forecasts, plans_for, period_s = setting.own_forecasts, Pilothouse.plans_for, OWN_EVERY * WINDOW_S
-    models = [model.name for model in scene.models]
     return by_total(
         scene.streams,
         forecasts,
         setting.other_work,
         plans_for,
         period_s,
-        dict(zip(models, setting.capability_tokens_per_s.tolist(), strict=True)),
-        capacity=scene.instances * len(models),
+        setting.capability,
+        setting.cvs,
+        capacity=scene.instances * len(scene.models),
         usd_per_hour=scene.usd_per_hour,
     )
 
@@ -270,7 +300,9 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
     return {
         "demand": demand,
         "requests": len(setting.workload),
-        "capability_tokens_per_s": [round(float(each), 1) for each in setting.capability_tokens_per_s],
+        "capability_tokens_per_s": [round(each.total_tokens_per_s, 1) for each in setting.capability.values()],
+        "reserve": [round(each.reserve, 3) for each in setting.capability.values()],
+        "cv": [round(each.cv, 2) for each in setting.capability.values()],
         "forecast_error": {
             f"{setting.paper_forecasts.forecaster}, next hour": round(setting.paper_forecasts.error, 4),
             f"{setting.own_forecasts.forecaster}, next window": round(setting.own_forecasts.error, 4),

@@ -20,11 +20,6 @@ from scheduling.compiled import compiled
 
 NONE: Final = -1
 FREE: Final = 0
-ITERATIONS: Final = 100
-"""How far ahead the anticipator looks."""
-OVER_KV: Final = 0.95
-OVER_SHARE: Final = 0.1
-"""An instance is potentially overloaded with KV use above OVER_KV in more than OVER_SHARE of the next ITERATIONS."""
 
 
 class LookAhead(NamedTuple):
@@ -267,30 +262,16 @@ def peak_tokens(
 
 
 @compiled
-def share_above(ahead: LookAhead, instance: int, iterations: int, limit_tokens: float, queued_tokens: float) -> float:
-    """The share of the next *iterations* in which *instance* holds more than *limit_tokens*.
-
-    *queued_tokens* more are held in each of them: its part of what waits for its endpoint. (PreServe gives requests to
-    instances at once; Pilothouse holds the queue, and what waits there is an overload all the same.)
-    """
+def project(ahead: LookAhead, instance: int, tokens: NDArray[np.int64]) -> None:
+    """Write the KV tokens of *instance* in this and the coming iterations into *tokens*."""
     horizon, now = ahead.ending.shape[1], ahead.clock[instance]
-    active, base_sum, above = ahead.active[instance], ahead.base_sum[instance], 0
-    for i in range(iterations):
+    active, base_sum = ahead.active[instance], ahead.base_sum[instance]
+    for i in range(tokens.size):
         if i > 0 and i < horizon:
             at = (now + i) % horizon
             active -= ahead.ending[instance, at]
             base_sum -= ahead.ending_base[instance, at]
-        if base_sum + active * (now + i) + queued_tokens > limit_tokens:
-            above += 1
-    return above / iterations
-
-
-@compiled
-def overloaded(ahead: LookAhead, instance: int, kv_capacity_tokens: int, queued_tokens: float) -> bool:
-    """Whether *instance* is potentially overloaded: more than 95 % KV in more than 10 % of the next 100 iterations."""
-    if kv_capacity_tokens == 0:
-        return False
-    return bool(share_above(ahead, instance, ITERATIONS, OVER_KV * kv_capacity_tokens, queued_tokens) > OVER_SHARE)
+        tokens[i] = base_sum + active * (now + i)
 
 
 def warm_up() -> None:
@@ -298,7 +279,7 @@ def warm_up() -> None:
     ahead = allocate(1, 1, 2)
     slot = add(ahead, 0, 1, 1, 0)
     token_many(ahead, np.array([slot]), np.array([1]))
-    overloaded(ahead, 0, 1, 0.0)
+    project(ahead, 0, np.zeros(1, np.int64))
     peak_tokens(ahead, 0, 1)
     peak_tokens(ahead, 0, 1, 1, 1)
     finish(ahead, slot)

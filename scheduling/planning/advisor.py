@@ -7,12 +7,13 @@ successor is there; one that has none at `valid_until_s` is stale, and strategie
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.planning.bursts import POISSON_CV
 from scheduling.planning.capacity import Capability, instances_needed
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
@@ -48,12 +49,28 @@ class EndpointDemand:
     """The part of `kept` that is prompts."""
     beta_tokens_per_s: float = 0.0
     """Kept free beside it for non-interactive work (`capacity.niw_buffer`)."""
+    cv: float = POISSON_CV
+    """Of its arrivals (`bursts.arrival_cv`)."""
+    mean: Floats | None = None
+    """Of the forecast; what is kept and added for lies above it, in case it is wrong. None: nothing is in doubt."""
+
+    @property
+    def expected(self) -> Floats:
+        return self.kept if self.mean is None else self.mean
 
     @classmethod
-    def of(cls, prompt: Band, output: Band, plans_for: PlansFor, beta_tokens_per_s: float = 0.0) -> "EndpointDemand":
+    def of(
+        cls,
+        prompt: Band,
+        output: Band,
+        plans_for: PlansFor,
+        beta_tokens_per_s: float = 0.0,
+        cv: float = POISSON_CV,
+    ) -> "EndpointDemand":
         """What a strategy that has plans made for *plans_for* takes of the forecasts of prompt and output tokens."""
         kept, soon = (prompt.level(towards) + output.level(towards) for towards in (plans_for.kept, plans_for.soon))
-        return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s)
+        mean = prompt.level(0.0) + output.level(0.0)
+        return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s, cv, mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,8 @@ class FleetPlan:
     planned: Planned
     plan: Plan
     endpoints: Mapping[Endpoint, EndpointPlan]
+    reserve_tokens_per_s: Mapping[Endpoint, float]
+    """What is had beyond the highest rate of each endpoint, so that its bursts keep their promise."""
 
 
 def valid_until_s(made_at_s: float, period_s: float, forecast_ends_s: float) -> float:
@@ -163,12 +182,17 @@ def make_plan(
         horizon_s = max(demand.ends_s - now_s, demand.window_s)
         return problem_of(fleet, tokens_per_s, beta, theta, horizon_s, settings.epsilon, fixed)
 
-    planned = pose({endpoint: each.kept for endpoint, each in demand.of.items()})
+    kept = _with_reserve(lambda each: each.kept, demand, capability)
+    planned = pose(kept)
     plan = solve(planned.problem, time_limit_s=settings.time_limit_s)
     targets = _by_endpoint(plan)
     steps = min(demand.windows, ceil((ends_s - demand.start_s) / demand.window_s))
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
-    soon = _soon(demand, pose, targets, two_plans, steps, settings.time_limit_s) if two_plans else []
+    soon: list[NDArray[np.int64]] = []
+    if two_plans:
+        added = _with_reserve(lambda each: each.soon, demand, capability)
+        asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
+        soon = _soon(asked, demand.window_s, pose, targets, two_plans, steps, settings.time_limit_s)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -185,31 +209,57 @@ def make_plan(
             period_s=settings.period_s,
             valid_until_s=ends_s,
         )
-    return FleetPlan(demand, planned, plan, endpoints)
+    reserve = {endpoint: float((kept[endpoint] - each.kept).max(initial=0.0)) for endpoint, each in demand.of.items()}
+    return FleetPlan(demand, planned, plan, endpoints, reserve)
+
+
+def _with_reserve(
+    level: Callable[[EndpointDemand], Floats], demand: Demand, capability: Mapping[tuple[str, str], Capability]
+) -> dict[Endpoint, Floats]:
+    """What must be had at `Capability.at` by window, so that the *level* of demand keeps its promise under bursts.
+
+    All regions of a model are one pool, since what one cannot take at once goes to another: each has a share of the pool's
+    reserve by its demand. Of several GPU types the one that needs the most reserve counts. That a forecast is wrong and that
+    arrivals are uneven are independent, so what lies above the mean and the reserve add up as deviations do.
+    """
+    needed = {endpoint: level(each) for endpoint, each in demand.of.items()}
+    for model in {name for name, _ in demand.of}:
+        pool = {endpoint: each for endpoint, each in demand.of.items() if endpoint[0] == model}
+        total = np.sum([level(each) for each in pool.values()], axis=0)
+        able = [each for (name, _), each in capability.items() if name == model]
+        if not total.any() or not able:
+            continue
+        squares = [each.cv**2 for each in pool.values()]
+        cv = sqrt(np.average(squares, weights=[level(each).sum() for each in pool.values()]))
+        share = demand.prompt_share(model)
+        reserve = np.max([each.with_reserve(total, share, cv) for each in able], axis=0) - total
+        above = np.sum([level(each) - np.minimum(each.expected, level(each)) for each in pool.values()], axis=0)
+        most = total - above + np.hypot(above, reserve)
+        factor = np.divide(most, total, out=np.ones_like(total), where=total > 0)
+        needed.update({endpoint: needed[endpoint] * factor for endpoint in pool})
+    return needed
 
 
 def _soon(
-    demand: Demand,
+    asked: Mapping[Endpoint, Floats],
+    window_s: float,
     pose: Callable[[Mapping[Endpoint, Floats]], Planned],
     targets: NDArray[np.int64],
     two_plans: Set[str],
     steps: int,
     time_limit_s: float,
 ) -> list[NDArray[np.int64]]:
-    """(models, regions) for each of the first *steps* windows: instances for what is asked from it on until `SOON_S` after.
+    """(models, regions) for each of the first *steps* windows: instances for what is *asked* from it until `SOON_S` after.
 
     Never more than *targets*, which are kept: what comes for more would only go again. Models that do not have two plans
-    take part with what is kept for them, since they take GPUs.
+    take part with all of what is asked, since they take GPUs.
     """
     known: dict[bytes, NDArray[np.int64]] = {}
     by_window = []
     for window in range(steps):
-        last = window + 1 + ceil(SOON_S / demand.window_s)
+        last = window + 1 + ceil(SOON_S / window_s)
         posed = pose(
-            {
-                endpoint: each.soon[window:last] if endpoint[0] in two_plans else each.kept
-                for endpoint, each in demand.of.items()
-            }
+            {endpoint: each[window:last] if endpoint[0] in two_plans else each for endpoint, each in asked.items()}
         )
         # Of the same fleet, problems with the same needs are one.
         need = posed.problem.need_tokens_per_s.tobytes() + posed.problem.need_total_tokens_per_s.tobytes()
@@ -249,7 +299,8 @@ def _by_capability(
         share = prompt / total if total > 0 else 0.5
         with_beta = total + demand.beta_tokens_per_s
         try:
-            count = instances_needed(capability[model, gpu_type], share * with_beta, (1 - share) * with_beta)
+            able = capability[model, gpu_type]
+            count = instances_needed(able, share * with_beta, (1 - share) * with_beta, demand.cv)
         except (KeyError, ValueError):
             return sum(row.max_instances for row in rows.values())
         needed = max(needed, count)

@@ -1,9 +1,9 @@
 """What one instance can serve (PreServe Algorithm 1), and how many instances a forecast asks for (Algorithm 2).
 
 An instance has three limits: prompt tokens a second (prefill is bound by compute), output tokens a second (decoding is bound
-by memory), and both together. They are learnt from windows of the past in which every promise was kept. Where too few such
-windows are known, or none that shows a limit, the performance profile of `scheduling.fleet.profile` stands in, and that is
-stated.
+by memory), and both together. They are learnt from windows of the past in which promises were kept. Where too few such
+windows are known, or none that shows a limit, a simulation of the performance profile stands in
+(`simulated_capability`), and that is stated. What bursts leave of n instances is in `bursts`.
 """
 
 import math
@@ -13,31 +13,43 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduling.fleet.profile import Profile
+from scheduling.planning.bursts import POISSON_CV, highest_load_kept, instances_for, usable_instances
 
 LEAST_WINDOWS = 12
 """Windows without violation, and with work in them, from which on they are believed: two hours of ten minutes."""
 HEADROOM = 0.8
 """Share of a profile's full rate that is planned with; at the full rate queues would grow without end."""
+LEAST_USABLE = 0.2
+"""Share of an endpoint's instances that must be usable under its bursts, or its windows say little of an instance."""
 NIW_SHARE = 0.1
 """SageServe's beta (section 6.4): share of the non-interactive load of the past hour that is kept free for it."""
 
-MEASURED, PROFILED, UNKNOWN = "measured", "profile", "unknown"
-"""`Capability.source`: from windows; from the performance profile; neither is there, so nothing can be planned."""
+MEASURED, SIMULATED, PROFILED, UNKNOWN = "measured", "simulated", "profile", "unknown"
+"""`Capability.source`: from windows; from a simulation of the performance profile; from its steady state alone; none is
+there, so nothing can be planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """mu of one instance, in tokens a second, averaged over a window."""
+    """mu of one instance of many, in tokens a second, averaged over a window; n serve as `usable_instances` of them."""
 
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
     source: str
-    """`MEASURED`, `PROFILED` or `UNKNOWN`."""
+    """`MEASURED`, `SIMULATED`, `PROFILED` or `UNKNOWN`."""
     windows: int = 0
     """Windows without violation that it was learnt from."""
     note: str = ""
     """Why it was not measured, or what weakens it."""
+    reserve: float = 0.0
+    """Instances that one instance must have beside it for each unit of the arrivals' CV, n of them sqrt(n) times that."""
+    percentile: float = 100.0
+    """Of requests that keep their promise, in percent, for which it was taken."""
+    cv: float = POISSON_CV
+    """Of arrivals, at which it was taken; what it serves at another follows from `reserve`."""
+    instances: float = 1.0
+    """Of an endpoint, at which it was taken, on average."""
 
     def at(self, prompt_share: float) -> float:
         """theta: tokens a second, prompt and output together, when *prompt_share* of them are prompt tokens.
@@ -48,6 +60,12 @@ class Capability:
             raise ValueError(f"prompt_share must be from 0 to 1, not {prompt_share}")
         needed = _instances_for(self, prompt_share, 1.0 - prompt_share)
         return 0.0 if math.isinf(needed) else 1.0 / needed
+
+    def with_reserve(self, tokens_per_s: ArrayLike, prompt_share: float, cv: float) -> NDArray[np.float64]:
+        """Tokens a second that must be had at `at`, so that *tokens_per_s* keep their promise under arrivals of *cv*."""
+        theta = self.at(prompt_share)
+        asked = np.asarray(tokens_per_s, np.float64)
+        return asked if theta == 0 else theta * instances_for(asked / theta, self.reserve, cv)
 
 
 def _instances_for(capability: Capability, prompt: float, output: float) -> float:
@@ -60,8 +78,10 @@ def _instances_for(capability: Capability, prompt: float, output: float) -> floa
     return max((need / able if able > 0 else math.inf) if need > 0 else 0.0 for need, able in pairs)
 
 
-def instances_needed(capability: Capability, prompt_tokens_per_s: float, output_tokens_per_s: float) -> int:
-    """N of Algorithm 2: instances for a forecast of prompt and output tokens a second, rounded up.
+def instances_needed(
+    capability: Capability, prompt_tokens_per_s: float, output_tokens_per_s: float, cv: float = POISSON_CV
+) -> int:
+    """N of Algorithm 2: instances for a forecast of prompt and output tokens a second with arrivals of *cv*, rounded up.
 
     ValueError for a negative forecast, NaN, or work for an instance that cannot do any.
     """
@@ -71,7 +91,7 @@ def instances_needed(capability: Capability, prompt_tokens_per_s: float, output_
     if math.isinf(needed):
         raise ValueError(f"no number of instances can serve this: {capability.note or 'the capability is 0'}")
     # A forecast that is whole but for rounding must not cost an instance.
-    return math.ceil(needed * (1.0 - 1e-12))
+    return math.ceil(float(instances_for(needed, capability.reserve, cv)) * (1.0 - 1e-12))
 
 
 def profile_capability(
@@ -83,17 +103,21 @@ def profile_capability(
     window_s: float,
     *,
     expected: Capability | None = None,
-    violations_allowed: float = 0.0,
+    violations_allowed: ArrayLike = 0.0,
+    cv: float = POISSON_CV,
 ) -> Capability:
-    """Algorithm 1: the most tokens a second that an instance served in a window without violation.
+    """Algorithm 1: the most tokens a second that an instance served in a window in which promises were kept.
 
-    The windows are those of one model on one GPU type. One element a window, oldest first: tokens and *requests* that its
-    *instances* completed (their mean number where it changed), of which *violations* broke a promise. NaN anywhere is a gap.
-    The paper lets no request of a window break its promise; *violations_allowed* is the share that may.
+    The windows are those of one model on one GPU type, one element a window, oldest first: tokens and *requests* that
+    its *instances* completed (their mean number where it changed), of which *violations* broke a promise. NaN anywhere is a
+    gap. The paper lets no request of a window break its promise; *violations_allowed* is the share that may, of all windows
+    or of each. Windows count up to the load at which that share is reached (`highest_load_kept`): the highest of them alone
+    would be the luckiest.
 
-    *expected* is what the performance profile says (`capability_from_profile`). It stands in when fewer than `LEAST_WINDOWS`
-    windows can be used. It is also a floor while no window has shown a violation, since instances that were never loaded
-    show only how little was asked of them: planned with that, a fleet with too many instances would keep them for ever.
+    *expected* is what the performance profile says. It stands in when fewer than `LEAST_WINDOWS` windows can be used. It is
+    also a floor while no window has shown a violation, since instances that were never loaded show only how little was
+    asked of them: planned with that, a fleet with too many instances would keep them for ever. Its reserve says how much of
+    the *instances* could be used under arrivals of *cv*, so that windows of endpoints of different sizes are comparable.
     """
     prompt, output, broken, count, serving = (
         np.atleast_1d(np.asarray(value, np.float64))
@@ -104,8 +128,16 @@ def profile_capability(
         raise ValueError(f"windows must be one-dimensional and of one length, not {sorted(shapes)}")
     if not window_s > 0:
         raise ValueError(f"window_s must be above 0, not {window_s}")
+    reserve = expected.reserve if expected else 0.0
     known = np.isfinite(prompt + output + broken + count + serving) & (count > 0) & (serving > 0)
-    kept = known & (broken <= violations_allowed * count)
+    pool = np.where(known, serving, 1.0)
+    usable = window_s * usable_instances(pool, reserve, cv)
+    known &= usable >= LEAST_USABLE * window_s * pool
+    share = np.broadcast_to(np.asarray(violations_allowed, np.float64), count.shape)
+    allowed = share * count
+    load = (prompt + output) / usable
+    limit = highest_load_kept(load[known], broken[known], allowed[known], count[known])
+    kept = known & (load <= limit)
     windows, limit_seen = int(kept.sum()), bool((known & ~kept).any())
 
     if windows < LEAST_WINDOWS:
@@ -114,24 +146,27 @@ def profile_capability(
             return replace(expected, windows=windows, note=f"{few}; {expected.note}".rstrip("; "))
         if windows == 0:
             return Capability(0.0, 0.0, 0.0, UNKNOWN, 0, f"{few}, and there is no performance profile")
-    seconds = window_s * serving[kept]
+    seconds = usable[kept]
     measured = Capability(
         float((prompt[kept] / seconds).max()),
         float((output[kept] / seconds).max()),
-        float(((prompt[kept] + output[kept]) / seconds).max()),
+        float(load[kept].max()),
         MEASURED,
         windows,
         "" if windows >= LEAST_WINDOWS else f"{few}, and there is no performance profile",
+        reserve,
+        100.0 * (1.0 - float(share[kept].mean())),
+        cv,
+        float(serving[kept].mean()),
     )
     if limit_seen or expected is None or expected.total_tokens_per_s <= measured.total_tokens_per_s:
         return measured
-    return Capability(
-        max(measured.prompt_tokens_per_s, expected.prompt_tokens_per_s),
-        max(measured.output_tokens_per_s, expected.output_tokens_per_s),
-        expected.total_tokens_per_s,
-        PROFILED,
-        windows,
-        f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tokens/s were asked of an"
+    return replace(
+        expected,
+        prompt_tokens_per_s=max(measured.prompt_tokens_per_s, expected.prompt_tokens_per_s),
+        output_tokens_per_s=max(measured.output_tokens_per_s, expected.output_tokens_per_s),
+        windows=windows,
+        note=f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tokens/s were asked of an"
         " instance",
     )
 

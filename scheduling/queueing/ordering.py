@@ -100,3 +100,9 @@ def due_s(deadline_s: float, e2e_s: float, ttft_s: float) -> float:
     """Seconds from arrival within which something is promised, infinity for nothing: the end, or else the first token."""
     end_s = min(deadline_s, e2e_s)
     return end_s if end_s < math.inf else ttft_s
+
+
+def hold_s(deadline_s: float, max_hold_s: float) -> float:
+    """Seconds from arrival for which a request is held while no instance has room: to the deadline of its class if it has
+    one, for nobody waits for it sooner or later; else *max_hold_s*."""
+    return deadline_s if deadline_s < math.inf else max_hold_s

@@ -35,7 +35,8 @@ from scheduling.fleet.arrays import (
     memory_tokens,
 )
 from scheduling.lookahead import maps as lookahead
-from scheduling.lookahead.maps import ITERATIONS, LookAhead, peak_tokens, tokens_now
+from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
+from scheduling.lookahead.outlook import ITERATIONS
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, peek, pop
 from scheduling.routing.candidates import (
     CACHED,

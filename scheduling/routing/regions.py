@@ -16,6 +16,8 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 THRESHOLD = 0.7
 """SageServe's threshold for sending a request away from its preferred region."""
+SWEEP_S: Final = 1.0
+"""Time between two looks at what waits: whether it was held too long, and whether it is better off elsewhere."""
 UNKNOWN_MS: Final = 50.0
 """One way between two regions of which nothing is known: the usual latency in SageServe (section 3)."""
 
@@ -78,3 +80,26 @@ def choose_region(
         if use < least:
             best, least = endpoint, use
     return int(best)
+
+
+@compiled
+def better_home(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    candidates: NDArray[np.int32],
+    waiting: NDArray[np.int64],
+    endpoint: int,
+    threshold: float,
+) -> int:
+    """Where the first request that waits for *endpoint*, one of *candidates*, is better off; *endpoint* where it is not.
+
+    As `choose_region`, but it stays where something serves it for as long as the other endpoint is full too. -1 when no
+    candidate accepts work.
+    """
+    chosen = choose_region(fleet, endpoints, candidates, waiting, threshold)
+    if chosen < 0 or chosen == endpoint:
+        return chosen
+    here = pressure(fleet, endpoints, endpoint, waiting[endpoint])
+    if here < np.inf and pressure(fleet, endpoints, chosen, waiting[chosen]) >= 1.0:
+        return endpoint
+    return chosen

@@ -360,6 +360,8 @@ class Simulation:
             "forwarded",
             "requeued",
             "refused",
+            "expired",
+            "rehomed",
             "failed",
             "scale_outs",
             "scale_ins",

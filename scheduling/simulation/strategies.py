@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.lookahead.maps import ITERATIONS
+from scheduling.lookahead.outlook import ITERATIONS
 from scheduling.scaling import FLOOR, Advice, Assigned, ByEndpoint, EndpointView, Floor, Floored, Strategy, Unified
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
@@ -188,13 +188,11 @@ class Control:
 
     def _look_ahead(self, simulation: Simulation) -> None:
         world = simulation.world
-        held = world.waiting.position >= 0
-        queued = np.bincount(world.waiting.endpoint[held], world.waiting.prompt_tokens[held], self._use.size)
         endpoint_outlook(
             world.fleet,
             world.endpoints,
+            world.waiting,
             world.engines,
-            queued.astype(np.float64),
             self._lines[0],
             self._lines[1],
             self._tokens,

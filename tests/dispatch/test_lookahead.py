@@ -75,6 +75,9 @@ def test_an_instance_is_overloaded_by_what_it_has_or_what_waits_for_it() -> None
     assert (here.overloaded_instances, here.peak_kv_sum, here.peak_kv_most) == (1, 1.356, 1.356)
     assert anticipation.look(fleet, [1], 0) == (0, 0.0, 0.0)
     assert anticipation.look(fleet, [0, 1], 2000).overloaded_instances == 2
+    assert anticipation.look(fleet, [1], 300) == (0, 0.3, 0.3)
+    fleet.queued_prompt_tokens[1] = 700  # given to it, and not prefilled
+    assert anticipation.look(fleet, [1], 300) == (1, 1.0, 1.0)
     assert anticipation.look(fleet, [2, 3], 2000) == (0, 0.0, 0.0)  # they take no work: nobody's overload
 
 
@@ -106,7 +109,7 @@ async def test_what_waits_for_a_small_cache_is_seen_coming(served, gateway_optio
     await until(lambda: served.gateway.dispatcher.waiting_count == 4)
     endpoint = replica.endpoint
     assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0
-    topology.fleet.kv_capacity_tokens[replica.slot] = 200
+    topology.fleet.kv_capacity_tokens[replica.slot] = 50
     assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 1
     script.hold.set()
     for each in asked:

@@ -12,16 +12,19 @@ import pytest
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Finished, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Finished, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.payload import upstream_priority
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.ordering import ORDERINGS
+from scheduling.queueing.ordering import ORDERINGS, hold_s
+from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.scaling import make_strategy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.strategies import Control
 from scheduling.simulation.workload.requests import make_requests
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 
@@ -47,8 +50,9 @@ class RecordingDispatcher(Dispatcher):
 class Live:
     """The dispatcher, a clock that is set, and an engine for each instance."""
 
-    def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None):
+    def __init__(self, fleet: simulated.Cluster, max_tokens: int | None = None, max_hold_s: float = NEVER):
         self.max_tokens = max_tokens
+        self.moved = 0
         self.hashes = {}
         """Of the leading blocks of prompts, by number of the request."""
         self.now_s = 0.0
@@ -77,7 +81,9 @@ class Live:
         )  # fmt: skip
         self.round_trip_s = fleet.dispatch_round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, max_hold_s=NEVER, deliver=self.take)
+        self.dispatcher = RecordingDispatcher(
+            self.topology, lambda: self.now_s, max_hold_s=max_hold_s, deliver=self.take
+        )
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
         self.steps = [None] * len(self.engines)
         self.events_s = [NEVER] * len(self.engines)
@@ -90,7 +96,9 @@ class Live:
         """What is on its way: (moment, slot, request)."""
         self.refused = []
 
-    def arrive(self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due):
+    def arrive(
+        self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due, deadline_s
+    ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
         self.dispatcher.take(
@@ -112,6 +120,7 @@ class Live:
                 # Those of the trace, at the places that are noted.
                 prefix_hashes=tuple(hashes[place - 1] for place in noted_places(len(hashes))),
                 block_tokens=BLOCK_TOKENS,
+                deadline_s=deadline_s,
             )
         )
         self.give()
@@ -120,6 +129,8 @@ class Live:
         """What the gateway hears."""
         if isinstance(record, Refused):
             self.refused.append((record.number, record.code))
+        elif isinstance(record, Moved):
+            self.moved += bool(record.came_from)
         elif isinstance(record, Placed):
             self.placed[record.number] = record
 
@@ -155,15 +166,26 @@ class Live:
         self.steps[slot] = self.engines[slot].step(self.now_s)
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
 
-    def run(self, fleet: simulated.Cluster, requests, predictions=None):
-        """Serve *requests*, with *predictions* in place of what they say of themselves."""
+    def run(self, fleet: simulated.Cluster, requests, predictions=None, until_s=NEVER, deadlines=None):
+        """Serve *requests* until just before *until_s*, with *predictions* in place of what they say of themselves.
+
+        *deadlines* are those of their classes, None for none.
+        """
         arrived = 0
         while True:
             arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
             event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
             sent_s = self.sent[0][0] if self.sent else NEVER
+            sweep_s = NEVER
+            if fleet.sweeps and self.dispatcher.waiting_count:  # at other times there is nothing to look at
+                sweep_s = (self.now_s // SWEEP_S + 1) * SWEEP_S
+            if sweep_s < min(arrival_s, event_s, sent_s):
+                self.now_s = sweep_s
+                self.dispatcher.sweep()
+                self.give()
+                continue
             self.now_s = min(arrival_s, event_s, sent_s)
-            if self.now_s == NEVER:
+            if self.now_s >= until_s:
                 return
             if sent_s < min(arrival_s, event_s):
                 _, slot, request = self.sent.popleft()
@@ -178,6 +200,7 @@ class Live:
                     int(requests.output_tokens[arrived]),
                     int(requests.priority[arrived]),
                     int(requests.deadline_s[arrived]) if requests.deadline_s[arrived] < NEVER else None,
+                    None if deadlines is None else deadlines[arrived],
                 )
                 arrived += 1
             else:
@@ -185,6 +208,29 @@ class Live:
 
 
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
+
+
+def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False):
+    """Two models in three regions, with one to three small instances each."""
+    specs = []
+    for model, speed in (("m", 1.0), ("n", 0.6)):
+        for region in ("east", "north", "west"):
+            for _ in range(int(random.integers(1, 4))):
+                engine = EngineConfig(
+                    max_num_seqs=int(random.integers(2, 7)),
+                    max_num_batched_tokens=int(random.integers(8, 64)),
+                    block_size_tokens=BLOCK_TOKENS,
+                    kv_blocks=int(random.integers(30, 60)),
+                    policy="fcfs" if ordering == "fcfs" else "priority",
+                    max_model_len=120,
+                    profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
+                    prefix_caching=routing == "least_delay",
+                )
+                specs.append(simulated.InstanceSpec(model, region, engine))
+    return simulated.Cluster(
+        specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
+        dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit, sweeps=sweeps,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -204,25 +250,7 @@ ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin"
 )
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
-    specs = []
-    for model, speed in (("m", 1.0), ("n", 0.6)):
-        for region in ("east", "north", "west"):
-            for _ in range(int(random.integers(1, 4))):
-                engine = EngineConfig(
-                    max_num_seqs=int(random.integers(2, 7)),
-                    max_num_batched_tokens=int(random.integers(8, 64)),
-                    block_size_tokens=BLOCK_TOKENS,
-                    kv_blocks=int(random.integers(30, 60)),
-                    policy="fcfs" if ordering == "fcfs" else "priority",
-                    max_model_len=120,
-                    profile=Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5 * speed),
-                    prefix_caching=routing == "least_delay",
-                )
-                specs.append(simulated.InstanceSpec(model, region, engine))
-    fleet = simulated.Cluster(
-        specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
-        dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit,
-    )  # fmt: skip
+    fleet = simulated_fleet(random, routing, ordering, round_trip_s, limit)
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
     prompt = random.integers(1, 55, REQUESTS)
     # Four kinds of prompts that begin alike, each for some way.
@@ -259,3 +287,61 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if load_per_s > 1:
         assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"
+
+
+@pytest.mark.parametrize("at_s", [0.9, 2.3, 4.1])
+async def test_both_clocks_see_alike_what_is_coming(at_s):
+    random = np.random.default_rng(7)
+    fleet = simulated_fleet(random, "join_shortest_queue", "fcfs")
+    output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    requests = make_requests(
+        np.cumsum(random.exponential(1 / 40, REQUESTS)),
+        random.integers(1, 55, REQUESTS),
+        output,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
+        model=random.integers(0, 2, REQUESTS),
+        region=random.integers(0, 3, REQUESTS),
+    )
+    live, simulation = Live(fleet), Simulation(fleet, requests)
+    live.run(fleet, requests, until_s=at_s)
+    simulation.advance(at_s)
+    views = Control(simulation, make_strategy("preserve")).views(simulation)
+    outlooks = [live.dispatcher.outlook(endpoint) for endpoint in live.topology.endpoints]
+    assert [(each.overloaded_instances, each.peak_kv_sum, each.peak_kv_most) for each in views] == outlooks
+    assert any(each.peak_kv_most > 0.5 for each in outlooks)
+    assert any(view.waiting for view in views), "or what waits would not be counted"
+
+
+@pytest.mark.parametrize("routing", ["join_shortest_queue", "least_delay"])
+@pytest.mark.parametrize("ordering", ["priority", "slack"])
+async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
+    """All callers are in one region, and classes with a deadline are held until it, others for half a second."""
+    random = np.random.default_rng([3, len(routing), len(ordering)])
+    fleet = simulated_fleet(random, routing, ordering, sweeps=True)
+    output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    deadlines = [None if random.random() < 0.5 else float(random.integers(2, 4)) for _ in range(REQUESTS)]
+    requests = make_requests(
+        np.cumsum(random.exponential(1 / 100, REQUESTS)),
+        random.integers(1, 55, REQUESTS),
+        output,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
+        model=random.integers(0, 2, REQUESTS),
+        region=np.where(random.random(REQUESTS) < 0.8, 0, 1),
+        priority=random.integers(0, 3, REQUESTS),
+        hold_s=[hold_s(NEVER if each is None else each, 0.5) for each in deadlines],
+    )
+    live = Live(fleet, max_hold_s=0.5)
+    live.run(fleet, requests, deadlines=deadlines)
+    result = Simulation(fleet, requests, decisions=True).run()
+
+    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    expired = {number for number, code in live.refused if code == "hold_expired"}
+    refused = np.flatnonzero(result.outcomes["state"] == Outcome.REFUSED).tolist()
+    assert sorted(number for number, _ in live.refused) == refused
+    assert (result.counters["expired"], result.counters["rehomed"]) == (len(expired), live.moved)
+    assert live.moved
+    assert any(deadlines[number] is None for number in expired)
+    promised = [each is not None for each in deadlines]
+    assert np.nanmax(result.outcomes["queue_s"][promised]) > 1.0, "one with a deadline is held for longer"

@@ -11,7 +11,6 @@ from scheduling.scaling import Pilothouse
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
-    monkeypatch.setattr("controlplane.experiments.shared.capability.WINDOW_S", 60.0)
 
 
 def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():

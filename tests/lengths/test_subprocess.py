@@ -134,6 +134,15 @@ def test_in_line_a_model_over_the_budget_is_too_slow():
     assert (predictor.timing.asked, predictor.timing.in_time) == (10, 0)
 
 
+def test_in_line_a_model_that_waits_for_a_core_is_not_too_slow():
+    now = iter(range(100))  # a second a look: what it computes takes next to nothing
+    predictor = InLine(constant("5"), 0.5, clock=lambda: float(next(now)))
+    for _ in range(20):
+        assert predictor.ask_now(query()).tokens == 5.0
+    assert not predictor.too_slow
+    assert (predictor.timing.asked, predictor.timing.in_time) == (20, 0)
+
+
 async def test_subprocess_many_at_once_go_in_few_batches(subprocess):
     predictor = await subprocess("slow", "0.001")
     replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(100)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.lookahead.maps import LookAhead
+from scheduling.lookahead.maps import LookAhead, project
 from tests.oracles.dispatch import PlainFleet
 
 ITERATIONS = 100
@@ -192,13 +192,6 @@ PREDICTIVE: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
 
 def projected_tokens(ahead: LookAhead, instance: int, iterations: int) -> NDArray[np.int64]:
     """KV tokens of *instance* in this and the coming *iterations*, as the compiled map *ahead* expects them."""
-    horizon, now = ahead.ending.shape[1], ahead.clock[instance]
-    active, base_sum = ahead.active[instance], ahead.base_sum[instance]
     tokens = np.zeros(iterations, np.int64)
-    for i in range(iterations):
-        if 0 < i < horizon:
-            at = (now + i) % horizon
-            active -= ahead.ending[instance, at]
-            base_sum -= ahead.ending_base[instance, at]
-        tokens[i] = base_sum + active * (now + i)
+    project(ahead, instance, tokens)
     return tokens

@@ -169,7 +169,7 @@ class TestUnasked:
         monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
         MinuteRow.objects.filter(model="b").update(prompt_tokens=60_000)
         times = iter(range(100))
-        row = backtests.backtest_ledger(limit_s=5.5, clock=lambda: float(next(times)))
+        row = backtests.backtest_ledger(limit_s=1.5, clock=lambda: float(next(times)))
         assert row.source == "ledger, 1 largest of 2"
         assert {(each["series"], each["quantity"]) for each in row.rows} == {("b eu", "prompt"), ("b eu", "output")}
         whole = backtests.backtest_ledger(limit_s=1e9)

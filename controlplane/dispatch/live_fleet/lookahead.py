@@ -13,6 +13,7 @@ import numpy as np
 from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.lookahead import maps as lookahead
+from scheduling.lookahead import outlook
 
 FIRST_REQUESTS = 1024
 
@@ -20,6 +21,7 @@ FIRST_REQUESTS = 1024
 class Anticipation:
     def __init__(self, instances: int) -> None:
         self.maps = lookahead.allocate(instances, FIRST_REQUESTS)
+        self._tokens = np.zeros(outlook.ITERATIONS, np.int64)  # scratch
 
     def add(self, request: Request, instance: int) -> None:
         """*request* begins to decode on the instance in slot *instance*, or began a few tokens ago.
@@ -68,14 +70,15 @@ class Anticipation:
             lookahead.finish(self.maps, request.ahead)
             request.ahead = -1
 
-    def look(self, fleet: FleetArrays, slots: list[int], queued_tokens: int) -> "Outlook":
-        """What is coming to the instances in *slots* that take work, each with its part of *queued_tokens*."""
+    def look(self, fleet: FleetArrays, slots: list[int], waiting_tokens: int) -> "Outlook":
+        """What is coming to the instances in *slots* that take work, each with its part of *waiting_tokens*."""
         accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]
         overloaded, peaks = 0, []
         for slot in accepting:
-            capacity, unbegun = int(fleet.kv_capacity_tokens[slot]), int(fleet.queued_prompt_tokens[slot])
-            overloaded += lookahead.overloaded(self.maps, slot, capacity, unbegun + queued_tokens / len(accepting))
-            peaks.append((unbegun + lookahead.peak_tokens(self.maps, slot, lookahead.ITERATIONS)) / capacity)
+            lookahead.project(self.maps, slot, self._tokens)
+            is_over, peak = outlook.look(fleet, slot, self._tokens, waiting_tokens / len(accepting))
+            overloaded += is_over
+            peaks.append(peak)
         return Outlook(overloaded, sum(peaks), max(peaks, default=0.0))
 
 

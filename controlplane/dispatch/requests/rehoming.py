@@ -1,5 +1,6 @@
 """Moving what waits: away from endpoints that cannot serve it, or not soon, and out where it was held too long."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,8 @@ from controlplane.dispatch.port import Deliver, Moved, Refused
 from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from scheduling.routing.regions import THRESHOLD, choose_region, pressure
+from scheduling.queueing.ordering import hold_s
+from scheduling.routing.regions import THRESHOLD, better_home, pressure
 
 
 class Rehoming:
@@ -33,14 +35,13 @@ class Rehoming:
         self.deliver = deliver
 
     def sweep(self, now_s: float) -> None:
-        """Look at all that waits. Call it once a second."""
+        """Look at all that waits. Call it every `SWEEP_S`."""
         self.queue.fit()  # endpoints may have come
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
-                if now_s - request.asked.arrived_s > self.max_hold_s:
-                    self._unavailable(
-                        request, "hold_expired", f"No instance had room within {self.max_hold_s:.0f} s.", 30
-                    )
+                held_s = hold_s(request.asked.deadline_s or math.inf, self.max_hold_s)
+                if now_s - request.asked.arrived_s > held_s:
+                    self._unavailable(request, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
             self.rehome(endpoint)
 
     def rehome(self, endpoint: Endpoint) -> None:
@@ -51,7 +52,9 @@ class Rehoming:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
         for request in waiting:
-            index = choose_region(topology.fleet, topology.arrays, candidates, queue.arrays.size, THRESHOLD)
+            index = better_home(
+                topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, THRESHOLD
+            )
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or self.placement.coming(other) for other in others):
@@ -63,9 +66,6 @@ class Rehoming:
             if index == endpoint.index:
                 break
             here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint))
-            there = pressure(topology.fleet, topology.arrays, index, int(queue.arrays.size[index]))
-            if there >= 1.0 and np.isfinite(here):
-                break  # no better off there
             target = topology.endpoints[index]
             queue.move(request, target)
             self.deliver(

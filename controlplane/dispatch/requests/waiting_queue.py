@@ -7,6 +7,7 @@ import math
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
+from scheduling.lookahead.outlook import waiting_tokens
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
@@ -28,6 +29,10 @@ class WaitingQueue:
     def count(self, endpoint: Endpoint) -> int:
         """Requests that wait for *endpoint*."""
         return int(self.arrays.size[endpoint.index]) if endpoint.index < self.arrays.size.size else 0
+
+    def prompt_tokens(self, endpoint: Endpoint) -> int:
+        """Tokens of the prompts that wait for *endpoint*."""
+        return int(waiting_tokens(self.arrays, endpoint.index)) if self.count(endpoint) else 0
 
     def of(self, endpoint: Endpoint) -> list[Request]:
         """Those that wait for *endpoint*, in any order."""

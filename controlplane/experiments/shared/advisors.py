@@ -1,6 +1,7 @@
 """The planner in an experiment: that of live plans, by forecasts made beforehand, for instances on machines of one type."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from controlplane.experiments.shared.demand import DemandForecasts, Windows
 from scheduling.planning.advisor import Band, Demand, EndpointDemand, PlanSettings, SimulatedPlanner
-from scheduling.planning.capacity import MEASURED, Capability
+from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.scaling import EndpointView, PlansFor
 
@@ -23,26 +24,24 @@ def by_total(
     other_work: Windows,
     plans_for: PlansFor,
     period_s: float,
-    capability_tokens_per_s: Mapping[str, float],
+    capability: Mapping[str, Capability],
+    cvs: Sequence[float],
     capacity: int,
     usd_per_hour: float,
 ) -> SimulatedPlanner:
     """SageServe's planner (sections 5 and 6.4): demand is the forecast of interactive tokens, prompt and output together.
 
-    *streams* are the rows of the forecasts and of *other_work*; beta is all of that of the hour behind, since nothing
-    holds it back here. Capability is by model, *capacity* the machines of a region, lent out or not.
+    *streams* are the rows of the forecasts, of *other_work* and of *cvs*, those of their arrivals; beta is all of the other
+    work of the hour behind, since nothing holds it back here. Capability is by model, *capacity* the machines of a region,
+    lent out or not.
     """
-    capability = {
-        (model, MACHINE): Capability(inf, inf, tokens_per_s, MEASURED)
-        for model, tokens_per_s in capability_tokens_per_s.items()
-    }
     units = dict.fromkeys(((region, MACHINE) for _, region in streams), capacity)
 
     def demand_at(now_s: float) -> Demand:
         step, other = forecasts.at(now_s), _hour_behind(other_work, now_s)
         none = Band(*np.zeros((2, forecasts.mean.shape[2])))
         of = {
-            stream: EndpointDemand.of(_band(forecasts, step, at), none, plans_for, float(other[at]))
+            stream: EndpointDemand.of(_band(forecasts, step, at), none, plans_for, float(other[at]), cvs[at])
             for at, stream in enumerate(streams)
         }
         return Demand(_start_s(forecasts, step), forecasts.window_s, of)
@@ -50,7 +49,11 @@ def by_total(
     return SimulatedPlanner(
         demand_at=demand_at,
         fleet_of=_fleet_of(units, usd_per_hour),
-        capability=capability,
+        # Demand is of tokens of both kinds.
+        capability={
+            (model, MACHINE): replace(one, prompt_tokens_per_s=inf, output_tokens_per_s=inf)
+            for model, one in capability.items()
+        },
         follows=dict.fromkeys((model for model, _ in streams), plans_for),
         settings=PlanSettings(period_s),
     )
@@ -61,6 +64,7 @@ def by_quantity(
     prompt: DemandForecasts,
     output: DemandForecasts,
     capability: Capability,
+    cvs: Sequence[float],
     plans_for: PlansFor,
     period_s: float,
 ) -> SimulatedPlanner:
@@ -69,7 +73,7 @@ def by_quantity(
     def demand_at(now_s: float) -> Demand:
         step = prompt.at(now_s)
         of = {
-            stream: EndpointDemand.of(_band(prompt, step, at), _band(output, step, at), plans_for)
+            stream: EndpointDemand.of(_band(prompt, step, at), _band(output, step, at), plans_for, cv=cvs[at])
             for at, stream in enumerate(streams)
         }
         return Demand(_start_s(prompt, step), prompt.window_s, of)

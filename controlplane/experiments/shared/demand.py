@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from forecasting.workload import FORECASTERS, Fallback
 from forecasting.workload.series import Series
+from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.workload.columns import Workload
 
 Floats = NDArray[np.float64]
+MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,20 @@ def windows(
         for column in (workload.prompt_tokens, workload.output_tokens)
     ]
     return Windows(window_s, tokens[0], tokens[1])
+
+
+def arrival_cvs(
+    workload: Workload, streams: Sequence[tuple[str, str]], classes: Sequence[str], duration_s: float
+) -> list[float]:
+    """CV of the arrivals of each stream, as its requests by minute show it."""
+    asked = np.array([name in classes for name in workload.slo_class.names])[workload.slo_class.codes]
+    minute = (workload.arrival_s // MINUTE_S).astype(np.int64)
+    cvs = []
+    for model, region in streams:
+        of = workload.model.codes == workload.model.names.index(model)
+        of &= (workload.region.codes == workload.region.names.index(region)) & asked
+        cvs.append(arrival_cv(np.bincount(minute[of], minlength=int(duration_s // MINUTE_S))))
+    return cvs
 
 
 @dataclass(frozen=True, slots=True)

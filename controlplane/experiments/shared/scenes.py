@@ -206,6 +206,26 @@ def sageserve(scale: float = 1.0) -> Scene:
     return scene.scaled(scale)
 
 
+def two_models(scale: float = 1.0) -> Scene:
+    """Two of SageServe's models in two regions, on fleets small enough for arrivals of CV 2 to 4 to be felt."""
+    scene = sageserve()
+    regions = {region: REGIONS[region] for region in ("us-east", "us-west")}
+    clients = [
+        *_clients("llama-2-70b", 7.0, Lognormal(1100, 3400, 16, 3500), Lognormal(220, 900, 4, 1500)),
+        *_clients("bloom-176b", 3.5, Lognormal(900, 2600, 16, 3500), Lognormal(200, 700, 4, 1500)),
+    ]
+    return replace(
+        scene,
+        models=SAGESERVE_MODELS[:2],
+        regions=regions,
+        latency_s=((0.0, 0.06), (0.06, 0.0)),
+        clients=[replace(client, regions={region: SHARES[region] for region in regions}) for client in clients],
+        instances=16,
+        min_instances=1,
+        max_instances=20,
+    ).scaled(scale)
+
+
 # PreServe, section 5.3: up to eight instances of Llama-2-7B, each on an A40. No published profile of this pair was at hand:
 # prefill and the fixed part of a decode step are Vidur's matrix products (26.3 ms, 0.12 ms a token), and a step reads the
 # keys and values of all tokens, 512 KiB each, at the 696 GB/s of the card. KV tokens: 90 % of the memory less the weights.

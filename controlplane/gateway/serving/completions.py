@@ -124,6 +124,7 @@ class Completions:
             tenant_id=grant.tenant_id,
             priority=terms.priority,
             due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            deadline_s=terms.deadline_s,
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,

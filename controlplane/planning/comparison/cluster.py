@@ -128,7 +128,7 @@ def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Clus
     from scheduling.simulation.staging.fleet import cluster_of, prices_of
 
     scenario = Scenario.model_validate(live_scenario(fleet, rows))
-    cluster, prices = replace(cluster_of(scenario), share_spot=False), prices_of(scenario)
+    cluster, prices = replace(cluster_of(scenario), share_spot=False, sweeps=True), prices_of(scenario)
     return cluster, np.array([prices[spec.gpu_type].on_demand_usd for spec in cluster.instances])
 
 

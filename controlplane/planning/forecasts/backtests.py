@@ -107,28 +107,24 @@ def judge(
     test_days: float | None = None,
     keep_partial: bool = False,
     report: Callable[[str, int, int], None] = lambda step, done, total: None,
-    out_of_time: Callable[[], bool] = lambda: False,
 ) -> Judgement:
     """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
 
-    *report* is called with (step, windows done, all windows of the step). Once *out_of_time* no series is begun, and what
-    is known of the one in hand is left out. Raises ValueError, naming the series that cannot be judged.
+    *report* is called with (step, windows done, all windows of the step). Raises ValueError, naming the series that cannot
+    be judged.
     """
     from forecasting.workload import FORECASTERS, backtest
     from forecasting.workload.series import without_partial
 
     made = Judgement()
     for name, pair in demand.series.items():
-        rows, judged = [], []
         for quantity in quantities:
             series = pair[quantity] if keep_partial else without_partial(pair[quantity])
             fit, test = split(series, name, fit_days, test_days)
             of_series = {"series": name, "quantity": quantity}
             gaps = int(np.count_nonzero(~series.known[: fit + test]))
-            judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
+            made.judged.append({**of_series, "fit_windows": fit, "test_windows": test, "gaps": gaps})
             for forecaster in forecasters:
-                if out_of_time():
-                    return made
                 step = f"{name} {quantity}: {forecaster}"
                 report(step, 0, test)
 
@@ -141,9 +137,7 @@ def judge(
                     )
                 except ValueError as error:
                     raise ValueError(f"{name} {quantity}: {error}") from error
-                rows += [{**row, **of_series} for row in results]
-        made.rows.extend(rows)
-        made.judged.extend(judged)
+                made.rows.extend({**row, **of_series} for row in results)
     return made
 
 
@@ -168,7 +162,7 @@ def due(now: datetime) -> bool:
 
 
 def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic) -> Backtest | None:
-    """Judge every forecaster on the ledger's largest series, as many as *limit_s* allows, and keep the result.
+    """Judge every forecaster on the ledger's largest series, and keep the result: none is begun after *limit_s*.
 
     None while no series has `LEAST_WINDOWS`.
     """
@@ -192,11 +186,10 @@ def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic)
             break
         one = Demand(demand.source, {name: demand.series[name]})
         try:
-            made = judge(one, list(FORECASTERS), HORIZON, Quantity.values, out_of_time=lambda: clock() >= until_s)
+            rows += judge(one, list(FORECASTERS), HORIZON, Quantity.values).rows
         except ValueError:
             continue  # nothing was asked for in the part that is judged
-        rows += made.rows
-        count += bool(made.rows)
+        count += 1
     if not rows:
         return None
     source = (

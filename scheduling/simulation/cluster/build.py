@@ -70,6 +70,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
     slots = max(1, min(count, FIRST_WAITING))
     policies = _policies(cluster)
     takes_time = bool(policies["round_trip_s"].any())
+    nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
     if takes_time:
         held_at_once *= 2  # an allowance is never more than what runs at once
     np.add.at(policies["serving"], fleet.endpoint, [spec.state == State.READY for spec in specs])
@@ -86,7 +87,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
             requests,
             anticipate=bool((policies["routing"] >= PRESERVE).any()),
         ),
-        events=allocate_events(2 * instances + regions * regions + endpoints * (1 + takes_time)),
+        events=allocate_events(nodes + cluster.sweeps),
         arrivals=_arrivals(requests),
         outcomes=_outcomes(count),
         policies=policies,
@@ -102,7 +103,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
         affinity=_affinity(cluster, policies, slots),
-        run_state=_run_state(cluster),
+        run_state=_run_state(cluster, nodes if cluster.sweeps else -1),
     )
 
 
@@ -171,13 +172,15 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.batch_wait_s = batching.wait_timeout_s
         record.batch_opened_s = np.inf
         record.scaled_s = -np.inf
+        record.expires_s = np.inf
     return policies
 
 
-def _run_state(cluster: Cluster) -> NDArray[np.void]:
+def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     run_state = np.zeros(1, RUN_STATE)
     record = run_state[0]
     record.threshold = cluster.threshold
+    record.sweep_node, record.sweep_s = sweep_node, np.inf
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
         record[name] = getattr(cluster.delays, name)

@@ -114,6 +114,9 @@ class Cluster:
     batching: PerEndpoint[Batching] = field(default_factory=Batching)
     queue_bound: PerEndpoint[int] | None = None
     threshold: float = REGION_THRESHOLD
+    sweeps: bool = False
+    """Whether what waits is looked at every second, as live: it moves to where it is better off, and is refused when it was
+    held for longer than `Requests.hold_s`."""
     delays: Delays = field(default_factory=Delays)
     reactive: Reactive | None = None
     share_spot: bool = True

@@ -142,7 +142,7 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
 
 
 @compiled_internal
-def _note(world: World, slot: int, request: int) -> None:
+def note_prefix(world: World, slot: int, request: int) -> None:
     """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
     cache, first, last = world.engines.cache, 0, 0
     if cache.first.size > 1:
@@ -252,6 +252,21 @@ def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
 
 
 @compiled_inline
+def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
+    """The queue key of *request* at *endpoint*."""
+    policy, arrivals = world.policies[endpoint], world.arrivals
+    arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
+    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    ordering = int(policy.ordering)
+    service_s = 0.0
+    if ordering not in (FCFS, PRIORITY):  # which do not ask for it
+        if ordering == SJF:
+            output_tokens = column(arrivals.output_tokens, request)
+        service_s = _service_s(policy, prompt_tokens, output_tokens)
+    return queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+
+
+@compiled_inline
 def queue(world: World, request: int, endpoint: int) -> None:
     """Let *request* wait at *endpoint*, or refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
@@ -267,15 +282,11 @@ def queue(world: World, request: int, endpoint: int) -> None:
         output = room - prompt
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
     deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
-    ordering = int(policy.ordering)
-    service_s = 0.0
-    if ordering not in (FCFS, PRIORITY):  # which do not ask for it
-        service_s = _service_s(policy, prompt, column(arrivals.output_tokens, request) if ordering == SJF else output)
-    key = queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+    key = key_of(world, request, endpoint, prompt, output)
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request
     if policy.routing == LEAST_DELAY:
-        _note(world, slot, request)
+        note_prefix(world, slot, request)
 
 
 @compiled_inline

@@ -1,8 +1,8 @@
 """The compiled loop: arrivals, iterations' ends and changes of state, in order of time, through the live decision kernels.
 
 What happens at one moment happens in this order: control ticks (by the caller, before `run` goes on), arrivals, ends of
-instances' iterations, changes of instances' states, arrivals from other regions, batches' timeouts, arrivals at instances;
-each by number.
+instances' iterations, changes of instances' states, arrivals from other regions, batches' timeouts, arrivals at instances,
+looks at what waits; each by number.
 What becomes of a request at its endpoint is in `dispatcher`. Before every decision the fleet arrays are brought up to the
 moment: all tokens that have come out, and no others, are counted.
 """
@@ -28,6 +28,7 @@ from scheduling.simulation.cluster.state_changes import (
     TO_CALLER,
     act,
 )
+from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, sweep, wait_anywhere
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.batch import begin, end
@@ -84,11 +85,21 @@ def _run(
     for each in range(world.policies.size):
         sum_up(world.fleet, world.endpoints, engines, each)
     again = False  # an instance became ready: its endpoint is pumped before time goes on
+    sweeping = False  # what waits is looked at: the endpoint that a request moved to is pumped before the sweep goes on
+    if not asked and run_state.sweep_node >= 0 and wait_anywhere(world):
+        arm(world, float(run_state.now_s))
     while True:
         instance = reached = NONE
         now_s = float(run_state.now_s)
         if again:
             request = NONE
+        elif sweeping:
+            request = NONE
+            endpoint = sweep(world, now_s, source)
+            sweeping = endpoint >= 0
+            if not sweeping:
+                end_sweep(world, now_s, until_s)
+                continue
         elif asked:
             for each in range(world.policies.size):
                 observe_endpoint(world.fleet, world.endpoints, engines, each, now_s, source)
@@ -127,6 +138,9 @@ def _run(
                 elif node < 2 * instances + links:
                     reached = _reach(world, node - 2 * instances, source)
                     endpoint = int(world.outcomes[reached].endpoint)
+                elif node == run_state.sweep_node:
+                    sweeping = True
+                    continue
                 else:
                     endpoint = node - 2 * instances - links
                     if endpoint >= world.policies.size:
@@ -151,6 +165,9 @@ def _run(
             reached = request
         if reached >= 0:
             queue(world, reached, endpoint)
+            if run_state.sweep_node >= 0:
+                expect_end(world, reached, endpoint)
+                arm(world, now_s)
         done = 0
         if instance >= 0 and engines.instances[instance].phase != IDLE:
             done = end(world.fleet, engines, instance, now_s, world.outcomes)

@@ -49,7 +49,7 @@ class Outcome(IntEnum):
     FAILED = 3
     """Its instance was lost after the first token, or for the third time."""
     REFUSED = 4
-    """No instance served its model or soon would, or the queue was full."""
+    """No instance served its model or soon would, the queue was full, or it was held too long."""
 
 
 # Outcomes as plain numbers, for kernels.
@@ -106,6 +106,8 @@ RUN_STATE = record(
         ("forwarded", np.int64),
         ("requeued", np.int64),
         ("refused", np.int64),
+        ("expired", np.int64),  # of those, held too long
+        ("rehomed", np.int64),
         ("failed", np.int64),
         ("events", np.int64),
         ("decisions", np.int64),
@@ -113,6 +115,9 @@ RUN_STATE = record(
         ("scale_outs", np.int64),
         ("scale_ins", np.int64),
         ("reclaims", np.int64),
+        ("sweep_node", np.int64),  # of the event tree; -1 where what waits stays where it is
+        ("sweep_s", np.float64),  # when what waits is looked at next; infinity while nothing waits
+        ("sweeping", np.int64),  # the endpoint at which a sweep stands
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
         ("start_s", np.float64),  # delays
@@ -142,6 +147,7 @@ ENDPOINT = record(
         ),  # of its largest instance: a longer prediction is cut, or it would wait for ever
         ("serving", np.int64),  # instances that serve it or soon will
         ("scaled_s", np.float64),  # when the reactive trigger last changed it
+        ("expires_s", np.float64),  # not before this has anything that waits been held too long
     ]
 )
 """How an endpoint is run."""
@@ -197,6 +203,7 @@ class Arrivals(NamedTuple):
     predicted_tokens: NDArray[np.int32]
     priority: NDArray[np.int32]
     deadline_s: NDArray[np.float64]
+    hold_s: NDArray[np.float64]
 
 
 class World(NamedTuple):

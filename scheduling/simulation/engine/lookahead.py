@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
-from scheduling.lookahead.maps import OVER_KV, OVER_SHARE, advance, enter
+from scheduling.lookahead.maps import advance, enter
+from scheduling.lookahead.outlook import look, waiting_tokens
+from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import pressure
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
@@ -112,14 +114,13 @@ def _draw(
     instance: int,
     sequence: int,
     passed: int,
-    unbegun: bool,
     ending: NDArray[np.int64],
     ending_tokens: NDArray[np.int64],
 ) -> None:
     """Add the lines of the list that begins with *sequence*: KV now and how many iterations it goes on."""
     while sequence != NONE:
         this: Any = engines.sequences[sequence]
-        if this.streaming != 0 or unbegun:
+        if this.streaming != 0:
             produced = int(this.produced_tokens)
             if this.decoding != 0:
                 produced = engines.instances[instance].iteration + passed + this.offset
@@ -140,22 +141,21 @@ def _draw(
 def project_engine(
     engines: EngineArrays,
     instance: int,
-    unbegun: bool,
     ending: NDArray[np.int64],
     ending_tokens: NDArray[np.int64],
     tokens: NDArray[np.int64],
 ) -> None:
     """Write the KV tokens of *instance* in this and the coming iterations into *tokens*.
 
-    *unbegun*: also count, as if they began now, requests whose prefill is not over. The engine must have been brought up
-    to the moment (`loop.control`). *ending* and *ending_tokens* are scratch, one element longer than *tokens*.
+    Those are of requests whose prefill is over. The engine must have been brought up to the moment (`loop.control`).
+    *ending* and *ending_tokens* are scratch, one element longer than *tokens*.
     """
     engine: Any = engines.instances[instance]
     ending[:] = 0
     ending_tokens[:] = 0
     passed = int(engine.counted) if engine.phase == SEGMENT else 0
-    _draw(engines, instance, int(engine.first_running), passed, unbegun, ending, ending_tokens)
-    _draw(engines, instance, int(engine.first_waiting), passed, unbegun, ending, ending_tokens)
+    _draw(engines, instance, int(engine.first_running), passed, ending, ending_tokens)
+    _draw(engines, instance, int(engine.first_waiting), passed, ending, ending_tokens)
     active, at_now = 0, 0
     for i in range(tokens.size):
         active += ending[i]
@@ -167,8 +167,8 @@ def project_engine(
 def endpoint_outlook(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
+    waiting: WaitingArrays,
     engines: EngineArrays,
-    queued_tokens: NDArray[np.float64],
     ending: NDArray[np.int64],
     ending_tokens: NDArray[np.int64],
     tokens: NDArray[np.int64],
@@ -178,8 +178,7 @@ def endpoint_outlook(
 ) -> None:
     """For every endpoint: instances potentially overloaded, and the sum and the highest of their peaks, as KV use.
 
-    *queued_tokens* by endpoint are held for it and count as if its ready instances had them already, in equal parts.
-    Capacity is what the engines have, whatever their dispatcher counts on.
+    Capacity is what the engines have, whatever their dispatcher counts on. The others are scratch, as in `project_engine`.
     """
     for endpoint in range(overloaded.size):
         overloaded[endpoint], peak_sum[endpoint], peak_most[endpoint] = 0, 0.0, 0.0
@@ -191,17 +190,8 @@ def endpoint_outlook(
             instance = int(endpoints.members[at])
             if fleet.accepting[instance] == 0:
                 continue
-            engine: Any = engines.instances[instance]
-            capacity = int(engine.kv_blocks * engine.block_size_tokens)
-            project_engine(engines, instance, True, ending, ending_tokens, tokens)
-            queued = queued_tokens[endpoint] / accepting
-            above, peak = 0, 0.0
-            for i in range(tokens.size):
-                held = tokens[i] + queued
-                if held > OVER_KV * capacity:
-                    above += 1
-                peak = max(peak, held)
-            if above > OVER_SHARE * tokens.size:
-                overloaded[endpoint] += 1
-            peak_sum[endpoint] += peak / capacity
-            peak_most[endpoint] = max(peak_most[endpoint], peak / capacity)
+            project_engine(engines, instance, ending, ending_tokens, tokens)
+            is_over, peak = look(fleet, instance, tokens, waiting_tokens(waiting, endpoint) / accepting)
+            overloaded[endpoint] += is_over
+            peak_sum[endpoint] += peak
+            peak_most[endpoint] = max(peak_most[endpoint], peak)

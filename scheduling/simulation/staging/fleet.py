@@ -97,6 +97,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             latency_s=_latency_s(scenario, regions),
             routing=per_endpoint("routing"),
             ordering=per_endpoint("ordering"),
+            sweeps=True,
             ordering_stretch=per_endpoint("ordering_stretch"),
             dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
             requests_ahead_limit=per_endpoint("requests_ahead_limit"),

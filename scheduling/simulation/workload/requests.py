@@ -27,6 +27,8 @@ class Requests(NamedTuple):
     """Lower is earlier."""
     deadline_s: NDArray[np.float64]
     """After arrival, of the end, or of the first token where that is what is promised; infinity for none."""
+    hold_s: NDArray[np.float64]
+    """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -49,6 +51,7 @@ def make_requests(
     tenant: ArrayLike = 0,
     priority: ArrayLike = 0,
     deadline_s: ArrayLike = np.inf,
+    hold_s: ArrayLike = np.inf,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the true ones.
@@ -89,6 +92,7 @@ def make_requests(
         "tenant": column("tenant", tenant, np.int32),
         "priority": column("priority", priority, np.int32),
         "deadline_s": column("deadline_s", deadline_s, np.float64),
+        "hold_s": column("hold_s", hold_s, np.float64),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:
@@ -155,6 +159,7 @@ def check_requests(
         refuse("output_tokens", requests.output_tokens[part] < 1, "a request produces at least 1 token")
         refuse("predicted_tokens", requests.predicted_tokens[part] < 1, "a request produces at least 1 token")
         refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
+        refuse("hold_s", ~(requests.hold_s[part] >= 0), "a time is not below 0")
         model, region = requests.model[part], requests.region[part]
         refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")
         refuse("region", (region < 0) | (region >= len(regions)), f"there are {len(regions)} regions")

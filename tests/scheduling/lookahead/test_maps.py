@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import FREE, NONE, add, advance, allocate, finish, grow, peak_tokens, token
 from tests.oracles.lookahead import projected_tokens
 
@@ -131,23 +130,6 @@ def test_one_more_request_is_only_thought_of():
     assert peak_tokens(ahead, 0, 20, 100, 8) == 14 + 104
     assert peak_tokens(ahead, 0, 20, 100, 30) == 119
     assert peak_tokens(ahead, 0, 20) == 14
-
-
-@pytest.mark.parametrize(("iterations_above", "expected"), [(10, False), (11, True)])
-def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, expected):
-    ahead = allocate(1, 2)
-    add(ahead, 0, 951, iterations_above)
-    assert lookahead.overloaded(ahead, 0, 1000, 0.0) is expected
-    assert lookahead.overloaded(ahead, 0, 2000, 0.0) is False
-    assert lookahead.overloaded(ahead, 0, 0, 0.0) is False  # capacity not known yet
-
-
-def test_what_is_queued_counts_in_every_iteration():
-    ahead = allocate(1, 2)
-    add(ahead, 0, 500, 300)
-    assert lookahead.share_above(ahead, 0, 100, 950.0, 0.0) == 0.0
-    assert lookahead.share_above(ahead, 0, 100, 950.0, 400.0) == 0.49
-    assert lookahead.share_above(ahead, 0, 100, 950.0, 451.0) == 1.0
 
 
 def test_an_overfull_map_says_so_and_a_wrong_size_is_refused():

@@ -39,7 +39,7 @@ def test_the_most_of_each_kind_without_violation():
     broken = np.zeros(20)
     prompt[11], output[11], broken[11] = 900_000.0, 900_000.0, 1  # too much of it: a promise broke
     measured = profile_capability(**windows(20, prompt_tokens=prompt, output_tokens=output, violations=broken))
-    assert measured == Capability(100.0, 20.0, 105.0, MEASURED, 19)
+    assert measured == Capability(100.0, 20.0, 105.0, MEASURED, 19, instances=2.0)
 
 
 def test_a_share_of_violations_may_be_allowed():
@@ -60,7 +60,7 @@ def test_gaps_and_idle_windows_teach_nothing():
     serving = np.full(20, 2.0)
     serving[7:9] = 0
     broken = np.zeros(20)
-    broken[-1] = 1
+    broken[-1], prompt[-1] = 1, 70_000.0
     measured = profile_capability(
         **windows(20, prompt_tokens=prompt, requests=requests, instances=serving, violations=broken)
     )
@@ -91,7 +91,9 @@ def test_idle_instances_do_not_look_weak():
     assert "no window of 12 shows a limit" in idle.note
     broken = np.zeros(13)
     broken[0] = 1
-    tried = profile_capability(**windows(13, violations=broken), expected=expected)
+    prompt = np.full(13, 60_000.0)
+    prompt[0] = 70_000.0
+    tried = profile_capability(**windows(13, prompt_tokens=prompt, violations=broken), expected=expected)
     assert (tried.source, tried.total_tokens_per_s) == (MEASURED, 55.0)
     better = profile_capability(**windows(), expected=Capability(10.0, 1.0, 9.0, PROFILED))
     assert better.source == MEASURED

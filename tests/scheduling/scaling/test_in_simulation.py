@@ -75,7 +75,7 @@ def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
     simulation.advance(at_s)
     projected = np.zeros(100, np.int64)
     lines = np.zeros((2, 101), np.int64)
-    project_engine(simulation.world.engines, 0, False, lines[0], lines[1], projected)
+    project_engine(simulation.world.engines, 0, lines[0], lines[1], projected)
 
     timelines = serve(
         engine,
@@ -113,7 +113,7 @@ def test_memory_held_is_that_of_the_tokens_in_it(seed, at_s):
     held, within = [], []
     for instance in range(2):
         tokens, lines = np.zeros(1, np.int64), np.zeros((2, 2), np.int64)
-        project_engine(world.engines, instance, False, lines[0], lines[1], tokens)
+        project_engine(world.engines, instance, lines[0], lines[1], tokens)
         held.append(int(tokens[0]))
         # Blocks that are not full, and a prompt whose prefill is under way.
         running = int(world.engines.instances[instance]["running"])

@@ -8,6 +8,7 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
+from controlplane.simulation.lengths import predicted_by, read_texts
 from controlplane.simulation.running import Ran, compile_for, run
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
@@ -38,6 +39,13 @@ class Command(BaseCommand):
             "--decisions", action="store_true", help="also write a row for every dispatch, in order of time"
         )
         parser.add_argument("--seed", type=int, help="instead of the scenario's own")
+        parser.add_argument(
+            "--length-version",
+            type=int,
+            metavar="N",
+            help="expect output lengths as this version of the length model predicts them (0: the bundled student)",
+        )
+        parser.add_argument("--texts", type=Path, help="the trace's prompts, one a line, for a version that reads them")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -52,6 +60,14 @@ class Command(BaseCommand):
             seed = scenario.seed if options["seed"] is None else options["seed"]
             staged = stage(scenario, path, seed)
         except (ScenarioError, TraceError) as error:
+            raise CommandError(str(error)) from error
+        try:
+            if options["length_version"] is not None:
+                texts = read_texts(options["texts"]) if options["texts"] else None
+                staged = predicted_by(options["length_version"], staged, texts)
+            elif options["texts"]:
+                raise ValueError("--texts are read by a version of the length model: give --length-version.")
+        except ValueError as error:
             raise CommandError(str(error)) from error
         try:
             with Console(stderr=True, quiet=options["json"]).status("Compiling, once for each release"):

@@ -1,0 +1,73 @@
+"""Output lengths as a version of the length model predicts them, in the place of a simulation's own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from controlplane.lengths.models import LengthVersion
+from controlplane.lengths.services import BUNDLED, InUse, used
+from controlplane.lengths.training import TEXTLESS
+from forecasting.lengths import LengthQuery
+from forecasting.lengths.service.subprocess_server import load
+from scheduling.simulation.staging import Stage
+
+BATCH: Final = 1024
+
+
+def read_texts(path: Path) -> list[str]:
+    """The prompts of a trace, one a line, in its order. Raises ValueError for a file that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def predicted_by(number: int, staged: Stage, texts: Sequence[str] | None = None) -> Stage:
+    """*staged*, whose requests are expected to be as long as version *number* (0: the bundled student) predicts.
+
+    Without *texts*, one a request, a student and kinds that read none answer by sizes and names. Raises ValueError where
+    there is no such version, its file cannot be used, it reads prompts and there are none, or their number differs.
+    """
+    version = _version(number)
+    requests = staged.requests
+    if texts is None and version.kind not in TEXTLESS:
+        raise ValueError(
+            f"{version.name} reads prompts, and the trace has none: give them, one a line, or take a version of"
+            f" {', '.join(sorted(TEXTLESS))}."
+        )
+    if texts is not None and len(texts) != requests.count:
+        raise ValueError(f"There are {len(texts):,} prompts for {requests.count:,} requests.")
+    try:
+        model = load(version.kind, version.file)
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{version.name} cannot be read: {error}") from error
+    tokens = np.empty(requests.count)
+    for start in range(0, requests.count, BATCH):
+        stop = min(start + BATCH, requests.count)
+        queries = [_query(staged, at, texts[at] if texts else "") for at in range(start, stop)]
+        tokens[start:stop] = model.predict(queries).tokens
+    predicted = np.maximum(1, np.rint(tokens)).astype(np.int32)
+    return replace(staged, requests=requests._replace(predicted_tokens=predicted))
+
+
+def _version(number: int) -> InUse:
+    if number == BUNDLED.number:
+        return BUNDLED
+    row = LengthVersion.objects.filter(number=number).first()
+    if row is None:
+        raise ValueError(f"There is no version {number} of the length model.")
+    return used(row)
+
+
+def _query(staged: Stage, at: int, text: str) -> LengthQuery:
+    requests, names = staged.requests, staged.names
+    return LengthQuery(
+        text,
+        int(requests.prompt_tokens[at]),
+        names.models[requests.model[at]],
+        names.tenants[requests.tenant[at]],
+        names.slo_classes[requests.slo_class[at]],
+    )

@@ -1,0 +1,143 @@
+"""What instances serve within a promise under bursts, measured by simulation: PreServe's Algorithm 1 at several sizes.
+
+The paper learns an instance's capability from windows of the past. Here the windows are simulated: fleets of several sizes
+under a rising rate, whose arrivals have the coefficient of variation that was seen. That shows what windows of a fleet
+of one size do not: how much of it fewer or more instances may use (`scheduling.planning.bursts`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scheduling.planning.bursts import POISSON_CV, highest_load_kept
+from scheduling.planning.capacity import SIMULATED, Capability
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Promise, kept, latency_s
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+
+SIZES = (1, 2, 4, 8)
+"""Instances of the fleets that are tried."""
+WINDOWS = 40
+FROM, TO = 0.03, 1.3
+"""The rate rises from this to this share of a rough estimate, by equal steps of its root."""
+WINDOW_S, LEAST_REQUESTS, MOST_REQUESTS = 300.0, 1000, 10_000
+"""Length of a window, and how many requests may come in it at the highest rate, or it is made longer or shorter."""
+ALONE = 300
+"""Requests that are served one by one, to see what breaks whatever the load."""
+ALONE_EVERY_S = 3600.0
+MOST_ABOVE = 1.1
+"""How far above the highest limit that was found an instance of very many may serve."""
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+SETTLE_S = 3600.0
+"""After the last request came, until when it may be served."""
+
+
+def rough_requests_per_s(engine: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
+    """What an instance might serve, from its profile: prefills one by one, decoding in full batches."""
+    profile = engine.profile
+    batch = min(engine.max_num_seqs, engine.kv_capacity_tokens / (prompt_tokens + output_tokens))
+    context = batch * (prompt_tokens + output_tokens / 2)
+    decode_s = profile.decode_a_s + profile.decode_b_s_per_sequence * batch + profile.decode_c_s_per_token * context
+    prefill_s = profile.prefill_a_s + profile.prefill_b_s_per_token * prompt_tokens
+    return 1 / (max(prefill_s, 0.0) + output_tokens * decode_s / batch)
+
+
+def simulated_capability(
+    engine: EngineConfig,
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    promise: Promise,
+    *,
+    normalised_s: float = np.inf,
+    percentile: float = 95.0,
+    cv: float = POISSON_CV,
+    sizes: Sequence[int] = SIZES,
+    seed: int = 0,
+) -> Capability:
+    """What *engine* serves of requests drawn from the pairs of lengths, *percentile* of which keep *promise* (and
+    *normalised_s* an output token), under arrivals of *cv*.
+
+    Lengths are cut to what the engine takes. ValueError without lengths or for a percentile that is none.
+    """
+    random = np.random.default_rng([seed, 3])
+    prompts, outputs = np.asarray(prompt_tokens, np.int64), np.asarray(output_tokens, np.int64)
+    if not prompts.size or prompts.shape != outputs.shape:
+        raise ValueError(f"lengths must be pairs, at least one, not {prompts.shape} and {outputs.shape}")
+    if not 0 < percentile <= 100:
+        raise ValueError(f"percentile must be above 0 and at most 100, not {percentile}")
+    longest = min(engine.max_model_len, engine.kv_capacity_tokens)
+    outputs = np.clip(outputs, 1, longest // 2)
+    prompts = np.clip(prompts, 1, longest - outputs)
+    rough = rough_requests_per_s(engine, float(prompts.mean()), float(outputs.mean()))
+
+    def broken(size: int, arrival_s: Floats, at: Ints) -> NDArray[np.bool_]:
+        cluster = Cluster([InstanceSpec("one", "here", engine)] * size)
+        requests = make_requests(arrival_s, prompts[at], outputs[at])
+        result = Simulation(cluster, requests).run(until_s=float(arrival_s[-1]) + SETTLE_S)
+        judged, met = kept(result, [promise])
+        late = judged & ~met
+        return late | ~(latency_s(result, "normalised") <= normalised_s) if np.isfinite(normalised_s) else late
+
+    alone = random.integers(0, prompts.size, ALONE)
+    idle = float(broken(1, ALONE_EVERY_S * np.arange(ALONE, dtype=np.float64), alone).mean())
+    allowed = 1.0 - percentile / 100.0
+    note = "from a simulation of the performance profile"
+    if idle > allowed:  # no number of instances would help: what is left to plan for is that no more of them break
+        note += f"; {idle:.0%} of requests break their promise on an idle instance, {idle + allowed:.0%} may"
+        allowed += idle
+    fleets = [(size, each) for each in sorted({POISSON_CV, cv}) for size in sizes]
+    limits = []
+    for size, of_cv in fleets:
+        rates, arrival_s, window = _arrivals(size, rough, of_cv, random)
+        late = broken(size, arrival_s, random.integers(0, prompts.size, arrival_s.size))
+        count = np.bincount(window, minlength=WINDOWS)
+        # By the rate that was meant, as a plan has it, not by what came of it.
+        limits.append(highest_load_kept(rates, np.bincount(window, late, WINDOWS), allowed * count, count))
+    requests_per_s, reserve = _fitted(fleets, limits)
+    tokens = requests_per_s * np.array([prompts.mean(), outputs.mean()])
+    if not requests_per_s:
+        note += f"; {max(sizes)} instances keep the promise at no load"
+    return Capability(
+        float(tokens[0]),
+        float(tokens[1]),
+        float(tokens.sum()),
+        SIMULATED,
+        note=note,
+        reserve=reserve,
+        percentile=percentile,
+        cv=cv,
+        instances=max(sizes),
+    )
+
+
+def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -> tuple[Floats, Floats, Ints]:
+    """Requests a second an instance by window, arrivals and their windows, for *size* instances."""
+    rates = rough * np.linspace(FROM**0.5, TO**0.5, WINDOWS) ** 2
+    most_per_s = float(size * rates[-1])
+    window_s = min(max(WINDOW_S, LEAST_REQUESTS / most_per_s), MOST_REQUESTS / most_per_s)
+    due = np.concatenate([[0.0], np.cumsum(size * rates * window_s)])
+    # A renewal process in the time in which one request is due each second, carried to the clock.
+    shape = cv**-2
+    moments = np.cumsum(random.standard_gamma(shape, int(due[-1] + 6 * cv * np.sqrt(due[-1])) + 1) / shape)
+    arrival_s = np.interp(moments[moments < due[-1]], due, np.arange(WINDOWS + 1) * window_s)
+    return rates, arrival_s, np.minimum((arrival_s // window_s).astype(np.int64), WINDOWS - 1)
+
+
+def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float]) -> tuple[float, float]:
+    """What one instance of many serves, and `Capability.reserve`: of the *limits* of *fleets* (size, cv), by least squares.
+
+    The limit falls from the first by the second times cv / sqrt(size). The first is held near the highest limit, since many
+    instances saturate. Fleets that keep the promise at no load say no more than that, and are left out.
+    """
+    limit = np.array(limits)
+    highest, able = float(limit.max()), limit > 0
+    if highest == 0 or len(limits) == 1:
+        return highest, 0.0
+    slope = np.array([cv / size**0.5 for size, cv in fleets])[able]
+    (theta, _), *_ = np.linalg.lstsq(np.stack([np.ones(slope.size), -slope], axis=1), limit[able], rcond=None)
+    theta = min(max(float(theta), highest), MOST_ABOVE * highest)
+    return theta, float((slope * (1.0 - limit[able] / theta)).sum() / (slope**2).sum())

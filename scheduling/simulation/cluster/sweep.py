@@ -1,0 +1,141 @@
+"""Looking at what waits, as the gateway does: what was held too long is refused, what is better off elsewhere moves there.
+
+It is done every `SWEEP_S` while anything waits, by the rules of the live dispatcher (`routing.regions.better_home`,
+`Requests.hold_s`). A move takes no time: the dispatcher holds the queues of all regions in its own memory.
+"""
+
+import math
+
+from scheduling.compiled import compiled_inline, compiled_internal
+from scheduling.queueing.waiting_set import free_slot, peek, push, remove
+from scheduling.routing.regions import SWEEP_S, better_home
+from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, refuse
+from scheduling.simulation.cluster.event_queue import set_time
+from scheduling.simulation.cluster.totals import observe_memory
+from scheduling.simulation.cluster.world import World
+from scheduling.simulation.engine.state import NONE
+
+
+@compiled_inline
+def arm(world: World, now_s: float) -> None:
+    """Have what waits looked at when the next second begins, unless that is due already."""
+    run_state = world.run_state[0]
+    if run_state.sweep_node >= 0 and run_state.sweep_s == math.inf:
+        run_state.sweep_s = (math.floor(now_s / SWEEP_S) + 1) * SWEEP_S
+        set_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
+
+
+@compiled_inline
+def _hold_s(world: World, request: int) -> float:
+    hold_s = world.arrivals.hold_s
+    return float(hold_s[request if hold_s.size > 1 else 0])
+
+
+@compiled_inline
+def expect_end(world: World, request: int, endpoint: int) -> None:
+    """*request* waits for *endpoint* now, and will have been held too long at some time."""
+    policy = world.policies[endpoint]
+    policy.expires_s = min(policy.expires_s, world.arrivals.arrival_s[request] + _hold_s(world, request))
+
+
+@compiled_internal
+def wait_anywhere(world: World) -> bool:
+    """Whether any request waits."""
+    count = 0
+    for endpoint in range(world.policies.size):
+        count += world.waiting.size[endpoint]
+    return count > 0
+
+
+@compiled_internal
+def _give_up(world: World, slot: int) -> None:
+    """Refuse the request that waits in *slot*."""
+    refuse(world, int(world.held[slot]))
+    remove(world.waiting, slot)
+    free_slot(world.waiting, slot)
+
+
+@compiled_internal
+def _expire(world: World, endpoint: int, now_s: float) -> None:
+    """Refuse what was held too long for *endpoint*."""
+    arrivals, waiting, policy = world.arrivals, world.waiting, world.policies[endpoint]
+    if now_s < policy.expires_s:
+        return
+    policy.expires_s = math.inf
+    at = int(waiting.size[endpoint]) - 1
+    while at >= 0:
+        slot = int(waiting.heap[endpoint, at])
+        request = int(world.held[slot])
+        if now_s - arrivals.arrival_s[request] > _hold_s(world, request):
+            world.run_state[0].expired += 1
+            _give_up(world, slot)
+            at = min(at, int(waiting.size[endpoint]) - 1)  # another may stand in its place now
+        else:
+            expect_end(world, request, endpoint)
+            at -= 1
+
+
+@compiled_internal
+def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
+    """Move the first request that waits for *endpoint* to where it is better off, and return that endpoint; else -1."""
+    fleet, endpoints, waiting = world.fleet, world.endpoints, world.waiting
+    policy = world.policies[endpoint]
+    first = int(policy.model * world.latency_s.shape[0] + policy.region)
+    candidates = world.candidates[world.candidate_first[first] : world.candidate_first[first + 1]]
+    while waiting.size[endpoint] > 0:
+        for at in range(candidates.size):
+            observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
+        threshold = float(world.run_state[0].threshold)
+        target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold)
+        slot = peek(waiting, endpoint)
+        if target < 0:
+            for at in range(candidates.size):
+                if world.policies[candidates[at]].serving > 0:
+                    return NONE  # one is on its way
+            _give_up(world, slot)
+            continue
+        if target == endpoint:
+            return NONE
+        request = int(world.held[slot])
+        prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
+        remove(waiting, slot)
+        push(waiting, target, slot, key_of(world, request, target, prompt, output))
+        world.outcomes[request].endpoint = target
+        world.run_state[0].rehomed += 1
+        expect_end(world, request, target)
+        if world.policies[target].routing == LEAST_DELAY:
+            note_prefix(world, slot, request)
+        return target
+    return NONE
+
+
+@compiled_internal
+def sweep(world: World, now_s: float, source: int) -> int:
+    """Go on with the sweep until a request moves: the endpoint to be pumped before the sweep goes on; -1 at its end."""
+    run_state = world.run_state[0]
+    while run_state.sweeping < world.policies.size:
+        endpoint = int(run_state.sweeping)
+        _expire(world, endpoint, now_s)
+        target = _rehome(world, endpoint, now_s, source)
+        if target >= 0:
+            return target
+        run_state.sweeping += 1
+    run_state.sweeping = 0
+    return NONE
+
+
+@compiled_internal
+def end_sweep(world: World, now_s: float, until_s: float) -> None:
+    """Have what still waits looked at again; but not if nothing would ever change, for then time would have no end."""
+    run_state = world.run_state[0]
+    run_state.sweep_s = math.inf
+    set_time(world.events, int(run_state.sweep_node), math.inf)
+    if not wait_anywhere(world):
+        return
+    goes_on = until_s < math.inf or world.events.time_s[1] < math.inf
+    goes_on = goes_on or run_state.arrived < world.arrivals.arrival_s.size
+    for endpoint in range(world.policies.size):
+        goes_on = goes_on or world.policies[endpoint].expires_s < math.inf
+    if goes_on:
+        arm(world, now_s)
