@@ -1,9 +1,8 @@
-"""The fleet of the rows as a simulated cluster: how fast its instances start, and what its round trips took."""
+"""The fleet of the rows as a scenario and as a simulated cluster: how fast instances start, what round trips took."""
 
-from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from django.db.models import QuerySet
@@ -11,10 +10,11 @@ from numpy.typing import NDArray
 
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import PerformanceProfile, SloClass
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.plans import capability, inventory
+from controlplane.planning.plans import inventory
+from controlplane.planning.plans.capability import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from scheduling.simulation.cluster.description import Cluster
@@ -52,59 +52,111 @@ def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
     return {endpoint: float(np.median(measured_s)) for endpoint, measured_s in known.items()}
 
 
-def cluster_of(
-    fleet: inventory.Fleet, deployments: Sequence[Deployment], rows: QuerySet[LedgerRow]
-) -> tuple["Cluster", NDArray[np.float64]]:
-    """As many instances as each deployment may have, those that are there ready; and their prices in USD an hour.
+def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
+    """The tables of a scenario that say what the fleet is and how it dispatches; demand and scaling are left to the caller.
 
-    Round trips are those of *rows*, latencies between regions those of the inventory.
+    As many instances as each deployment with a profile may have, those that are there ready. Round trips are those of
+    *rows*, latencies between regions those of the inventory.
     """
     from scheduling.routing.regions import latency_ms
-    from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
-    from scheduling.simulation.cluster.world import State
 
     starts_s, trips_s = start_s(), round_trips_s(rows)
-    specs: list[InstanceSpec] = []
-    usd: list[float] = []
-    routing: dict[tuple[str, str], str] = {}
-    ordering: dict[tuple[str, str], str] = {}
-    stretch: dict[tuple[str, str], float] = {}
-    ahead: dict[tuple[str, str], int | None] = {}
-    bounds: Counter[tuple[str, str]] = Counter()
+    tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
+    endpoints: dict[tuple[str, str], dict[str, Any]] = {}
     for place, row in fleet.deployments.items():
         profile = row.profile()
-        if row not in deployments or profile is None:
+        if profile is None or not row.max_instances:
             continue
-        engine = capability.engine_of(row, profile.coefficients())
+        model, region, gpu = place
+        tables["models"][model] = {"context_tokens": row.model.context_tokens}
+        prices = {
+            "usd_per_hour": row.gpu_type.on_demand_usd_per_hour,
+            "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,
+        }
+        tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
+        tables["regions"][region] = {}
+        tables["profiles"][model, gpu, row.tensor_parallel] = _profile(model, gpu, row.tensor_parallel, profile)
         ready = min(max(fleet.present[place], row.min_instances, 1), row.max_instances)
-        model, region, gpu_type = place
-        for number in range(row.max_instances):
-            state = State.READY if number < ready else State.EMPTY
-            each_usd = float(row.gpu_type.on_demand_usd_per_hour) * row.tensor_parallel
-            name = f"{model}-{region}-{number + 1}"
-            specs.append(InstanceSpec(model, region, engine, gpu_type, name, state, usd_per_hour=each_usd))
-            usd.append(each_usd)
-        routing.setdefault((model, region), row.routing_policy)
-        ordering.setdefault((model, region), row.ordering_policy)
-        stretch.setdefault((model, region), row.ordering_stretch)
-        ahead.setdefault((model, region), row.requests_ahead_limit)
-        bounds[model, region] += row.queue_bound
-    # Live, an instance that is let go is stopped; it comes back as any other does.
-    delays = Delays(spot_median_s=starts_s, spot_max_s=5 * starts_s, start_s=0.0, local_weights_s=starts_s)
-    regions = list(dict.fromkeys(spec.region for spec in specs))
-    known_ms = region_latencies_ms()
-    cluster = Cluster(
-        specs,
-        regions=regions,
-        latency_s=[[latency_ms(known_ms, origin, target) / 1000 for target in regions] for origin in regions],
-        routing=routing,
-        ordering=ordering,
-        ordering_stretch=stretch,
-        dispatch_round_trip_s={endpoint: trips_s.get(endpoint, 0.0) for endpoint in ahead},
-        requests_ahead_limit=ahead,
-        queue_bound=dict(bounds),
-        delays=delays,
-        share_spot=False,
-        sweeps=True,
-    )
-    return cluster, np.array(usd)
+        tables["fleet"][place] = {
+            "model": model,
+            "regions": [region],
+            "gpu": gpu,
+            "tensor_parallel": row.tensor_parallel,
+            "instances": ready,
+            "empty": row.max_instances - ready,
+            "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
+            "max_num_seqs": row.max_num_seqs,
+            "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
+            "block_size_tokens": BLOCK_TOKENS,
+            "queue": row.scheduling_policy,
+        }
+        # Of an endpoint on several GPU types, the first deployment decides how it dispatches.
+        endpoint = endpoints.setdefault(
+            (model, region),
+            {
+                "model": model,
+                "region": region,
+                "routing": row.routing_policy,
+                "ordering": row.ordering_policy,
+                "ordering_stretch": float(row.ordering_stretch),
+                "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
+                "requests_ahead_limit": row.requests_ahead_limit,
+                "queue_bound": 0,
+            },
+        )
+        endpoint["queue_bound"] += row.queue_bound
+    known_ms, regions = region_latencies_ms(), list(tables["regions"])
+    tables["latency_ms"] = {
+        origin: {target: float(latency_ms(known_ms, origin, target)) for target in regions} for origin in regions
+    }
+    return {
+        **tables,
+        "profiles": list(tables["profiles"].values()),
+        "fleet": list(tables["fleet"].values()),
+        "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
+        "endpoints": list(endpoints.values()),
+        # Live, an instance that is let go is stopped; it comes back as any other does.
+        "delays": {
+            "spot_median_s": starts_s, "spot_max_s": 5 * starts_s, "start_s": 0.0, "local_weights_s": starts_s,
+        },
+    }  # fmt: skip
+
+
+def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Cluster", NDArray[np.float64]]:
+    """`live_scenario` as a cluster, and the prices of its instances in USD an hour."""
+    from scheduling.simulation.scenario import Scenario
+    from scheduling.simulation.staging.fleet import cluster_of, prices_of
+
+    scenario = Scenario.model_validate(live_scenario(fleet, rows))
+    cluster, prices = replace(cluster_of(scenario), share_spot=False, sweeps=True), prices_of(scenario)
+    return cluster, np.array([prices[spec.gpu_type].on_demand_usd for spec in cluster.instances])
+
+
+def _profile(model: str, gpu: str, tensor_parallel: int, row: PerformanceProfile) -> dict[str, Any]:
+    return {
+        "model": model,
+        "gpu": gpu,
+        "tensor_parallel": tensor_parallel,
+        "prefill": {
+            "t0_s": row.prefill_t0_s,
+            "a_s": row.prefill_a_s,
+            "b_s_per_token": row.prefill_b_s_per_token,
+            "c_s_per_token2": row.prefill_c_s_per_token2,
+        },
+        "decode": {
+            "a_s": row.decode_a_s,
+            "b_s_per_sequence": row.decode_b_s_per_sequence,
+            "c_s_per_token": row.decode_c_s_per_token,
+        },
+    }
+
+
+def _class(row: SloClass) -> dict[str, Any]:
+    return {
+        "kind": str(row.kind),
+        "ttft_ms": row.ttft_target_ms,
+        "itl_ms": row.itl_target_ms,
+        "e2e_ms": row.e2e_target_ms,
+        "deadline_s": row.deadline_s,
+        "priority": row.priority,
+    }

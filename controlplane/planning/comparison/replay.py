@@ -81,7 +81,7 @@ class Replay:
         replayed = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
         if not replayed:
             return None
-        cluster, usd = cluster_of(fleet, deployments, rows)
+        cluster, usd = cluster_of(fleet, rows)
         from_at = replayed[0][0]
         classes = list(SloClass.objects.order_by("priority", "name"))
         numbers = {row.name: number for number, row in enumerate(classes)}

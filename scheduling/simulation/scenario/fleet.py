@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Size
 
 
 class Gpu(Part):
@@ -22,7 +22,7 @@ class Prefill(Part):
 
 
 class Decode(Part):
-    a_s: Positive
+    a_s: AtLeast0
     b_s_per_sequence: AtLeast0 = 0.0
     c_s_per_token: AtLeast0 = 0.0
 

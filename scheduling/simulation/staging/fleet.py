@@ -68,7 +68,13 @@ def cluster_of(scenario: Scenario) -> Cluster:
         for region in group.regions:
             instances += [
                 InstanceSpec(
-                    group.model, region, engine, instance_gpu(group), f"{group.model}-{region}-{number}", state
+                    group.model,
+                    region,
+                    engine,
+                    instance_gpu(group),
+                    f"{group.model}-{region}-{number}",
+                    state,
+                    usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
                 )
                 for number, state in enumerate(states, 1)
             ]

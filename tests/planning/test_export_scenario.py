@@ -1,0 +1,62 @@
+"""`manage.py export_scenario`: the live fleet and its ledger as a scenario that `simulate` runs."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from controlplane.fleet.models import PerformanceProfile
+from controlplane.gateway.models import LedgerRow
+from controlplane.planning.models import ScalingPolicy
+from scheduling.simulation.scenario import load_scenario
+
+pytestmark = pytest.mark.django_db
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def requests(acme, deployment, profile):
+    for number in range(40):
+        LedgerRow.objects.create(
+            request_id=f"r{number}", arrived_at=START + timedelta(seconds=5 * number), tenant=acme, model="llama-3.1-8b",
+            slo_class="interactive", region="us-east", streamed=True, outcome="done", status_code=200, prompt_tokens=100,
+            output_tokens=20 + number, predicted_output_tokens=30, trace=[{"round_trip_ms": 4.0}],
+        )  # fmt: skip
+
+
+def export(folder: Path, *arguments: str) -> str:
+    out = StringIO()
+    call_command("export_scenario", str(folder), *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
+    ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", parameters={"out_above": 0.6})
+    folder = tmp_path / "live"
+    assert "40 requests and 1 deployments" in export(folder)
+    scenario = load_scenario(folder / "scenario.toml")
+    (group,) = scenario.fleet
+    assert (group.model, group.regions, group.gpu) == ("llama-3.1-8b", ["us-east"], "a100-80gb")
+    assert group.instances + group.empty == deployment.max_instances
+    (endpoint,) = scenario.endpoints
+    assert (endpoint.strategy, endpoint.parameters) == ("lt_u", {"out_above": 0.6})
+    assert (endpoint.min_instances, endpoint.max_instances) == (deployment.min_instances, deployment.max_instances)
+    assert endpoint.dispatch_round_trip_ms == pytest.approx(4.0)
+    assert scenario.classes["interactive"].ttft_ms == 1000
+    out = StringIO()
+    call_command("simulate", str(folder / "scenario.toml"), "--json", stdout=out)
+    answer = json.loads(out.getvalue())
+    assert answer["requests"] == 40
+    assert answer["strategy"] == "lt_u"
+    assert answer["plans"]
+
+
+def test_nothing_to_write_is_said(requests, deployment, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="no request to a model of the fleet"):
+        export(tmp_path, "--since", "2027-01-01")
+    PerformanceProfile.objects.all().delete()
+    with pytest.raises(CommandError, match="No active deployment has a performance profile"):
+        export(tmp_path)
