@@ -70,7 +70,7 @@ def first_choice(
 ) -> int:
     """The first of *candidates* that *is_below* the *threshold*, else the one of the least *use_of*, else -1.
 
-    Of those equally used, the first; none whose use is infinite. Both are asked with *seen*, what a clock knows of it:
+    Of those equally used, the first; none whose use is infinite. Both are asked with *seen*, what a clock knows:
     live all is counted, in a simulation bounds mostly do.
     """
     for at in range(candidates.size):
