@@ -1,8 +1,8 @@
 """What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
 
 The region is chosen by the body of the kernel (`regions.first_choice`); the others have a kernel as their twin
-(`join_shortest_queue`, `reactive_trigger`), and answer the same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
-count the tokens only of instances that the bounds cannot distinguish.
+(`join_shortest_queue`, `reactive_trigger`), and answer the same. The kernels look at fleet arrays that are up to the moment
+at every instance; these look at what bounds them, and count the tokens only of instances that the bounds cannot distinguish.
 """
 
 import math
