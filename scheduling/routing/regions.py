@@ -6,14 +6,16 @@ waiting, so what is compared is its *pressure*: the larger of KV use and sequenc
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
+Seen = TypeVar("Seen")
+Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64]]
 THRESHOLD = 0.7
 """SageServe's threshold for sending a request away from its preferred region."""
 SWEEP_S: Final = 1.0
@@ -58,6 +60,41 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
     return fullness(kv_tokens, kv_capacity, running, sequences, waiting)
 
 
+@compiled_inline
+def first_choice(
+    candidates: NDArray[np.int32],
+    threshold: float,
+    is_below: Callable[[Seen, int, float], bool],
+    use_of: Callable[[Seen, int], float],
+    seen: Seen,
+) -> int:
+    """The first of *candidates* that *is_below* the *threshold*, else the one of the least *use_of*, else -1.
+
+    Of those equally used, the first; none whose use is infinite. Both are asked with *seen*, what a clock knows:
+    live all is counted, in a simulation bounds mostly do.
+    """
+    for at in range(candidates.size):
+        if is_below(seen, int(candidates[at]), threshold):
+            return int(candidates[at])
+    best, least = -1, np.inf
+    for at in range(candidates.size):
+        use = use_of(seen, int(candidates[at]))
+        if use < least:
+            best, least = int(candidates[at]), use
+    return best
+
+
+@compiled_inline
+def _use(seen: Live, endpoint: int) -> float:
+    fleet, endpoints, waiting = seen
+    return pressure(fleet, endpoints, endpoint, waiting[endpoint])
+
+
+@compiled_inline
+def _is_below(seen: Live, endpoint: int, threshold: float) -> bool:
+    return _use(seen, endpoint) < threshold
+
+
 @compiled
 def choose_region(
     fleet: FleetArrays,
@@ -71,15 +108,7 @@ def choose_region(
     *waiting* has one element an endpoint: requests held for it. The first candidate below *threshold*, else the one under
     the least pressure (ties: the preferred one), else -1 when none accepts work.
     """
-    best, least = -1, np.inf
-    for at in range(candidates.size):
-        endpoint = candidates[at]
-        use = pressure(fleet, endpoints, endpoint, waiting[endpoint])
-        if use < threshold:
-            return int(endpoint)
-        if use < least:
-            best, least = endpoint, use
-    return int(best)
+    return first_choice(candidates, threshold, _is_below, _use, (fleet, endpoints, waiting))
 
 
 @compiled

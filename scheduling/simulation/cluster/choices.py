@@ -1,8 +1,8 @@
 """What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
 
-Each function here has a kernel as its twin (`choose_region`, `join_shortest_queue`), and answers the
-same. The kernels look at fleet arrays that are up to the moment at every instance; these look at what bounds them, and
-count the tokens only of instances that the bounds cannot distinguish.
+The region is chosen by the body of the kernel (`regions.first_choice`); which instance is the twin of a
+kernel (`join_shortest_queue`), and answers the same. The kernel looks at fleet arrays that are up to the moment
+at every instance; this looks at what bounds them, and counts the tokens only of instances that the bounds cannot distinguish.
 """
 
 import math
@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, index
-from scheduling.routing.regions import fullness
+from scheduling.routing.regions import first_choice, fullness
 from scheduling.routing.routers import has_room
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
+
+Moment = tuple[World, float, int]
+"""What is known of the fleet at a time, as a source of events sees it."""
 
 
 @compiled_inline
@@ -105,22 +108,26 @@ def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float
 
 
 @compiled_inline
+def _is_below(seen: Moment, endpoint: int, threshold: float) -> bool:
+    world, now_s, source = seen
+    return _pressure(world, endpoint, threshold, math.inf, now_s, source) < threshold
+
+
+@compiled_inline
+def _use(seen: Moment, endpoint: int) -> float:
+    world, now_s, source = seen
+    observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    return _fullness(world, endpoint, 0)
+
+
+@compiled_inline
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
     """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
     threshold = float(world.run_state[0].threshold)
-    for rank in range(candidates.size):
-        if _pressure(world, int(candidates[rank]), threshold, math.inf, now_s, source) < threshold:
-            return int(candidates[rank])
-    chosen, least = NONE, math.inf
-    for rank in range(candidates.size):
-        endpoint = int(candidates[rank])
-        observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-        use = _fullness(world, endpoint, 0)
-        if use < least:
-            chosen, least = endpoint, use
+    chosen = first_choice(candidates, threshold, _is_below, _use, (world, now_s, source))
     if chosen != NONE:
         return chosen
     for rank in range(candidates.size):
