@@ -42,6 +42,8 @@ TEXTLESS: Final = frozenset({STUDENT, ClassMean.name, TenantHistogram.name, Prom
 HELD_OUT: Final = 5
 """Every fifth prompt is held out of training; equal prompts are on the same side."""
 MOST_TRAINED: Final = 50_000
+MOST_JUDGED: Final = 500
+"""Held-out samples, the newest, by which kinds other than the student are judged: an encoder reads some dozens a second."""
 EFFORT: Final = Effort(most_tokens=MOST_TOKENS)
 """Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1)."""
 
@@ -72,7 +74,7 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "", how: How |
     samples = read_samples(how.file) if how.file else stored(how.kind)
     if len(samples) < _least():
         raise ActionError(_too_few(how.kind, len(samples), how.file))
-    held_out = [sample for sample in samples if _held_out(_key(sample))]
+    held_out = [sample for sample in samples if _held_out(_key(sample))][-MOST_JUDGED:]
     learnt = [sample for sample in samples if not _held_out(_key(sample))]
     if not held_out or not learnt:
         raise ActionError("The samples are all of one prompt: there is nothing to learn from them.")

@@ -246,7 +246,7 @@ class Stack:
             "workers.celery",
             "worker",
         ]
-        argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and a comparison
+        argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and LONG_WORK
         argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "stack@%h", "--loglevel", "WARNING"]
         argv += ["--without-mingle", "--without-gossip"]
 

@@ -12,6 +12,7 @@ from controlplane.simulation import requested
 from controlplane.simulation.models import SimulationRun
 from tests.scheduling.simulation.test_scenario import RIGHT
 from workers.tasks import simulation as tasks
+from workers.tasks.planning import LONG_WORK, only_one
 
 pytestmark = pytest.mark.django_db
 
@@ -97,6 +98,14 @@ def test_viewers_read_and_do_not_run(sign_in, viewer, sent):
     caller = sign_in("viewer")
     assert caller.post("simulations", scenario=scenario()).status_code == 403
     assert caller.get("simulations").json()["items"] == []
+
+
+def test_it_waits_for_other_long_work(sign_in, operator, sent):
+    pk = sign_in("operator").post("simulations", scenario=scenario()).json()["id"]
+    with only_one(LONG_WORK):
+        assert tasks.run_simulation(pk) == ""
+    assert SimulationRun.objects.get(pk=pk).state == "queued"
+    assert tasks.run_simulation(pk) == "done"
 
 
 def test_one_that_waits_is_cancelled(sign_in, operator, sent):

@@ -21,6 +21,7 @@ from tests.forecasting.lengths import made
 from tests.inventory import *  # noqa: F403 (fixtures)
 from tests.lengths.test_services import samples, state_folder
 from workers.tasks import lengths as tasks
+from workers.tasks.planning import LONG_WORK, only_one
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small", "state_folder")]
 __all__ = ["state_folder"]
@@ -153,6 +154,17 @@ def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_mo
     assert training.due(now) == ["tenant-histogram"]
     assert tasks.train_length_model() == 3
     assert LengthVersion.objects.get(number=3).kind == "tenant-histogram"
+
+
+def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
+    again = []
+    monkeypatch.setattr(
+        tasks.train_length_model, "apply_async", lambda *given, **options: again.append((given, options))
+    )
+    with only_one(LONG_WORK):
+        assert tasks.train_length_model() == 0
+        assert tasks.train_length_model("olga", "now", "preserve") == 0
+    assert again == [((("olga", "now", "preserve"),), {"countdown": tasks.AGAIN_S})]
 
 
 def test_a_conversation_is_learned_from_as_it_was_asked(keeps):

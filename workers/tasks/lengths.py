@@ -10,11 +10,13 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import describe
 from controlplane.lengths import services, training
-from workers.tasks.planning import only_one
+from workers.tasks.planning import LONG_WORK, only_one
 
 logger = logging.getLogger(__name__)
 
 TRAIN_LIMIT_S = 3000
+AGAIN_S = 10
+"""After which a training that somebody asked for looks again whether other long work is done."""
 
 
 @shared_task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
@@ -23,8 +25,10 @@ def train_length_model(actor: str = "", reason: str = "", kind: str = "") -> int
 
     One that somebody asked for and that fails is an event; of one that was due, the job is failing.
     """
-    with only_one("train_length_model") as free:
+    with only_one(LONG_WORK) as free:
         if not free:
+            if actor:
+                train_length_model.apply_async((actor, reason, kind), countdown=AGAIN_S)
             return 0
         if actor:
             return _asked_for(actor, reason, kind or training.STUDENT)

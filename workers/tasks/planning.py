@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 ACTOR = "planner"
 FORECAST_LIMIT_S = 1800
+LONG_WORK = "long_work"
+"""Lock of what takes minutes and can wait for each other: a process of the worker is left to short tasks."""
 PATIENCE_SHARE = 0.5
 """Of the time between plans: so long plans wait for forecasts that are still being made."""
 
@@ -62,7 +64,7 @@ def forecast_and_plan() -> None:
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def compare_strategies() -> None:
     """Simulate the last hours of the ledger under each strategy, when that is due."""
-    with only_one("compare_strategies") as free:
+    with only_one(LONG_WORK) as free:
         now = timezone.now()
         if free and comparison.due(now):
             comparison.compare_strategies(tuned().COMPARE_HOURS, now)
@@ -71,7 +73,7 @@ def compare_strategies() -> None:
 @shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
-    with only_one("backtest_ledger") as free:
+    with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
             backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S)
 

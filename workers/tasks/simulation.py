@@ -4,12 +4,14 @@ from celery import shared_task
 from django.utils import timezone
 
 from controlplane.simulation import requested
+from workers.tasks.planning import LONG_WORK, only_one
 
 
 @shared_task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
 def run_simulation(pk: int) -> str:
-    """Run the simulation *pk*; its state afterwards, empty if it did not wait any more."""
-    return requested.run_requested(pk)
+    """Run the simulation *pk*; its state afterwards, empty if it did not wait any more, or waits on for other long work."""
+    with only_one(LONG_WORK) as free:
+        return requested.run_requested(pk) if free else ""
 
 
 @shared_task
