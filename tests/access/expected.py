@@ -187,6 +187,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "planning.scalingplan": (VIEWER, ()),
     "planning.scalingpolicy": (VIEWER, EDITED),
     "planning.strategycomparison": (VIEWER, ()),
+    "tuning.setting": (VIEWER, EDITED),
 }
 # Pages of the admin beside those of its models.
 ADMIN_PAGES = {

@@ -83,10 +83,10 @@ class Inventory:
     endpoints: tuple[EndpointSpec, ...]
     instances: tuple[InstanceSpec, ...]
     ttft_slo_ms: int | None  # the strictest target of an interactive class
-    tuned: Tunable = field(default_factory=without_rows)
-    """The settings in force for all models."""
     latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
+    tuned: Tunable = field(default_factory=without_rows)
+    """The settings in force for all models."""
 
 
 def read() -> Inventory:

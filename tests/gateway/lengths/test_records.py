@@ -4,13 +4,13 @@ import logging
 import random
 
 import pytest
-from django.conf import settings
 from django.db import connection
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.lengths import service as module
 from controlplane.lengths.models import LengthMinute, LengthSample
+from controlplane.tuning.selectors import without_rows
 from tests.gateway.lengths.calls import LONG, asked, in_database, say
 
 
@@ -69,12 +69,12 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
     assert sum(row.requests for row in rows) == 2
 
 
-async def test_samples_are_an_even_share(served, service, monkeypatch):
-    monkeypatch.setattr(settings, "LENGTH_SAMPLES_PER_MIN", 36)  # three between two flushes
+async def test_samples_are_an_even_share(served, service):
+    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 36}))  # three between two flushes
     for number in range(40):
         await say(served, f"question {number}")
     assert len(service.notes.samples) == 3
-    monkeypatch.setattr(settings, "LENGTH_SAMPLES_PER_MIN", 0)
+    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 0}))
     await service.flush()
     await say(served, "one more")
     assert service.notes.samples == []
