@@ -1,8 +1,8 @@
 """What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
 
-The region is chosen by the body of the kernel (`regions.first_choice`); which instance is the twin of a
-kernel (`join_shortest_queue`), and answers the same. The kernel looks at fleet arrays that are up to the moment
-at every instance; this looks at what bounds them, and counts the tokens only of instances that the bounds cannot distinguish.
+The region is chosen by the body of the kernel (`regions.first_choice`); `shortest` has a kernel as its twin
+(`join_shortest_queue`), and answers the same. The kernel looks at fleet arrays that are up to the moment at every instance;
+this looks at what bounds them, and counts the tokens only of instances that the bounds cannot distinguish.
 """
 
 import math

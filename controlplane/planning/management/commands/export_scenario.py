@@ -71,7 +71,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         "endpoints": endpoints,
         "scaling": {"strategy": "reactive", "min_instances": 0, "max_instances": 1},
         "planner": {
-            "period_s": float(plans.period_s),
+            **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
             "epsilon": plans.epsilon,
             "time_limit_s": float(plans.time_limit_s),
         },
