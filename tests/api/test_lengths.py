@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from django.conf import settings
 from django.utils import timezone
 
 from controlplane.events.models import Event
@@ -89,11 +88,11 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
     assert Event.objects.get(kind="length_version.promoted").reason == "better"
 
 
-def test_training_is_asked_for(sign_in, monkeypatch):
+def test_training_is_asked_for(sign_in, monkeypatch, settings):
     operator, tasks = sign_in("operator"), []
     monkeypatch.setattr(training, "send_task", lambda *task, **named: tasks.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
-    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 0)
+    settings.LENGTH_TRAIN_SAMPLES = 0
     answer = operator.post("lengths/train", reason="now")
     assert (answer.status_code, answer.json()) == (202, {"delivered": True})
     assert tasks[0][0] == "workers.tasks.lengths.train_length_model"

@@ -128,7 +128,7 @@ def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, m
     assert states() == {shadow.number: "shadow", 2: "rejected"}
 
 
-def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
+def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, settings):
     asked = []
 
     def train(now, actor=versions.ACTOR, reason="", how=None):
@@ -136,7 +136,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
         return LengthVersion(number=7)
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    settings.LENGTH_TRAIN_SAMPLES = 50
     assert tasks.train_length_model() == 0  # nothing to learn from
     samples(acme, 60)
     assert tasks.train_length_model() == 7
@@ -146,7 +146,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch):
     assert asked == [(versions.ACTOR, "", "student"), ("olga", "now please", "student")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7
-    monkeypatch.setattr(settings, "LENGTH_TRAIN_EVERY_S", 0.0)
+    settings.LENGTH_TRAIN_EVERY_S = 0.0
     assert tasks.train_length_model() == 0
 
 

@@ -73,7 +73,7 @@ def test_a_task_of_celery(tmp_path, settings, monkeypatch, language_model):
 
 @pytest.mark.django_db
 def test_the_periods_of_beat(tmp_path, settings, caplog):
-    app = Celery("test", broker="redis://127.0.0.1:1/0")
+    app = Celery("test", broker="redis://127.0.0.1:1/0", set_as_current=False)
     app.conf.beat_schedule = settings.CELERY_BEAT_SCHEDULE
     beat = Scheduler(app, schedule_filename=str(tmp_path / "schedule"))
     sent = []
