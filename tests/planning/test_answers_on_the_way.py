@@ -30,7 +30,9 @@ class Redis:
         return self.text
 
     def publish(self, running: dict[str, int], age_s: float = 0.0, up_s: float = 1.0) -> None:
-        self.text = orjson.dumps({"ts": time.time() - age_s, "up_s": up_s, "endpoints": [], "running": running})
+        self.text = orjson.dumps(
+            {"ts": time.time() - age_s, "up_s": up_s, "endpoints": [], "running": running, "left_tokens": {}}
+        )
 
 
 @pytest.fixture

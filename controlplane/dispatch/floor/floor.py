@@ -163,7 +163,8 @@ class Floor:
 
     def _move(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], delta: int, reason: str) -> None:
         memory = self.observation.memory(endpoint.index)
-        memory.busy, memory.changed_s = True, self.clock()
+        memory.busy = True
+        memory.moved(delta, self.clock())
         self._watch_until_s = self.clock() + WATCH_S
         load = self._left_tokens()
         logger.info("floor: %+d %s in %s: %s", delta, endpoint.model, endpoint.region, reason)

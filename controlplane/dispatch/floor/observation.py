@@ -14,6 +14,7 @@ from scheduling.scaling import EndpointView
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
     Load,
+    Stage,
     count_of_one,
     demand_rate,
     demand_seconds,
@@ -35,6 +36,14 @@ class EndpointMemory:
     refused_since_s: float | None = None  # moves to more could not be made since
     retry_s: float = -math.inf  # when the next is tried
     demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for)
+
+    def moved(self, delta: int, now_s: float) -> None:
+        """The floor itself changes the endpoint by *delta*: when that is seen, it is no change by others."""
+        self.changed_s = now_s
+        if delta > 0:
+            self.serving += delta
+        else:
+            self.draining -= delta
 
 
 class Observation:
@@ -87,7 +96,8 @@ class Observation:
         # Somebody added or drained: that is a change as if it were our own.
         serving, draining = instances.ready + instances.coming, instances.draining
         if serving > memory.serving or draining > memory.draining:
-            memory.changed_s = max(memory.changed_s, min(now_s, max(since_s)))
+            moving = [at for at, stage in zip(since_s, stages, strict=True) if stage in (Stage.COMING, Stage.DRAINING)]
+            memory.changed_s = max(memory.changed_s, min(now_s, max(moving or since_s)))
         memory.serving, memory.draining = serving, draining
         waiting = self._waiting(endpoint)
         use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting)

@@ -12,7 +12,7 @@ EAST, WEST = VIEW, replace(VIEW, region="west", use=0.1)
 
 
 def test_each_endpoint_is_scaled_by_its_own() -> None:
-    bold, shy = Unified(), Unified(out_above=0.95, in_below=0.05)
+    bold, shy = Unified(patience_s=0.0), Unified(out_above=0.95, in_below=0.05, patience_s=0.0)
     both = Assigned({("m", "east"): shy, ("m", "west"): bold})
     assert both.name == "reactive"
     moves = both.decide(0.0, [WEST, EAST], [None, None])
@@ -22,7 +22,7 @@ def test_each_endpoint_is_scaled_by_its_own() -> None:
 
 
 def test_each_decides_at_its_own_ticks() -> None:
-    quick, slow = Unified(tick_s=10.0), Unified(tick_s=15.0)
+    quick, slow = Unified(tick_s=10.0, patience_s=0.0), Unified(tick_s=15.0, patience_s=0.0)
     both = Assigned({("m", "east"): quick, ("m", "west"): slow})
     assert both.tick_s == 5.0
     ticks = (5.0, 10.0, 15.0, 30.0)
