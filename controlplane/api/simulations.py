@@ -31,7 +31,7 @@ class SimulationOut(RowSchema):
         model = SimulationRun
         fields = ("id", "requested_at", "title", "seed", "progress", "started_at", "ended_at", "error")
 
-    requested_by: str | None = Field(alias="requested_by.username")
+    requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
     state: SimulationState
 
 

@@ -125,12 +125,19 @@ REST = {
     "list_settings": Reach(VIEWER),
     "change_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": 0.5} | REASON),
     "reset_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {}),
+    "list_simulations": Reach(VIEWER),
+    "get_simulation": Reach(VIEWER, {"number": "SIMULATION"}),
+    "run_simulation": Reach(OPERATOR, {}, {"scenario": {}} | REASON),
+    "cancel_simulation": Reach(OPERATOR, {"number": "SIMULATION"}, REASON),
     "get_system": Reach(OPERATOR),
     "get_instance_log": Reach(OPERATOR, {"name": "INSTANCE"}),
     "list_nodes": Reach(VIEWER),
     "create_region": Reach(ADMIN, {}, {"name": "eu-new", "title": "New"}),
     "change_region": Reach(ADMIN, {"name": "us-east"}, {"title": "Newer"}),
     "delete_region": Reach(ADMIN, {"name": "us-east"}, {}),
+    "list_region_latencies": Reach(VIEWER),
+    "put_region_latency": Reach(ADMIN, {"origin": "us-east", "target": "us-west"}, {"latency_ms": 30.0} | REASON),
+    "delete_region_latency": Reach(ADMIN, {"origin": "us-east", "target": "us-west"}, {}),
     "create_gpu_type": Reach(
         ADMIN, {}, {"name": "b200", "title": "B200", "memory_bytes": 2**37, "on_demand_usd_per_hour": "4.0"}
     ),
@@ -174,6 +181,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fleet.node": (VIEWER, EDITED),
     "fleet.performanceprofile": (VIEWER, EDITED),
     "fleet.region": (VIEWER, EDITED),
+    "fleet.regionlatency": (VIEWER, EDITED),
     "fleet.rollout": (VIEWER, ()),
     "fleet.sloclass": (VIEWER, EDITED),
     "gateway.ledgerrow": (VIEWER, ()),
@@ -187,6 +195,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "planning.scalingplan": (VIEWER, ()),
     "planning.scalingpolicy": (VIEWER, EDITED),
     "planning.strategycomparison": (VIEWER, ()),
+    "simulation.simulationrun": (VIEWER, ()),
     "tuning.setting": (VIEWER, EDITED),
 }
 # Pages of the admin beside those of its models.

@@ -8,7 +8,9 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, InstanceCommand, Region, Rollout
+from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout
+from controlplane.simulation.models import SimulationRun
+from controlplane.tuning.models import Setting
 from tests.console import length_rows, planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
@@ -94,6 +96,10 @@ class World:
         length_rows.versions(now - timedelta(minutes=1))
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
+        west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
+        RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
+        self.simulation = SimulationRun.objects.create(title="zephyr as it was", scenario={})
+        Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
 
     def sign_in_token(self, user) -> str:
         return create_sign_in_link(user)
@@ -104,6 +110,7 @@ class World:
             "INSTANCE": self.instances[0].name,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,
+            "SIMULATION": self.simulation.pk,
             "MODEL": self.deployment.model.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,

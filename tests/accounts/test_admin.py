@@ -30,6 +30,8 @@ from controlplane.planning.models import (
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.simulation.models import SimulationRun
+from controlplane.tuning.models import Setting
 
 pytestmark = pytest.mark.django_db
 
@@ -74,6 +76,8 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
     )
     StrategyComparison.objects.create(from_at=now, to_at=now)
     of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
+    SimulationRun.objects.create(title="as it was", scenario={})
+    Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
     LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
     LengthSample.objects.create(**of, tenant=acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior")
     LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
@@ -107,7 +111,7 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
     add = as_admin.get(url_of(model, "add"))
     read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
     read_only |= {Forecast, Backtest, ScalingPlan, ScalingMove, StrategyComparison}
-    read_only |= {LengthMinute, LengthSample, LengthVersion, Rollout}
+    read_only |= {LengthMinute, LengthSample, LengthVersion, Rollout, SimulationRun}
     assert add.status_code == (403 if model in read_only else 200)
 
 

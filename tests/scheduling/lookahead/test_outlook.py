@@ -36,7 +36,9 @@ def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, e
 def test_what_is_queued_counts_in_every_iteration(tokens, capacity, given, waits):
     held = [each + given + waits for each in tokens]
     above = sum(each > OVER_KV * capacity for each in held)
-    assert seen(tokens, capacity, given, waits) == (above > OVER_SHARE * len(tokens), max(held) / capacity)
+    overloaded, peak = seen(tokens, capacity, given, waits)
+    assert overloaded == (above > OVER_SHARE * len(tokens))
+    assert peak == pytest.approx(max(held) / capacity)  # added up in another order
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 500), st.integers(1, 500)), max_size=12), st.integers(0, 3))
