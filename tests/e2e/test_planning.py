@@ -204,3 +204,21 @@ def test_the_first_day_says_what_to_do(empty_console, open_page):
     expect(page.locator("main")).to_contain_text("Nothing is deployed")
     page.goto("/scaling/")
     expect(page.locator("main")).to_contain_text("seed_demo")
+
+
+def test_switching_a_bundle(furnished, open_page):
+    name = "llama-3.2-3b"
+    page = open_page(furnished, "/scaling/")
+    row = page.locator("#policies tbody tr").filter(has_text=name)
+    expect(row).to_contain_text("Custom")
+    row.get_by_role("button", name=re.compile("Bundle…")).click()
+    dialog = page.get_by_role("dialog", name=f"Policy bundle of {name}")
+    dialog.get_by_role("radio", name=re.compile("^SSJF")).check()
+    expect(dialog).to_contain_text("order ssjf instead of priority")
+    dialog.get_by_label("Reason").fill("short answers wait too long")
+    dialog.get_by_role("button", name="Switch").click()
+    expect(row.locator("strong")).to_have_text("SSJF")
+    deployments = Model.objects.get(name=name).deployments
+    assert set(deployments.values_list("ordering_policy", flat=True)) == {"ssjf"}
+    page.goto("/events/")
+    expect(page.locator("main")).to_contain_text("short answers wait too long")
