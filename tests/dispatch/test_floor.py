@@ -333,7 +333,7 @@ class TestTheMinimum:
         answers = []
 
         async def go_on() -> None:
-            while len(answers) < 200 and "m-0" not in launcher.backends:
+            while len(answers) < 200 and not launcher.backends:
                 answers.append((await managed.chat()).status)
                 await asyncio.sleep(0.01)
             answers.append((await managed.chat()).status)
@@ -349,7 +349,7 @@ class TestTheMinimum:
         async with asyncio.timeout(2 * WITHIN_S):
             await asyncio.gather(*asking)
         assert set(answers) == {200}
-        assert "m-0" in launcher.backends
+        assert launcher.backends  # itself again, or a new one where it had not stopped yet
 
     async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, clock, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 60.0)
