@@ -25,7 +25,7 @@ def test_every_setting_is_listed_with_unit_limits_and_purpose(sign_in):
 
 def test_a_value_is_changed_and_set_back(sign_in, operator):
     caller = sign_in("operator")
-    changed = caller.send("PUT", "settings/PLAN_EPSILON", {"value": 0.5, "reason": "more at home"}).json()
+    changed = caller.send("PUT", "settings/PLAN_EPSILON", {"value": 0.5, "reason": "less spills"}).json()
     assert (changed["value"], changed["default"], changed["changed"]) == (0.5, 0.8, True)
     assert changed["changed_by"] == operator.get_username()
     assert tuned().PLAN_EPSILON == 0.5

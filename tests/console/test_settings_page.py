@@ -33,14 +33,14 @@ def test_all_groups_with_unit_limits_and_default(client, viewer):
 def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
     client.force_login(operator)
     address = reverse("console:setting", args=["PLAN_EPSILON"])
-    page = client.post(address, {"value": "0.5", "reason": "more at home"}, follow=True).content.decode()
+    page = client.post(address, {"value": "0.5", "reason": "less spills"}, follow=True).content.decode()
     assert "PLAN_EPSILON is 0.5, within seconds and without a restart." in page
     assert '<tr id="plan-epsilon" class="chosen">' in page
     assert re.search(rf"instead of 0.8, by {operator.get_username()}", page)
     assert tuned().PLAN_EPSILON == 0.5
     page = client.post(address, {"reset": "1", "reason": "enough"}, follow=True).content.decode()
     assert "has its default again" in page
-    assert [event.reason for event in Event.objects.order_by("pk")] == ["more at home", "enough"]
+    assert [event.reason for event in Event.objects.order_by("pk")] == ["less spills", "enough"]
     assert (
         "has its default already" in client.post(address, {"reset": "1", "reason": "x"}, follow=True).content.decode()
     )

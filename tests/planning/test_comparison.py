@@ -16,9 +16,11 @@ from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.services import make_plans
-from scheduling.scaling import EndpointView
+from controlplane.tuning import services as tuning
+from controlplane.tuning.selectors import tuned
+from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.strategies import Bounds
+from scheduling.simulation.strategies import Bounds, run_strategy
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -325,3 +327,32 @@ class TestStarts:
 
     def test_or_what_is_usual(self):
         assert cluster.start_s() == cluster.USUAL_START_S
+
+
+def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, monkeypatch):
+    make_instance()
+    tuning.change("SPILL_ABOVE", 0.55, "test")
+    tuning.change("MAX_HOLD_S", 40.0, "test")
+    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
+    floors = []
+
+    def run(cluster, requests, strategy, *, floor, **options):
+        floors.append(floor)
+        return run_strategy(cluster, requests, strategy, floor=floor, **options)
+
+    monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run)
+    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    assert last_hours.cluster.threshold == 0.55
+    assert set(last_hours.requests.hold_s) == {40.0}
+    last_hours.line("reactive")
+    tuning.change("FLOOR", False, "test")
+    last_hours.line("reactive")
+    assert floors == [Floor(above=0.8), None]
+
+
+def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):
+    strategy = strategies.make("reactive", {})
+    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test", model=deployment.model)
+    assert strategies.floored(strategy, tuned(deployment.model.name)).floor == Floor(above=0.8)
+    tuning.change("FLOOR", False, "test")
+    assert strategies.floored(strategy, tuned(deployment.model.name)) is strategy

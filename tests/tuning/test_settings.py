@@ -52,13 +52,13 @@ def test_rows_are_read_once_a_second(monkeypatch, django_assert_num_queries):
 
 
 def test_a_change_is_an_event_with_before_and_after(operator, language_model):
-    services.change("PLAN_EPSILON", 0.5, operator, "more of it at home")
+    services.change("PLAN_EPSILON", 0.5, operator, "less spills")
     services.change("PLAN_EPSILON", 0.5, operator, "the same again")
     services.change("FORECASTER", "ets", operator, model=language_model)
     services.reset(Setting.objects.get(name="PLAN_EPSILON"), operator, "as it was")
     events = Event.objects.order_by("pk")
     assert [(event.kind, event.subject, event.before, event.after, event.reason) for event in events] == [
-        ("setting.changed", "PLAN_EPSILON", {"PLAN_EPSILON": 0.8}, {"PLAN_EPSILON": 0.5}, "more of it at home"),
+        ("setting.changed", "PLAN_EPSILON", {"PLAN_EPSILON": 0.8}, {"PLAN_EPSILON": 0.5}, "less spills"),
         ("setting.changed", "FORECASTER of llama-3.1-8b", {"FORECASTER": ""}, {"FORECASTER": "ets"}, ""),
         ("setting.changed", "PLAN_EPSILON", {"PLAN_EPSILON": 0.5}, {"PLAN_EPSILON": 0.8}, "as it was"),
     ]

@@ -9,26 +9,10 @@ from dataclasses import replace
 from controlplane.dispatch.floor.observation import EndpointMemory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.tunable import Tunable
-from scheduling.scaling import EndpointView, Floor, Reactive, floor_move
+from controlplane.tuning.floor_rules import alone, beneath
+from scheduling.scaling import EndpointView, floor_move
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.scaling.reactive import is_easy, reactive_wish
-
-
-def alone(tuned: Tunable) -> Reactive:
-    """The rule where no strategy is alive; the bounds are each endpoint's own."""
-    return Reactive(
-        out_above=tuned.FLOOR_OUT_ABOVE,
-        in_below=tuned.FLOOR_IN_BELOW,
-        cooldown_s=tuned.FLOOR_COOLDOWN_S,
-        min_instances=0,
-        patience_s=tuned.FLOOR_EASE_S,
-    )
-
-
-def beneath(tuned: Tunable) -> Floor:
-    """The rule beneath a strategy that is."""
-    return Floor(above=tuned.FLOOR_BENEATH_ABOVE, cooldown_s=tuned.FLOOR_COOLDOWN_S)
 
 
 class Decision:

@@ -15,6 +15,7 @@ from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.simulation.cluster.description import Cluster
@@ -56,7 +57,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """The tables of a scenario that say what the fleet is and how it dispatches; demand and scaling are left to the caller.
 
     As many instances as each deployment with a profile may have, those that are there ready. Round trips are those of
-    *rows*, latencies between regions those of the inventory.
+    *rows*, latencies between regions those of the inventory, marks those for all models.
     """
     from scheduling.routing.regions import latency_ms
 
@@ -115,6 +116,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "fleet": list(tables["fleet"].values()),
         "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
         "endpoints": list(endpoints.values()),
+        "policies": {"region_threshold": tuned().SPILL_ABOVE, "max_hold_s": tuned().MAX_HOLD_S},
         # Live, an instance that is let go is stopped; it comes back as any other does.
         "delays": {
             "spot_median_s": starts_s, "spot_max_s": 5 * starts_s, "start_s": 0.0, "local_weights_s": starts_s,

@@ -127,6 +127,7 @@ class Replay:
 
     def line(self, name: str) -> dict[str, Any]:
         """What came of the strategy *name* with its standard parameters."""
+        from controlplane.tuning.floor_rules import beneath
         from scheduling.simulation.strategies import Bounds, run_strategy
 
         strategy = strategies.make(name, {})
@@ -138,7 +139,16 @@ class Replay:
         advisor = Advisor(self.fleet, self.from_at, self.to_at, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S
-        run = run_strategy(self.cluster, self.requests, strategy, bounds=bounds, advisor=advisor, until_s=until_s)
+        values = tuned()  # the simulator has one floor for all models
+        run = run_strategy(
+            self.cluster,
+            self.requests,
+            strategy,
+            bounds=bounds,
+            floor=beneath(values) if values.FLOOR else None,
+            advisor=advisor,
+            until_s=until_s,
+        )
         logger.info("planning: %s over %d requests in %.2f s", name, len(self.arrived_s), time.perf_counter() - began)
         return {"strategy": name, **self._measured(run)}
 

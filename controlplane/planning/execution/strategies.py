@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from controlplane.planning.titles import title_of
+from controlplane.tunable import Tunable
 
 if TYPE_CHECKING:
     from scheduling.scaling import ByEndpoint, PlansFor, Strategy
@@ -37,11 +38,14 @@ def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] |
     return made
 
 
-def floored(strategy: "ByEndpoint") -> "Strategy":
-    """*strategy* with the floor under it, as simulations have it at its ticks; between them the gateway's looks alone."""
+def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
+    """*strategy* with the floor of *values* under it, as simulations have it at its ticks; between them the gateway's looks
+    alone. Without a floor where that is off.
+    """
+    from controlplane.tuning.floor_rules import beneath
     from scheduling.scaling import Floored
 
-    return Floored(strategy)
+    return Floored(strategy, beneath(values)) if values.FLOOR else strategy
 
 
 def follows_plans(name: str) -> bool:

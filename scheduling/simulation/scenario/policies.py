@@ -68,6 +68,6 @@ class Policies(Part):
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 = 0.7
     queue_bound: Size | None = None
-    max_hold_s: Positive = 600.0
+    max_hold_s: AtLeast0 = 600.0
     """How long a request waits for an instance with room, where its class has no deadline."""
     batching: BatchingOf = BatchingOf()

@@ -1,0 +1,20 @@
+"""The rules of the reactive floor with the marks that are in force, for the gateway, the workers and simulations of both."""
+
+from controlplane.tunable import Tunable
+from scheduling.scaling import Floor, Reactive
+
+
+def alone(tuned: Tunable) -> Reactive:
+    """The rule where no strategy is alive; the bounds are each endpoint's own."""
+    return Reactive(
+        out_above=tuned.FLOOR_OUT_ABOVE,
+        in_below=tuned.FLOOR_IN_BELOW,
+        cooldown_s=tuned.FLOOR_COOLDOWN_S,
+        min_instances=0,
+        patience_s=tuned.FLOOR_EASE_S,
+    )
+
+
+def beneath(tuned: Tunable) -> Floor:
+    """The rule beneath a strategy that is."""
+    return Floor(above=tuned.FLOOR_BENEATH_ABOVE, cooldown_s=tuned.FLOOR_COOLDOWN_S)
