@@ -10,9 +10,10 @@ from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from controlplane.api import (
+from controlplane.api import errors
+from controlplane.api.errors import ApiError, ErrorBody
+from controlplane.api.routers import (
     accounts,
-    errors,
     instances,
     inventory,
     lengths,
@@ -22,7 +23,6 @@ from controlplane.api import (
     simulations,
     system,
 )
-from controlplane.api.errors import ApiError, ErrorBody
 
 
 class PilothouseApi(NinjaAPI):

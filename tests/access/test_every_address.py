@@ -19,7 +19,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from controlplane.api import system
+from controlplane.api.routers import system
 from controlplane.api.urls import api
 from controlplane.asgi import application, websockets
 from controlplane.console.live import consumers

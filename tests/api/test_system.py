@@ -3,7 +3,7 @@
 import pytest
 from django.utils import timezone
 
-from controlplane.api import system
+from controlplane.api.routers import system
 from controlplane.jobs import schedule
 from controlplane.jobs.models import JobRow
 

@@ -15,8 +15,8 @@ from ninja import Field, Router, Status
 from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role, Tenant
-from controlplane.api import accounts, instances
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.routers import accounts, instances
 from controlplane.api.schemas import Items, Reason, RowSchema, Strict
 from controlplane.fleet import selectors
 from controlplane.fleet.inventory import kinds, services

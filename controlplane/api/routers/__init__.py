@@ -1,0 +1,1 @@
+"""A router for each part of the REST API; `controlplane.api.urls` joins them."""
