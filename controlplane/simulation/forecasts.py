@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from forecasting.workload import BEST, FORECASTERS, Fallback, Series
 from scheduling.planning.advisor import Band
+from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
@@ -90,10 +91,11 @@ def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Tokens a second, (endpoints, minutes), that the callers of each endpoint's region asked for."""
+    """What the callers of each endpoint's region asked for, (endpoints, minutes): tokens a second, and requests."""
 
     prompt: Floats
     output: Floats
+    requests: Floats
 
     @classmethod
     def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "Asked":
@@ -105,7 +107,7 @@ class Asked:
             ]
         )
         count = len(cluster.endpoints)
-        sums = np.zeros((2, count * minutes))
+        sums = np.zeros((3, count * minutes))
         for begin in range(0, requests.count, CHUNK):
             part = slice(begin, begin + CHUNK)
             minute = (requests.arrival_s[part] // MINUTE_S).astype(np.int64)
@@ -113,8 +115,14 @@ class Asked:
             place = (endpoint_of[requests.model[part], requests.region[part]] * minutes + minute)[taken]
             sums[0] += np.bincount(place, requests.prompt_tokens[part][taken], sums.shape[1])
             sums[1] += np.bincount(place, requests.output_tokens[part][taken], sums.shape[1])
-        prompt, output = sums.reshape(2, count, minutes) / MINUTE_S
-        return cls(prompt, output)
+            sums[2] += np.bincount(place, minlength=sums.shape[1])
+        prompt, output, asked = sums.reshape(3, count, minutes)
+        return cls(prompt / MINUTE_S, output / MINUTE_S, asked)
+
+    def arrival_cv(self, endpoint: int, now_s: float, behind_s: float = 4 * 3600.0) -> float:
+        """CV of the arrivals over the time behind *now_s*, as live plans read it off their minutes."""
+        until = int(now_s // MINUTE_S)
+        return arrival_cv(self.requests[endpoint, max(0, until - round(behind_s / MINUTE_S)) : until])
 
     def rate(self, endpoint: int, now_s: float, behind_s: float = 3600.0) -> float:
         """Prompt and output tokens a second over the time behind *now_s*; 0 at the begin."""

@@ -17,9 +17,12 @@ from controlplane.simulation.forecasts import (
     forecaster_named,
 )
 from scheduling.planning.advisor import Band, Demand, EndpointDemand, FleetPlan, PlanSettings, SimulatedPlanner
-from scheduling.planning.capacity import MEASURED, Capability, capability_from_profile, niw_buffer
+from scheduling.planning.bursts import POISSON_CV, arrival_cv
+from scheduling.planning.capacity import MEASURED, Capability, niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
+from scheduling.planning.simulated_capability import simulated_capability
 from scheduling.scaling import Advice, EndpointView, PlansFor
+from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.staging import Stage, past_requests
@@ -94,7 +97,7 @@ class _Expected:
             [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
         )
         minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
-        asked = Asked.of(cluster, requests, shown, minutes)
+        asked = self._asked = Asked.of(cluster, requests, shown, minutes)
         self._other = Asked.of(cluster, requests, other, minutes)
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and forecaster not in (ORACLE, RECENT):
@@ -113,7 +116,8 @@ class _Expected:
         for at, key in enumerate(self._endpoints):
             prompt, output = (series.ahead(now_s, self._count) for series in self._series[at])
             beta = float(niw_buffer(self._other.rate(at, now_s), 1.0, self._share))
-            of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta)
+            cv = self._asked.arrival_cv(at, now_s)
+            of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta, cv)
         return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
 
 
@@ -136,10 +140,17 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
 
 
 def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
-    """By (model, GPUs of an instance): as given, else by the performance profile for requests as long as those to come."""
+    """By (model, GPUs of an instance): as given, else as live by a simulation of the performance profile.
+
+    For requests as long as those to come, the strictest of the interactive promises and the burstiest endpoint's arrivals.
+    """
     given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
-    promises_ms = [one.itl_ms for one in scenario.classes.values() if one.itl_ms is not None]
     requests, cluster = staged.requests, staged.cluster
+    promise, percentile = _strictest(scenario)
+    minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
+    shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
+    asked = Asked.of(cluster, requests, shown, minutes)
+    endpoints = cluster.endpoints
     made: dict[tuple[str, str], Capability] = {}
     for key, engine in cluster.engines().items():
         if (one := given.get(key)) is not None:
@@ -151,16 +162,27 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
         own = requests.model == cluster.models.index(key[0])
         if not own.any():
             continue
-        made[key] = capability_from_profile(
-            engine.profile,
-            float(requests.prompt_tokens[own].mean()),
-            float(requests.output_tokens[own].mean()),
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            kv_capacity_tokens=engine.kv_capacity_tokens,
-            itl_ms=min(promises_ms, default=None),
+        cv = max(arrival_cv(asked.requests[at]) for at, (model, _) in enumerate(endpoints) if model == key[0])
+        made[key] = simulated_capability(
+            engine,
+            requests.prompt_tokens[own],
+            requests.output_tokens[own],
+            promise,
+            percentile=percentile,
+            cv=max(POISSON_CV, cv),
         )
     return made
+
+
+def _strictest(scenario: Scenario) -> tuple[Promise, float]:
+    """The strictest of each interactive promise, and the highest percentile that one is given for."""
+    shown = [one for one in scenario.classes.values() if one.kind == "interactive"]
+
+    def least_s(name: str) -> float:
+        return min((value / 1000 for one in shown if (value := getattr(one, name)) is not None), default=inf)
+
+    promise = Promise(least_s("ttft_ms"), least_s("itl_ms"), least_s("e2e_ms"))
+    return promise, max((one.percentile for one in shown), default=95.0)
 
 
 def _fleet(scenario: Scenario, staged: Stage) -> Fleet:

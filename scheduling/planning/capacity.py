@@ -12,21 +12,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduling.fleet.profile import Profile
 from scheduling.planning.bursts import POISSON_CV, highest_load_kept, instances_for, usable_instances
 
 LEAST_WINDOWS = 12
 """Windows without violation, and with work in them, from which on they are believed: two hours of ten minutes."""
-HEADROOM = 0.8
-"""Share of a profile's full rate that is planned with; at the full rate queues would grow without end."""
 LEAST_USABLE = 0.2
 """Share of an endpoint's instances that must be usable under its bursts, or its windows say little of an instance."""
 NIW_SHARE = 0.1
 """SageServe's beta (section 6.4): share of the non-interactive load of the past hour that is kept free for it."""
 
-MEASURED, SIMULATED, PROFILED, UNKNOWN = "measured", "simulated", "profile", "unknown"
-"""`Capability.source`: from windows; from a simulation of the performance profile; from its steady state alone; none is
-there, so nothing can be planned."""
+MEASURED, SIMULATED, UNKNOWN = "measured", "simulated", "unknown"
+"""`Capability.source`: from windows; from a simulation of the performance profile; none is there, so nothing can
+be planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Capability:
     output_tokens_per_s: float
     total_tokens_per_s: float
     source: str
-    """`MEASURED`, `SIMULATED`, `PROFILED` or `UNKNOWN`."""
+    """`MEASURED`, `SIMULATED` or `UNKNOWN`."""
     windows: int = 0
     """Windows without violation that it was learnt from."""
     note: str = ""
@@ -169,58 +166,6 @@ def profile_capability(
         note=f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tokens/s were asked of an"
         " instance",
     )
-
-
-def capability_from_profile(
-    profile: Profile,
-    prompt_tokens: float,
-    output_tokens: float,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    kv_capacity_tokens: int,
-    itl_ms: float | None = None,
-    headroom: float = HEADROOM,
-) -> Capability:
-    """What *profile* lets one instance serve, for requests of *prompt_tokens* and *output_tokens* on average.
-
-    Prompts alone: full steps of chunked prefill. Outputs alone: the largest batch that sequences, KV tokens and the promise
-    *itl_ms* between tokens leave. Both: in a steady state every step decodes a batch and prefills as many prompts as end in
-    it; the largest batch within the same limits and the token budget of a step. All times *headroom*.
-    """
-    if not (prompt_tokens > 0 and output_tokens > 0):
-        raise ValueError(f"requests must have tokens, not {prompt_tokens} and {output_tokens}")
-    limit_s = math.inf if itl_ms is None else itl_ms / 1000.0
-    context = prompt_tokens + output_tokens / 2.0
-    most = min(max_num_seqs, int(kv_capacity_tokens // (prompt_tokens + output_tokens)))
-    prefill_a_sequence = prompt_tokens / output_tokens
-
-    def step_s(batch: int, prefill: bool) -> float:
-        prompt = math.ceil(batch * prefill_a_sequence) if prefill else 0
-        return profile.step_time_s(prompt, batch, round(batch * context))
-
-    def largest(prefill: bool) -> int:
-        """The largest batch within all limits, by bisection; 0 if not even one sequence keeps the promise."""
-        low, high = 0, most
-        while low < high:
-            batch = (low + high + 1) // 2
-            fits = not prefill or batch * (1.0 + prefill_a_sequence) <= max_num_batched_tokens
-            low, high = (batch, high) if fits and step_s(batch, prefill) <= limit_s else (low, batch - 1)
-        return low
-
-    prompts = headroom * max_num_batched_tokens / profile.step_time_s(max_num_batched_tokens, 0, 0)
-    decoding, both = largest(False), largest(True)
-    note = "from the performance profile"
-    if decoding == 0:
-        return Capability(0.0, 0.0, 0.0, PROFILED, 0, f"{note}: not even one such request fits or keeps its promise")
-    outputs = headroom * decoding / step_s(decoding, False)
-    if both == 0:
-        # One request at a time: its prompt in a step of its own, or several, then its tokens one by one.
-        alone_s = prompt_tokens / prompts * headroom + output_tokens * step_s(1, False)
-        total = headroom * (prompt_tokens + output_tokens) / alone_s
-    else:
-        total = headroom * both * (1.0 + prefill_a_sequence) / step_s(both, True)
-    return Capability(prompts, outputs, total, PROFILED, 0, note)
 
 
 def niw_buffer(niw_tokens: ArrayLike, window_s: float = 3600.0, share: float = NIW_SHARE) -> NDArray[np.float64]:

@@ -159,6 +159,7 @@ def _class(row: SloClass) -> dict[str, Any]:
         "ttft_ms": row.ttft_target_ms,
         "itl_ms": row.itl_target_ms,
         "e2e_ms": row.e2e_target_ms,
+        "percentile": row.percentile,
         "deadline_s": row.deadline_s,
         "priority": row.priority,
     }

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, FiniteFloat, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.routers import POLICY_CODES
@@ -20,6 +20,8 @@ class SloClassOf(Part):
     ttft_ms: Positive | None = None
     itl_ms: Positive | None = None
     e2e_ms: Positive | None = None
+    percentile: Annotated[float, Field(gt=0, le=100)] = 95.0
+    """Share of requests, in percent, that plans keep these promises for."""
     deadline_s: Positive | None = None
     priority: int = 0
     """Lower is earlier."""

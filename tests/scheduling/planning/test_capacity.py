@@ -7,10 +7,9 @@ from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import (
     LEAST_WINDOWS,
     MEASURED,
-    PROFILED,
+    SIMULATED,
     UNKNOWN,
     Capability,
-    capability_from_profile,
     instances_needed,
     niw_buffer,
     profile_capability,
@@ -68,9 +67,9 @@ def test_gaps_and_idle_windows_teach_nothing():
 
 
 def test_few_windows_fall_back_to_the_profile_and_say_so():
-    expected = Capability(1000.0, 100.0, 900.0, PROFILED, 0, "from the performance profile")
+    expected = Capability(1000.0, 100.0, 900.0, SIMULATED, 0, "from the performance profile")
     capability = profile_capability(**windows(3), expected=expected)
-    assert (capability.source, capability.windows, capability.total_tokens_per_s) == (PROFILED, 3, 900.0)
+    assert (capability.source, capability.windows, capability.total_tokens_per_s) == (SIMULATED, 3, 900.0)
     assert capability.note == "3 of 12 windows without violation are known; from the performance profile"
 
 
@@ -85,9 +84,9 @@ def test_few_windows_without_profile_are_better_than_none():
 
 
 def test_idle_instances_do_not_look_weak():
-    expected = Capability(1000.0, 100.0, 900.0, PROFILED)
+    expected = Capability(1000.0, 100.0, 900.0, SIMULATED)
     idle = profile_capability(**windows(), expected=expected)
-    assert (idle.source, idle.total_tokens_per_s) == (PROFILED, 900.0)
+    assert (idle.source, idle.total_tokens_per_s) == (SIMULATED, 900.0)
     assert "no window of 12 shows a limit" in idle.note
     broken = np.zeros(13)
     broken[0] = 1
@@ -95,7 +94,7 @@ def test_idle_instances_do_not_look_weak():
     prompt[0] = 70_000.0
     tried = profile_capability(**windows(13, prompt_tokens=prompt, violations=broken), expected=expected)
     assert (tried.source, tried.total_tokens_per_s) == (MEASURED, 55.0)
-    better = profile_capability(**windows(), expected=Capability(10.0, 1.0, 9.0, PROFILED))
+    better = profile_capability(**windows(), expected=Capability(10.0, 1.0, 9.0, SIMULATED))
     assert better.source == MEASURED
 
 
@@ -140,38 +139,6 @@ def test_demand_by_theta_is_the_number_of_instances(prompt, output, total, share
     exact = demand / able.at(share)
     needed = instances_needed(able, share * demand, (1 - share) * demand)
     assert exact * (1 - 1e-9) <= needed < exact * (1 + 1e-9) + 1
-
-
-def test_a_profile_serves_what_its_steps_leave():
-    able = capability_from_profile(LLAMA, 1000, 250, **LIMITS, headroom=1.0)
-    assert able.prompt_tokens_per_s == pytest.approx(8192 / LLAMA.step_time_s(8192, 0, 0))
-    # 256 sequences of 1,125 tokens on average fit the memory: nothing but their number limits decoding.
-    assert able.output_tokens_per_s == pytest.approx(256 / LLAMA.step_time_s(0, 256, 256 * 1125))
-    # Each step decodes 256 and prefills the 1,024 tokens of what ends in it.
-    assert able.total_tokens_per_s == pytest.approx(256 * 5 / LLAMA.step_time_s(1024, 256, 256 * 1125))
-    assert capability_from_profile(LLAMA, 1000, 250, **LIMITS).total_tokens_per_s == pytest.approx(
-        0.8 * able.total_tokens_per_s
-    )
-
-
-def test_limits_of_memory_steps_and_promises_are_kept():
-    def able(prompt=1000, output=250, **changes):
-        return capability_from_profile(LLAMA, prompt, output, **{**LIMITS, **changes}, headroom=1.0)
-
-    free = able()
-    assert able(kv_capacity_tokens=12_500).output_tokens_per_s == pytest.approx(10 / LLAMA.step_time_s(0, 10, 11_250))
-    assert able(max_num_batched_tokens=512).total_tokens_per_s < free.total_tokens_per_s
-    assert able(itl_ms=80).total_tokens_per_s < free.total_tokens_per_s
-    assert able(itl_ms=1).output_tokens_per_s == 0.0
-    assert "not even one" in able(itl_ms=1).note
-    # Prompts so long, and answers so short, that a step cannot decode one sequence and prefill the next within the promise.
-    long = able(prompt=50_000, output=2, kv_capacity_tokens=200_000, itl_ms=60)
-    assert 0 < long.total_tokens_per_s < long.prompt_tokens_per_s
-
-
-def test_requests_without_tokens_are_refused():
-    with pytest.raises(ValueError, match="must have tokens"):
-        capability_from_profile(LLAMA, 1000, 0, **LIMITS)
 
 
 def test_a_tenth_of_the_last_hour_is_kept_free():
