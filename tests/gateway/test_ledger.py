@@ -190,8 +190,8 @@ async def test_a_disk_that_takes_nothing_fails_no_request(entries, tmp_path, cap
 @pytest.mark.django_db
 def test_no_index_of_the_ledger_is_the_beginning_of_another():
     with connection.cursor() as cursor:
-        found = connection.introspection.get_constraints(cursor, LedgerRow._meta.db_table)
-    indexes = {name: tuple(one["columns"]) for name, one in found.items() if one["index"] or one["unique"]}
+        constraints = connection.introspection.get_constraints(cursor, LedgerRow._meta.db_table)
+    indexes = {name: tuple(one["columns"]) for name, one in constraints.items() if one["index"] or one["unique"]}
     assert ("tenant_id", "arrived_at") in indexes.values()
     for name, columns in indexes.items():
         longer = [other for other in indexes.values() if len(other) > len(columns) and other[: len(columns)] == columns]
