@@ -20,6 +20,7 @@ REQUESTS = "requests.csv"
 
 class Command(BaseCommand):
     help = "Write the live fleet and the request ledger as a scenario: a folder with scenario.toml and requests.csv."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("folder", type=Path, help="made if it is not there")
