@@ -5,16 +5,20 @@ chosen instance, or -1 when none has room. A kernel only reads; `place`, `advanc
 to the lowest slot. Cost: one pass over the endpoint's own instances.
 """
 
+import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 Router = Callable[[FleetArrays, EndpointArrays, int, int, int], int]
+Seen = TypeVar("Seen")
+Asked = tuple[FleetArrays, EndpointArrays, int, int]
+"""Of live routing: the fleet, and the prompt and output tokens of the request."""
 
 ROUND_ROBIN: Final = 0
 LEAST_REQUEST: Final = 1
@@ -90,17 +94,64 @@ def minimum_use(
     return int(best)
 
 
+@compiled_inline
+def shortest_queue(
+    first: int,
+    last: int,
+    most_left: Callable[[Seen, int, float], float],
+    may_have: Callable[[Seen, int, float], bool],
+    tokens_left: Callable[[Seen, int], int],
+    seen: Seen,
+) -> int:
+    """Of the places from *first* up to *last*, the first with the fewest tokens left to compute among those with room; -1
+    when none has room.
+
+    All are asked with *seen*, what a clock knows: live the tokens are counted, in a simulation they are bounded first.
+    *most_left* is the most that a place has left, infinity without room or where it has more than the fewest so far, and
+    *may_have* whether it has room and perhaps no more left than that; of these alone *tokens_left* is asked.
+    """
+    fewest = math.inf
+    for at in range(first, last):
+        fewest = min(fewest, most_left(seen, at, fewest))
+    best, fewest_tokens = -1, 0
+    if fewest < math.inf:
+        for at in range(first, last):
+            if may_have(seen, at, fewest):
+                tokens = tokens_left(seen, at)
+                if best < 0 or tokens < fewest_tokens:
+                    best, fewest_tokens = at, tokens
+    return best
+
+
+@compiled_inline
+def _tokens_left(seen: Asked, at: int) -> int:
+    fleet, endpoints, _, _ = seen
+    return int(fleet.remaining_tokens[endpoints.members[at]])
+
+
+@compiled_inline
+def _may_have(seen: Asked, at: int, fewest: float) -> bool:
+    fleet, endpoints, prompt_tokens, output_tokens = seen
+    return _tokens_left(seen, at) <= fewest and has_room(fleet, endpoints.members[at], prompt_tokens, output_tokens)
+
+
+@compiled_inline
+def _most_left(seen: Asked, at: int, fewest: float) -> float:
+    return float(_tokens_left(seen, at)) if _may_have(seen, at, fewest) else math.inf
+
+
 @compiled
 def join_shortest_queue(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
     """The instance with room that has the fewest tokens left to compute."""
-    best, fewest = -1, np.iinfo(np.int64).max
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = endpoints.members[at]
-        if fleet.remaining_tokens[instance] < fewest and has_room(fleet, instance, prompt_tokens, output_tokens):
-            best, fewest = instance, fleet.remaining_tokens[instance]
-    return int(best)
+    first, last, asked = (
+        endpoints.first[endpoint],
+        endpoints.first[endpoint + 1],
+        (fleet, endpoints, prompt_tokens, output_tokens),
+    )
+    at = shortest_queue(first, last, _most_left, _may_have, _tokens_left, asked)
+    return int(endpoints.members[at]) if at >= 0 else -1
 
 
 POLICIES: Final[dict[str, Router]] = {

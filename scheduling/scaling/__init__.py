@@ -11,7 +11,7 @@ from typing import Any, Final
 from scheduling.scaling.assigned import Assigned
 from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
-from scheduling.scaling.floor import FLOOR, Floor, Floored, floor_move, floor_moves
+from scheduling.scaling.floor import FLOOR, Floor, Floored, Floors, floor_move, floor_moves, floor_of, look_s
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
 from scheduling.scaling.reactive import Reactive
@@ -55,6 +55,7 @@ __all__ = [
     "EndpointView",
     "Floor",
     "Floored",
+    "Floors",
     "Hybrid",
     "LongTermByUse",
     "LongTermByUseAndGap",
@@ -69,5 +70,7 @@ __all__ = [
     "Unified",
     "floor_move",
     "floor_moves",
+    "floor_of",
+    "look_s",
     "make_strategy",
 ]

@@ -4,10 +4,10 @@ It needs nothing but the live load, so it works with planner, broker and databas
 the strategy's. Its mark lies above those of the strategies, so it acts where they have failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, TypeAlias
 
 from scheduling.scaling.endpoint import Advice, EndpointView, Move, Strategy, move, percent, use_words
 from scheduling.scaling.reactive import soon_words
@@ -32,6 +32,21 @@ class Floor:
 
 
 FLOOR: Final = Floor()
+Floors: TypeAlias = Floor | Mapping[tuple[str, str], Floor]
+"""Of all endpoints, or by (model, region)."""
+
+
+def floor_of(floors: Floors, endpoint: tuple[str, str]) -> Floor:
+    """That of *endpoint*, (model, region)."""
+    return floors[endpoint] if isinstance(floors, Mapping) else floors
+
+
+def look_s(floors: Floors) -> float:
+    """Time between two looks at all endpoints. ValueError where they would be looked at at different times."""
+    periods = {each.period_s for each in (floors.values() if isinstance(floors, Mapping) else [floors])}
+    if len(periods) != 1:
+        raise ValueError(f"floors must have one period_s, not {len(periods)}")
+    return periods.pop()
 
 
 def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_elsewhere: bool = False) -> Move | None:
@@ -53,10 +68,13 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     return move(at, view, 1, f"Floor: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}")
 
 
-def floor_moves(views: Sequence[EndpointView], floor: Floor) -> list[Move]:
+def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
     """`floor_move` of each of *views*."""
     served = {view.model for view in views if view.ready}
-    wanted = (floor_move(at, view, floor, served_elsewhere=view.model in served) for at, view in enumerate(views))
+    wanted = (
+        floor_move(at, view, floor_of(floors, (view.model, view.region)), served_elsewhere=view.model in served)
+        for at, view in enumerate(views)
+    )
     return [each for each in wanted if each is not None]
 
 
@@ -66,7 +84,7 @@ class Floored:
     Between the strategy's ticks the floor looks alone (`floor_moves`).
     """
 
-    def __init__(self, strategy: Strategy, floor: Floor = FLOOR) -> None:
+    def __init__(self, strategy: Strategy, floor: Floors = FLOOR) -> None:
         self.strategy, self.floor = strategy, floor
         self.name, self.tick_s, self.uses_advice = strategy.name, strategy.tick_s, strategy.uses_advice
         self.looks_ahead = strategy.looks_ahead

@@ -19,11 +19,13 @@ from scheduling.scaling import (
     Assigned,
     ByEndpoint,
     EndpointView,
-    Floor,
     Floored,
+    Floors,
     Strategy,
     Unified,
     floor_moves,
+    floor_of,
+    look_s,
 )
 from scheduling.scaling.endpoint import Move
 from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
@@ -117,12 +119,16 @@ class Control:
         bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
         advisor: Advisor | None = None,
         demand: Demand | None = None,
-        floor: Floor | None = None,
+        floor: Floors | None = None,
     ) -> None:
         """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`)."""
         cluster = simulation.cluster
         self.strategy = strategy
         self._floor, self._next_tick_s = floor, -np.inf
+        self._look_s = look_s(floor) if floor else np.inf
+        marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
+        self._above = np.array([each.above for each in marks])
+        self._cooldown_s = np.array([each.cooldown_s for each in marks])
         self.moves: list[Made] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests)
@@ -152,17 +158,17 @@ class Control:
             views = self.views(simulation)
             advice = self._advisor.advise(now_s, views) if self._advisor else [None] * len(views)
             self._carry_out(simulation, self.strategy.decide(now_s, views, advice))
-        elif self._floor and now_s % self._floor.period_s == 0 and self._may_be_full(simulation, self._floor):
+        elif self._floor and now_s % self._look_s == 0 and self._may_be_full(simulation):
             self._carry_out(simulation, floor_moves(self.views(simulation), self._floor))
 
-    def _may_be_full(self, simulation: Simulation, floor: Floor) -> bool:
+    def _may_be_full(self, simulation: Simulation) -> bool:
         """Whether the floor could want anything now: views cost something to make, and it looks often."""
         world = simulation.world
         since_s = simulation.now_s - self._changed_s
         return bool(
             any_below_floor(
                 world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
-                since_s, floor.above, floor.cooldown_s,
+                since_s, self._above, self._cooldown_s,
             )
         )  # fmt: skip
 
@@ -248,7 +254,7 @@ def run_strategy(
     strategy: ByEndpoint | Assigned,
     *,
     bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
-    floor: Floor | None = FLOOR,
+    floor: Floors | None = FLOOR,
     advisor: Advisor | None = None,
     demand: Demand | None = None,
     seed: int = 0,
@@ -259,7 +265,7 @@ def run_strategy(
     happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
 ) -> StrategyRun:
-    """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None.
+    """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
     *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the reactive
     strategies decide as in the paper, on every arrival, without patience and without a floor.
@@ -282,7 +288,7 @@ def run_strategy(
     floored = Floored(strategy, floor) if floor else strategy
     control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor)
     control(simulation)
-    every_s = _common_s(strategy.tick_s, floor.period_s) if floor else strategy.tick_s
+    every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
     result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s), happenings)
     return StrategyRun(strategy.name, result, control.moves)
 

@@ -15,6 +15,7 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.tunable import Tunable
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S
@@ -64,6 +65,7 @@ class Live:
                     EndpointSpec(
                         model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
                         ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
+                        tuned=Tunable().model_copy(update={"SPILL_ABOVE": fleet.of(fleet.threshold, (model, region))}),
                     )
                     for model, region in fleet.endpoints
                 ),
@@ -206,10 +208,12 @@ class Live:
                 self.work(slot)
 
 
+THRESHOLDS = {"m": 0.7, "n": 0.45}
+"""Of the global router, by model."""
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
 
 
-def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False):
+def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False, thresholds=THRESHOLDS):
     """Two models in three regions, with one to three small instances each."""
     specs = []
     for model, speed in (("m", 1.0), ("n", 0.6)):
@@ -229,6 +233,7 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
     return simulated.Cluster(
         specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
         dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit, sweeps=sweeps,
+        threshold={(spec.model, spec.region): thresholds[spec.model] for spec in specs},
     )  # fmt: skip
 
 
@@ -245,6 +250,7 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
         *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
         *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
         *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
+        *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (3.0, 8.0, 15.0, 100.0)),
     ],
 )
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
@@ -286,6 +292,28 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if load_per_s > 1:
         assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"
+
+
+async def test_the_threshold_of_a_model_decides_where_its_requests_go():
+    """Two models alike; that of the lower threshold spills sooner."""
+    requests = make_requests(
+        np.repeat(np.arange(1, REQUESTS // 2 + 1) / 20, 2),
+        np.full(REQUESTS, 30),
+        np.full(REQUESTS, 20),
+        model=np.tile([0, 1], REQUESTS // 2),
+    )
+    engine = EngineConfig(8, 64, BLOCK_TOKENS, 100, "fcfs", 120, Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5))
+    specs = [simulated.InstanceSpec(model, region, engine) for model in "mn" for region in ("east", "west")]
+    thresholds = {(model, region): above for model, above in (("m", 0.9), ("n", 0.2)) for region in ("east", "west")}
+    fleet = simulated.Cluster(specs, ordering_stretch=0.7, queue_bound=200, threshold=thresholds)
+    live = Live(fleet)
+    live.run(fleet, requests)
+    result = Simulation(fleet, requests, decisions=True).run()
+    decided = [(each.asked.number, endpoint) for _, each, endpoint, _ in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint"]].tolist() == decided
+    spilled = [np.flatnonzero(np.array([at for _, at in decided]) == at) for at in (1, 3)]
+    assert spilled[1].size > spilled[0].size > 0
+    assert spilled[1][0] < spilled[0][0]
 
 
 @pytest.mark.parametrize("at_s", [0.9, 2.3, 4.1])

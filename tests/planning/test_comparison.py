@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, SloClass
+from controlplane.fleet.models import Deployment, Model, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.comparison import cluster, replay, services
 from controlplane.planning.comparison.advisor import Advisor
@@ -335,6 +335,8 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     tuning.change("SPILL_ABOVE", 0.55, "test")
     tuning.change("MAX_HOLD_S", 40.0, "test")
     tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
+    model = Model.objects.get(name=PLACE[0])
+    tuning.change("FLOOR_COOLDOWN_S", 30.0, "test", model=model)
     floors = []
 
     def run(cluster, requests, strategy, *, floor, **options):
@@ -343,12 +345,15 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
 
     monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run)
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    assert last_hours.cluster.threshold == 0.55
+    assert last_hours.cluster.threshold == {PLACE: 0.55}
     assert set(last_hours.requests.hold_s) == {40.0}
     last_hours.line("reactive")
     tuning.change("FLOOR", False, "test")
     last_hours.line("reactive")
-    assert floors == [Floor(above=0.8), None]
+    assert floors == [{PLACE: Floor(above=0.8, cooldown_s=30.0)}, None]
+    tuning.change("SPILL_ABOVE", 0.4, "test", model=model)
+    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
+    assert last_hours.cluster.threshold == {PLACE: 0.4}
 
 
 def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):

@@ -29,9 +29,12 @@ from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans import services as plans
+from controlplane.tuning import services as tuning
+from controlplane.tuning.floor_rules import beneath
+from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability
-from scheduling.scaling import STRATEGIES, Floor, Floored, make_strategy
+from scheduling.scaling import STRATEGIES, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
@@ -45,7 +48,7 @@ START = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 MODEL, REGIONS, GPU = "llama", ("east", "west"), "a100"
 MOST, READY = 5, 2
 WINDOW_S, WINDOWS = 600, 6
-LOOK = Floor(period_s=5.0)
+LOOK_S = 5.0
 TICK_S = 15.0
 ENGINE = EngineConfig(16, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
 COMING = (State.STARTING, State.LOADING, State.RECLAIMING)
@@ -114,7 +117,7 @@ class Live:
         self.now_s, self.moves, self.seen = 0.0, [], 0
         self.requests, self.written = 0, True
         monkeypatch.setattr(timezone, "now", self.now)
-        model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
+        model = Model.objects.get(name=MODEL)
         gpu = GpuType.objects.create(name=GPU, title=GPU, memory_bytes=80 * 2**30, on_demand_usd_per_hour="2.0")
         PerformanceProfile.objects.create(
             model=model, gpu_type=gpu, tensor_parallel=1, prefill_t0_s=0.01, prefill_a_s=0.0, prefill_b_s_per_token=1e-4,
@@ -321,7 +324,8 @@ class Plans:
         return self.advised
 
 
-def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
+def run(name: str, until_s: float, monkeypatch, settings, own: dict[str, float] | None = None) -> list[tuple]:
+    """What both clocks did; *own* are settings of the model alone."""
     settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
     settings.PLAN_EVERY_S = 0.0
     able = Capability(900.0, 450.0, 1300.0, "measured")
@@ -329,7 +333,11 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
     requests = trace(until_s)
     simulation = Simulation(simulated_fleet(), requests)
     strategy = make_strategy(name, {"tick_s": TICK_S})
-    control = Control(simulation, Floored(strategy, LOOK), bounds=Bounds(1, MOST), floor=LOOK)
+    model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
+    for setting, value in (own or {}).items():
+        tuning.change(setting, value, "a test", model=model)
+    floors = {endpoint: replace(beneath(tuned(MODEL)), period_s=LOOK_S) for endpoint in simulation.cluster.endpoints}
+    control = Control(simulation, Floored(strategy, floors), bounds=Bounds(1, MOST), floor=floors)
     live = Live(simulation, control, name, make_strategy(name), monkeypatch)
     forecast_rows(requests, until_s)
     planner = Plans(strategy, until_s) if strategy.uses_advice else None
@@ -368,7 +376,7 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
         log.extend((at.now_s, *key, count) for key, count in expected.items())
 
     tick(simulation)
-    simulation.run(tick, LOOK.period_s, until_s)
+    simulation.run(tick, LOOK_S, until_s)
     return log
 
 
@@ -389,6 +397,11 @@ def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
     log = run(name, 1200.0, monkeypatch, settings)
     assert sum(count for *_, count in log) >= 4
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
+
+
+def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
+    log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "FLOOR_COOLDOWN_S": 45.0})
+    assert sum("above 25 %" in reason for *_, reason, _ in log) >= 2
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """The tables of a scenario that say what the fleet is and how it dispatches; demand and scaling are left to the caller.
 
     As many instances as each deployment with a profile may have, those that are there ready. Round trips are those of
-    *rows*, latencies between regions those of the inventory, marks those for all models.
+    *rows*, latencies between regions those of the inventory, marks those in force for each model.
     """
     from scheduling.routing.regions import latency_ms
 
@@ -102,6 +102,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
                 "ordering_stretch": float(row.ordering_stretch),
                 "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
                 "requests_ahead_limit": row.requests_ahead_limit,
+                "region_threshold": tuned(model).SPILL_ABOVE,
                 "queue_bound": 0,
             },
         )

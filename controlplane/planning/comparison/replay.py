@@ -139,13 +139,13 @@ class Replay:
         advisor = Advisor(self.fleet, self.from_at, self.to_at, name) if strategy.uses_advice else None
         began = time.perf_counter()
         until_s = self.arrived_s[-1] + SETTLE_S
-        values = tuned()  # the simulator has one floor for all models
+        floors = {endpoint: beneath(tuned(endpoint[0])) for endpoint in self.cluster.endpoints}
         run = run_strategy(
             self.cluster,
             self.requests,
             strategy,
             bounds=bounds,
-            floor=beneath(values) if values.FLOOR else None,
+            floor=floors if tuned().FLOOR else None,
             advisor=advisor,
             until_s=until_s,
         )

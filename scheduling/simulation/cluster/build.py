@@ -164,6 +164,7 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
         record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
         record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
+        record.threshold = cluster.of(cluster.threshold, key)
         record.stretch = cluster.of(cluster.ordering_stretch, key)
         for name, value in asdict(cluster.yardstick(key)).items():
             record[name] = value
@@ -180,7 +181,6 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
 def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     run_state = np.zeros(1, RUN_STATE)
     record = run_state[0]
-    record.threshold = cluster.threshold
     record.sweep_node, record.sweep_s = sweep_node, np.inf
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
     for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):

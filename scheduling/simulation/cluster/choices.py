@@ -1,8 +1,8 @@
 """What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
 
-The region is chosen by the body of the kernel (`regions.first_choice`); `shortest` has a kernel as its twin
-(`join_shortest_queue`), and answers the same. The kernel looks at fleet arrays that are up to the moment at every instance;
-this looks at what bounds them, and counts the tokens only of instances that the bounds cannot distinguish.
+The region and the shortest queue are chosen by the bodies of the kernels (`regions.first_choice`, `routers.shortest_queue`).
+The kernels ask them of fleet arrays that are up to the moment at every instance; here they ask what bounds these, and the
+tokens are counted only of instances that the bounds cannot distinguish.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, index
 from scheduling.routing.regions import first_choice, fullness
-from scheduling.routing.routers import has_room
+from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.cluster.world import World
@@ -21,6 +21,8 @@ from scheduling.simulation.engine.state import NONE
 
 Moment = tuple[World, float, int]
 """What is known of the fleet at a time, as a source of events sees it."""
+Waiting = tuple[World, int, float, int]
+"""The same, and in between the slot of a request that waits."""
 
 
 @compiled_inline
@@ -30,52 +32,61 @@ def column(values: NDArray[np.integer[Any]], request: int) -> int:
 
 
 @compiled_inline
-def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
-    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed.
+def _most_left(seen: Waiting, at: int, fewest: float) -> float:
+    """`least_tokens` is the least that the instance at this place has left, infinity without room.
 
-    Only instances that may be the one are. How many iterations of a segment have ended is bounded from both sides without a
-    square root, and an instance with more left at the least than another with room has at the most is not the one.
+    How many iterations of a segment have ended is bounded from both sides without a square root.
     """
+    world, slot, now_s, source = seen
     fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
     prompt_tokens, output_tokens = world.waiting.prompt_tokens[slot], world.waiting.output_tokens[slot]
-    first = index(world.endpoints.first[endpoint])
+    instance = index(engines.open[index(at)])
+    least_tokens[index(at)] = math.inf
+    if not has_room(fleet, instance, prompt_tokens, output_tokens):
+        return math.inf
+    engine = engines.instances[instance]
+    if engines.exceeding[instance] != 0:
+        beyond = engine.step_decodes - engine.step_within
+        if not has_room(fleet, instance, prompt_tokens, output_tokens + beyond * (engine.steps - engine.counted)):
+            # Not, if it were at the end of its segment.
+            grown = int(grown_tokens(engines, instance, now_s)) + 1
+            if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
+                report(fleet, engines, instance, now_s, source)
+                if not has_room(fleet, instance, prompt_tokens, output_tokens):
+                    return math.inf
+    least = most = float(fleet.remaining_tokens[instance])
+    if engine.next_s <= now_s:
+        passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
+        # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
+        least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
+        if least > fewest:
+            return math.inf
+        most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
+    least_tokens[index(at)] = least
+    return most
+
+
+@compiled_inline
+def _may_have(seen: Waiting, at: int, fewest: float) -> bool:
+    world, _, _, _ = seen
+    return bool(world.least_tokens[index(at)] <= fewest)
+
+
+@compiled_inline
+def _tokens_left(seen: Waiting, at: int) -> int:
+    world, _, now_s, source = seen
+    instance = index(world.engines.open[index(at)])
+    report(world.fleet, world.engines, instance, now_s, source)
+    return int(world.fleet.remaining_tokens[instance])
+
+
+@compiled_inline
+def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
+    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed."""
+    engines, first = world.engines, index(world.endpoints.first[endpoint])
     last = first + index(engines.totals[endpoint].open)
-    fewest = math.inf
-    for at in range(first, last):
-        instance = index(engines.open[index(at)])
-        least_tokens[index(at)] = math.inf
-        if not has_room(fleet, instance, prompt_tokens, output_tokens):
-            continue
-        engine = engines.instances[instance]
-        if engines.exceeding[instance] != 0:
-            beyond = engine.step_decodes - engine.step_within
-            if not has_room(fleet, instance, prompt_tokens, output_tokens + beyond * (engine.steps - engine.counted)):
-                # Not, if it were at the end of its segment.
-                grown = int(grown_tokens(engines, instance, now_s)) + 1
-                if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
-                    report(fleet, engines, instance, now_s, source)
-                    if not has_room(fleet, instance, prompt_tokens, output_tokens):
-                        continue
-        least = most = float(fleet.remaining_tokens[instance])
-        if engine.next_s <= now_s:
-            passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
-            # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
-            least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
-            if least > fewest:
-                continue
-            most -= engine.step_within * max(min(passed_s * engine.least_per_s - 2.0, steps) - counted, 0.0)
-        least_tokens[index(at)] = least
-        fewest = min(fewest, most)
-    if fewest == math.inf:
-        return NONE
-    chosen, fewest_tokens = NONE, 0
-    for at in range(first, last):
-        if least_tokens[index(at)] <= fewest:
-            instance = index(engines.open[index(at)])
-            report(fleet, engines, instance, now_s, source)
-            if chosen == NONE or fleet.remaining_tokens[instance] < fewest_tokens:
-                chosen, fewest_tokens = instance, fleet.remaining_tokens[instance]
-    return chosen
+    at = shortest_queue(first, last, _most_left, _may_have, _tokens_left, (world, slot, now_s, source))
+    return index(engines.open[index(at)]) if at >= 0 else NONE
 
 
 @compiled_inline
@@ -126,7 +137,9 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
-    threshold = float(world.run_state[0].threshold)
+    if candidates.size == 0:
+        return -1
+    threshold = float(world.policies[candidates[0]].threshold)
     chosen = first_choice(candidates, threshold, _is_below, _use, (world, now_s, source))
     if chosen != NONE:
         return chosen

@@ -115,7 +115,8 @@ class Cluster:
     """Requests at the most that an instance is given beyond what it runs; None: as many as end in a round trip."""
     batching: PerEndpoint[Batching] = field(default_factory=Batching)
     queue_bound: PerEndpoint[int] | None = None
-    threshold: float = REGION_THRESHOLD
+    threshold: PerEndpoint[float] = REGION_THRESHOLD
+    """Of the global router. A request goes by that of the endpoint that it would have first."""
     sweeps: bool = False
     """Whether what waits is looked at every second, as live: it moves to where it is better off, and is refused when it was
     held for longer than `Requests.hold_s`."""
@@ -155,8 +156,6 @@ class Cluster:
             raise ValueError(
                 "reactive: the trigger that decides on every arrival has no patience; patience_s must be 0"
             )
-        if not self.threshold >= 0:
-            raise ValueError(f"threshold must be at least 0, not {self.threshold}")
         for key in self.endpoints:
             self._check_policies(key)
         self.latencies()
@@ -176,6 +175,9 @@ class Cluster:
             raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")
         if ahead is not None and not 0 <= ahead < 1 << 31:
             raise ValueError(f"{where}: requests_ahead_limit must be a count from 0 up or nothing, not {ahead}")
+        threshold = self.of(self.threshold, key)
+        if not threshold >= 0:
+            raise ValueError(f"{where}: threshold must be at least 0, not {threshold}")
         self.of(self.batching, key)
         bound = self.bound(key)
         if bound < 1:

@@ -86,7 +86,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
     while waiting.size[endpoint] > 0:
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
-        threshold = float(world.run_state[0].threshold)
+        threshold = float(policy.threshold)
         target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold)
         slot = peek(waiting, endpoint)
         if target < 0:

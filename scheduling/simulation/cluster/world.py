@@ -92,7 +92,6 @@ DECISION = record(
 RUN_STATE = record(
     [
         ("now_s", np.float64),
-        ("threshold", np.float64),  # of the global router
         ("reactive", np.uint8),  # whether the trigger is on; then its parameters
         ("out_above", np.float64),
         ("in_below", np.float64),
@@ -134,6 +133,7 @@ ENDPOINT = record(
         ("region", np.int64),
         ("routing", np.int64),
         ("ordering", np.int64),
+        ("threshold", np.float64),  # of the global router
         ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
         *((field.name, np.float64) for field in fields(Profile)),
         ("round_trip_s", np.float64),  # from a decision until the instance has the request

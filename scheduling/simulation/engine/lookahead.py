@@ -78,12 +78,12 @@ def any_below_floor(
     least: NDArray[np.int64],
     most: NDArray[np.int64],
     since_change_s: NDArray[np.float64],
-    above: float,
-    cooldown_s: float,
+    above: NDArray[np.float64],
+    cooldown_s: NDArray[np.float64],
 ) -> bool:
     """Whether `scaling.floor.floor_move` could want something of any endpoint; never no where it does.
 
-    *serving* are ready or on the way, *least* and *most* the bounds, the last ones as of `scaling.floor.Floor`.
+    *serving* are ready or on the way, *least* and *most* the bounds, the last ones as of `scaling.floor.Floor`: by endpoint.
     """
     for endpoint in range(serving.size):
         if serving[endpoint] < least[endpoint]:
@@ -96,8 +96,8 @@ def any_below_floor(
         if ready == 0:
             if serving[endpoint] == 0:
                 return True
-        elif since_change_s[endpoint] >= cooldown_s and (
-            pressure(fleet, endpoints, endpoint, waiting[endpoint]) * ready > above * serving[endpoint]
+        elif since_change_s[endpoint] >= cooldown_s[endpoint] and (
+            pressure(fleet, endpoints, endpoint, waiting[endpoint]) * ready > above[endpoint] * serving[endpoint]
         ):
             return True
     return False

@@ -99,7 +99,7 @@ class _Checks:
                 what = f"no instance of the fleet serves {endpoint.model} in {endpoint.region}"
                 wrong.append((("endpoints", number, "region"), what))
             if scaling is None:
-                for name in ("strategy", "min_instances", "max_instances"):
+                for name in ("strategy", "min_instances", "max_instances", "floor_above", "floor_cooldown_s"):
                     if getattr(endpoint, name) is not None:
                         wrong.append(
                             (("endpoints", number, name), "needs [scaling], which says what scales the others")

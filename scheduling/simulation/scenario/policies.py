@@ -43,6 +43,7 @@ class EndpointOf(Part):
     ordering_stretch: AtLeast0 | None = None
     dispatch_round_trip_ms: AtLeast0 | None = None
     requests_ahead_limit: Count | None = None
+    region_threshold: AtLeast0 | None = None
     queue_bound: Size | None = None
     batching: BatchingOf | None = None
     strategy: str | None = None
@@ -50,6 +51,8 @@ class EndpointOf(Part):
     """Of `strategy`."""
     min_instances: Count | None = None
     max_instances: Count | None = None
+    floor_above: Positive | None = None
+    floor_cooldown_s: AtLeast0 | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

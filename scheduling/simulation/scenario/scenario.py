@@ -1,6 +1,6 @@
 """A scenario as a whole: its tables."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
@@ -50,3 +50,8 @@ class Scenario(Part):
         """Those of `[[endpoints]]` that say something of *model* in *region*, with their numbers; the last counts most."""
         numbered = enumerate(self.endpoints)
         return [(at, one) for at, one in numbered if one.model == model and one.region in (None, region)]
+
+    def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
+        """The value *name* at *endpoint*: of the last of `[[endpoints]]` that gives it, else that of the table *usual*."""
+        given = [value for _, one in self.of_endpoint(*endpoint) if (value := getattr(one, name)) is not None]
+        return given[-1] if given else getattr(usual, name)

@@ -81,7 +81,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
     keys = list(dict.fromkeys((spec.model, spec.region) for spec in instances))
 
     def per_endpoint(name: str, made: Callable[[Any], Any] = lambda value: value) -> dict[EndpointKey, Any]:
-        return {key: made(_policy(scenario, key, name)) for key in keys}
+        return {key: made(scenario.at(key, name, scenario.policies)) for key in keys}
 
     unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
     if unknown:
@@ -107,19 +107,13 @@ def cluster_of(scenario: Scenario) -> Cluster:
             ordering_stretch=per_endpoint("ordering_stretch"),
             dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
             requests_ahead_limit=per_endpoint("requests_ahead_limit"),
-            threshold=scenario.policies.region_threshold,
+            threshold=per_endpoint("region_threshold"),
             queue_bound=per_endpoint("queue_bound", lambda bound: NO_BOUND if bound is None else bound),
             batching=batching,
             delays=delays,
         )
     except ValueError as error:
         raise Misfit((), str(error)) from error
-
-
-def _policy(scenario: Scenario, key: EndpointKey, name: str) -> Any:
-    """The policy *name* at the endpoint *key*: of the last of `[[endpoints]]` that gives it, else that of all."""
-    given = [value for _, one in scenario.of_endpoint(*key) if (value := getattr(one, name)) is not None]
-    return given[-1] if given else getattr(scenario.policies, name)
 
 
 def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:

@@ -15,7 +15,7 @@ class Scaled:
 
     strategies: dict[EndpointKey, ByEndpoint]
     bounds: dict[EndpointKey, Bounds]
-    floor: Floor | None
+    floor: dict[EndpointKey, Floor] | None
 
     @property
     def one(self) -> ByEndpoint | Assigned:
@@ -37,7 +37,7 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
         for number, each in enumerate(scenario.endpoints)
         if each.strategy is not None
     }
-    strategies, bounds = {}, {}
+    strategies, bounds, floors = {}, {}, {}
     followed: dict[str, str] = {}
     for key in cluster.endpoints:
         given = scenario.of_endpoint(*key)
@@ -47,8 +47,6 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
             where = ("scaling", "strategy") if number is None else ("endpoints", number, "strategy")
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
             raise Misfit(where, what)
-        least = [one.min_instances for _, one in given if one.min_instances is not None]
-        most = [one.max_instances for _, one in given if one.max_instances is not None]
-        bounds[key] = Bounds([scaling.min_instances, *least][-1], [scaling.max_instances, *most][-1])
-    floor = Floor(scaling.floor_above, scaling.floor_cooldown_s) if scaling.floor else None
-    return Scaled(strategies, bounds, floor)
+        bounds[key] = Bounds(*(scenario.at(key, name, scaling) for name in ("min_instances", "max_instances")))
+        floors[key] = Floor(*(scenario.at(key, name, scaling) for name in ("floor_above", "floor_cooldown_s")))
+    return Scaled(strategies, bounds, floors if scaling.floor else None)

@@ -14,6 +14,7 @@ from scheduling.routing.routers import (
     release,
     round_robin,
     route,
+    shortest_queue,
 )
 from tests.oracles import dispatch as reference
 from tests.oracles import lookahead as reference_ahead
@@ -30,6 +31,31 @@ def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
     fleet.max_num_seqs[:], fleet.kv_capacity_tokens[:] = max_num_seqs, kv_capacity_tokens
     index_members(fleet, endpoints)
     return fleet, endpoints
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 4), st.integers(0, 4))))
+def test_the_shortest_queue_is_the_same_by_counts_and_by_bounds_of_them(instances):
+    """(room, tokens, how far the lower and the upper bound are off): only those that may have the fewest are counted."""
+    lower, counted = np.full(len(instances), np.inf), []
+
+    def most_left(seen, at, fewest):
+        room, tokens, below, above = instances[at]
+        if not room or tokens - below > fewest:
+            return np.inf
+        lower[at] = tokens - below
+        return float(tokens + above)
+
+    def tokens_left(seen, at):
+        counted.append(at)
+        return instances[at][1]
+
+    best = shortest_queue.py_func(
+        0, len(instances), most_left, lambda seen, at, fewest: lower[at] <= fewest, tokens_left, None
+    )
+    with_room = [(tokens, at) for at, (room, tokens, _, _) in enumerate(instances) if room]
+    assert best == (min(with_room)[1] if with_room else -1)
+    fewest = min((tokens + above for room, tokens, _, above in instances if room), default=0)
+    assert all(instances[at][1] - instances[at][2] <= fewest for at in counted)
 
 
 def test_every_policy_has_a_twin_and_a_code():

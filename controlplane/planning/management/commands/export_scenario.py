@@ -10,6 +10,8 @@ from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.management.commands.export_ledger import moment
 from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
+from controlplane.tuning.floor_rules import beneath
+from controlplane.tuning.selectors import tuned
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -57,7 +59,7 @@ class Command(BaseCommand):
 
 
 def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
-    """Strategies, bounds and planner as they are live. A model without a policy has `reactive`."""
+    """Strategies, bounds, floor and planner as they are live. A model without a policy has `reactive`."""
     policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
     endpoints = []
     for endpoint in tables["endpoints"]:
@@ -66,11 +68,13 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         bounds = {name: sum(getattr(row, name) for row in own) for name in ("min_instances", "max_instances")}
         policy = policies.get(endpoint["model"])
         followed = {"strategy": policy.strategy, "parameters": policy.parameters} if policy else {}
-        endpoints.append({**endpoint, **followed, **bounds})
+        marks = beneath(tuned(endpoint["model"]))
+        floor = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
+        endpoints.append({**endpoint, **followed, **bounds, **floor})
     plans = plan_settings()
     return {
         "endpoints": endpoints,
-        "scaling": {"strategy": "reactive", "min_instances": 0, "max_instances": 1},
+        "scaling": {"strategy": "reactive", "min_instances": 0, "max_instances": 1, "floor": tuned().FLOOR},
         "planner": {
             **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
             "epsilon": plans.epsilon,
