@@ -1,109 +1,34 @@
-"""Policy bundles: the router, order, strategy, forecaster and length model of a paper, which one model is given together.
-
-A bundle is nothing but values. Which one a model has is read off its rows, and switching writes them. Where a value comes
-from is in docs/routing.md (routers), docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
-"""
+"""Which policy bundle (`scheduling.bundles`) a model has: it is read off its rows, and switching writes them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from controlplane.fleet.models import Deployment, Model, OrderingPolicy, RoutingPolicy
+from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.selectors import read as read_settings
+from scheduling.bundles import BUNDLES, Bundle
 
 SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "SPILL_ABOVE")
 """Those that a bundle sets for its model."""
 NONE: Final = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """*about* says in a sentence what comes of it."""
-
-    name: str
-    title: str
-    about: str
-    router: RoutingPolicy
-    order: OrderingPolicy
-    strategy: str
-    parameters: dict[str, float] = field(default_factory=dict)
-    forecaster: str
-    length_model: str = ""
-    spill_above: float = 0.7
-    plan_demand: str = "strategy"
-
-    def values(self) -> dict[str, Any]:
-        """What a model has that has this bundle, by the names of its rows' columns and settings."""
-        return {
-            "routing_policy": str(self.router),
-            "ordering_policy": str(self.order),
-            "strategy": self.strategy,
-            "parameters": self.parameters,
-            "length_model": self.length_model,
-            "FORECASTER": self.forecaster,
-            "PLAN_DEMAND": self.plan_demand,
-            "SPILL_ABOVE": self.spill_above,
-        }
+def values_of(bundle: Bundle) -> dict[str, Any]:
+    """What a model has that has *bundle*, by the names of its rows' columns and settings."""
+    return {
+        "routing_policy": bundle.router,
+        "ordering_policy": bundle.order,
+        "strategy": bundle.strategy,
+        "parameters": bundle.parameters,
+        "length_model": bundle.length_model,
+        "FORECASTER": bundle.forecaster,
+        "PLAN_DEMAND": bundle.plan_demand,
+        "SPILL_ABOVE": bundle.spill_above,
+    }
 
 
-SAGESERVE: Final = "to the instance with the least tokens left, by the priority of the class"
-BUNDLES: Final = {
-    bundle.name: bundle
-    for bundle in (
-        Bundle(
-            name="sageserve-lt-ua",
-            title="SageServe LT-UA",
-            about=f"Requests go {SAGESERVE}; instances follow hourly plans by ARIMA, towards them by use and by the gap.",
-            router=RoutingPolicy.JOIN_SHORTEST_QUEUE,
-            order=OrderingPolicy.PRIORITY,
-            strategy="lt_ua",
-            forecaster="arima",
-        ),
-        Bundle(
-            name="sageserve-reactive",
-            title="SageServe reactive",
-            about=f"Requests go {SAGESERVE}; an instance comes above 70 % use and goes below 30 %, whatever is forecast.",
-            router=RoutingPolicy.JOIN_SHORTEST_QUEUE,
-            order=OrderingPolicy.PRIORITY,
-            strategy="reactive",
-            forecaster="arima",
-        ),
-        Bundle(
-            name="preserve",
-            title="PreServe",
-            about="Requests go, as they come, where the look-ahead map has the least load; instances follow the mLSTM's "
-            "next window, and one comes for each that the map shows overloaded.",
-            router=RoutingPolicy.PRESERVE,
-            order=OrderingPolicy.FCFS,
-            strategy="preserve",
-            forecaster="mlstm",
-            length_model="preserve",
-        ),
-        Bundle(
-            name="ssjf",
-            title="SSJF",
-            about="The shortest predicted request goes first, with aging, to the instance with the least tokens left. The "
-            "paper has one instance: here they come and go by use alone.",
-            router=RoutingPolicy.JOIN_SHORTEST_QUEUE,
-            order=OrderingPolicy.SSJF,
-            strategy="reactive",
-            forecaster="blend",
-            length_model="ssjf-reg-l1",
-        ),
-        Bundle(
-            name="pilothouse",
-            title="Pilothouse",
-            about="The shortest predicted request goes first, where it delays itself and others the least, with prefixes; "
-            "instances follow plans of the blend's band and pooled load.",
-            router=RoutingPolicy.LEAST_DELAY,
-            order=OrderingPolicy.SSJF,
-            strategy="pilothouse",
-            forecaster="blend",
-        ),
-    )
-}
 CUSTOM: Final = "custom"
 
 
@@ -140,7 +65,7 @@ class Present:
         """What *bundle* would change."""
         return [
             Difference(what, self.values[what], value)
-            for what, value in bundle.values().items()
+            for what, value in values_of(bundle).items()
             if self.values[what] != value
         ]
 

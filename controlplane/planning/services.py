@@ -22,6 +22,7 @@ from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as settings
+from scheduling.bundles import BUNDLES
 
 APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
@@ -81,9 +82,9 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
     One event has what was before and after; its mode stays, shadow where it had no policy. Raises ValidationError if there
     is no such bundle. Plans of another strategy are superseded, as by `set_policy`.
     """
-    if name not in bundles.BUNDLES:
-        raise ValidationError({"bundle": f"There is no bundle {name!r}; there are {', '.join(bundles.BUNDLES)}."})
-    bundle, model = bundles.BUNDLES[name], Model.objects.select_for_update().get(pk=model.pk)
+    if name not in BUNDLES:
+        raise ValidationError({"bundle": f"There is no bundle {name!r}; there are {', '.join(BUNDLES)}."})
+    bundle, model = BUNDLES[name], Model.objects.select_for_update().get(pk=model.pk)
     before = bundles.present(model)
     differences = before.differences(bundle)
     if not differences:
@@ -99,9 +100,10 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
     row.strategy, row.parameters = bundle.strategy, dict(bundle.parameters)
     row.full_clean()
     row.save()
+    bundled = bundles.values_of(bundle)
     for setting in bundles.SETTINGS:
-        if before.values[setting] != bundle.values()[setting]:
-            settings.put(setting, bundle.values()[setting], actor, model)
+        if before.values[setting] != bundled[setting]:
+            settings.put(setting, bundled[setting], actor, model)
     record(
         "model.bundle_switched",
         model,

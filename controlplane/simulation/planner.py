@@ -25,6 +25,7 @@ from scheduling.scaling import Advice, EndpointView, PlansFor
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
+from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
 from scheduling.simulation.staging.fleet import gpus_as_type
 
@@ -49,20 +50,17 @@ class Planner:
 
 def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
     """The planner of *staged*; None where no strategy follows plans. Raises ScenarioError for an unknown forecaster."""
-    try:
-        name = forecaster_named(scenario.forecast.forecaster)
-    except ValueError as error:
-        raise wrong_at(path, text_of(path), ("forecast", "forecaster"), str(error)) from error
+    forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
     follows = {
-        model: _level(scenario, strategy.plans_for)
-        for (model, _), strategy in staged.scaled.strategies.items()
+        key[0]: _level(scenario.at(key, "demand_level", scenario.planner), strategy.plans_for)
+        for key, strategy in staged.scaled.strategies.items()
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
     planner = SimulatedPlanner(
-        demand_at=_Expected(scenario, path, staged, name, follows),
+        demand_at=_Expected(scenario, path, staged, forecasters, follows),
         fleet_of=_fleet(scenario, staged).with_instances,
         capability=capabilities(scenario, staged),
         follows=follows,
@@ -71,8 +69,20 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
     return Planner(planner)
 
 
-def _level(scenario: Scenario, plans_for: PlansFor) -> PlansFor:
-    match scenario.planner.demand_level:
+def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
+    """The forecaster of each of *endpoints*. Raises ScenarioError for an unknown one, wherever it is named."""
+    named: list[tuple[Key, str]] = [(("forecast", "forecaster"), scenario.forecast.forecaster)]
+    named += [(("endpoints", at, "forecaster"), one.forecaster or "") for at, one in enumerate(scenario.endpoints)]
+    for key, name in named:
+        try:
+            forecaster_named(name)
+        except ValueError as error:
+            raise wrong_at(path, text_of(path), key, str(error)) from error
+    return {key: forecaster_named(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
+
+
+def _level(demand_level: str, plans_for: PlansFor) -> PlansFor:
+    match demand_level:
         case "strategy":
             return plans_for
         case "mean":
@@ -85,7 +95,12 @@ class _Expected:
     """Demand as it is expected at a time: forecasts of the interactive classes, a buffer for the non-interactive ones."""
 
     def __init__(
-        self, scenario: Scenario, path: Path, staged: Stage, forecaster: str, follows: dict[str, PlansFor]
+        self,
+        scenario: Scenario,
+        path: Path,
+        staged: Stage,
+        forecasters: dict[Endpoint, str],
+        follows: dict[str, PlansFor],
     ) -> None:
         cluster, requests = staged.cluster, staged.requests
         self._endpoints, self._follows = cluster.endpoints, follows
@@ -100,15 +115,15 @@ class _Expected:
         asked = self._asked = Asked.of(cluster, requests, shown, minutes)
         self._other = Asked.of(cluster, requests, other, minutes)
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
-        if scenario.forecast.history_days and forecaster not in (ORACLE, RECENT):
+        if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
         refit_s = 3600 * scenario.forecast.refit_h
         self._series = [
             [
-                SeriesForecasts(forecaster, self._window_s, minutes_of[at], past_of[at], refit_s)
+                SeriesForecasts(forecasters[key], self._window_s, minutes_of[at], past_of[at], refit_s)
                 for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
             ]
-            for at in range(len(cluster.endpoints))
+            for at, key in enumerate(cluster.endpoints)
         ]
 
     def __call__(self, now_s: float) -> Demand:

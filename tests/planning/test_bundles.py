@@ -8,12 +8,12 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning import bundles, services
-from controlplane.planning.bundles import BUNDLES
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import FORECASTERS
+from scheduling.bundles import BUNDLES
 from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 (fixtures)
 
 

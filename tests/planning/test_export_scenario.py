@@ -10,7 +10,9 @@ from django.core.management import CommandError, call_command
 
 from controlplane.fleet.models import PerformanceProfile
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning import services
 from controlplane.planning.models import ScalingPolicy
+from controlplane.tuning import services as tuning
 from scheduling.simulation.scenario import load_scenario
 
 pytestmark = pytest.mark.django_db
@@ -35,6 +37,8 @@ def export(folder: Path, *arguments: str) -> str:
 
 def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", parameters={"out_above": 0.6})
+    for name, value in {"SPILL_ABOVE": 0.6, "FLOOR_BENEATH_ABOVE": 0.9, "FORECASTER": "seasonal_naive"}.items():
+        tuning.change(name, value, "test", model=deployment.model)
     folder = tmp_path / "live"
     assert "40 requests and 1 deployments" in export(folder)
     scenario = load_scenario(folder / "scenario.toml")
@@ -45,6 +49,9 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     assert (endpoint.strategy, endpoint.parameters) == ("lt_u", {"out_above": 0.6})
     assert (endpoint.min_instances, endpoint.max_instances) == (deployment.min_instances, deployment.max_instances)
     assert endpoint.dispatch_round_trip_ms == pytest.approx(4.0)
+    marks = endpoint.region_threshold, endpoint.floor_above, endpoint.floor_cooldown_s, endpoint.forecaster
+    assert marks == (0.6, 0.9, 15.0, "seasonal_naive")
+    assert scenario.models["llama-3.1-8b"].bundle is None
     assert scenario.classes["interactive"].ttft_ms == 1000
     out = StringIO()
     call_command("simulate", str(folder / "scenario.toml"), "--json", stdout=out)
@@ -52,6 +59,16 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     assert answer["requests"] == 40
     assert answer["strategy"] == "lt_u"
     assert answer["plans"]
+
+
+def test_a_models_bundle_is_named(requests, deployment, operator, tmp_path: Path) -> None:
+    services.switch_bundle(deployment.model, "preserve", operator)
+    export(tmp_path)
+    scenario = load_scenario(tmp_path / "scenario.toml")
+    assert scenario.models["llama-3.1-8b"].bundle == "preserve"
+    key = "llama-3.1-8b", "us-east"
+    assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
+    assert [one.routing for _, one in scenario.of_endpoint(*key)] == ["preserve", "preserve"]
 
 
 def test_nothing_to_write_is_said(requests, deployment, tmp_path: Path) -> None:

@@ -191,3 +191,21 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str
         path.write_text(path.read_text().replace("[policies]\nmin_instances = 1\nmax_instances = 4\n", "[policies]\n"))
     with pytest.raises(CommandError, match=message):
         run(path)
+
+
+def test_a_bundle_has_its_strategy_and_forecaster(tmp_path: Path) -> None:
+    """As the same keys one by one, and a forecaster of a model alone is named where it is unknown."""
+    text = RIGHT.replace('strategy = "reactive"\n', "").replace(
+        "context_tokens = 1000", "context_tokens = 1000\nbundle = 'SageServe LT-UA'"
+    )
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    bundled = run(path)
+    assert bundled["strategy"] == "lt_ua"
+    assert bundled["plans"]
+    alone = RIGHT.replace('strategy = "reactive"', 'strategy = "lt_ua"')
+    path.write_text(alone + "\n[policies]\nordering = 'priority'\n[forecast]\nforecaster = 'arima'\n")
+    assert run(path) == bundled
+    path.write_text(alone + "\n[[endpoints]]\nmodel = 'm'\nforecaster = 'luck'\n")
+    with pytest.raises(CommandError, match=r"endpoints\[0\].forecaster: must be one of oracle, .* not 'luck'"):
+        run(path)

@@ -14,7 +14,6 @@ from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.planning import bundles, selectors, services
-from controlplane.planning.bundles import BUNDLES
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -28,6 +27,7 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 from controlplane.rows import narrowed
+from scheduling.bundles import BUNDLES
 
 router = Router(auth=VIEWERS, tags=["Scaling"])
 
@@ -201,8 +201,10 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any
 def list_bundles(request: ApiRequest) -> dict[str, Any]:
     """The policy bundles that there are."""
     names = ("name", "title", "about")
-    of_all = ({name: getattr(each, name) for name in names} | {"values": each.values()} for each in BUNDLES.values())
-    return {"items": list(of_all)}
+    of_all = [
+        {name: getattr(each, name) for name in names} | {"values": bundles.values_of(each)} for each in BUNDLES.values()
+    ]
+    return {"items": of_all}
 
 
 @router.get("/models/{path:model}/bundle", response=ModelBundleOut)

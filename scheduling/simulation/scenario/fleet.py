@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Size
+from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Size
 
 
 class Gpu(Part):
@@ -40,6 +40,8 @@ class ProfileOf(Part):
 class ModelOf(Part):
     context_tokens: Size
     """Prompt and output together."""
+    bundle: BundleName | None = None
+    """Its policies at once; what `[[endpoints]]` says counts more."""
 
 
 class RegionOf(Part):

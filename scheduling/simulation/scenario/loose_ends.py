@@ -88,7 +88,12 @@ class _Checks:
 
     def policies(self) -> None:
         scenario, wrong = self.scenario, self.wrong
-        scaling = scenario.scaling
+        scaling = scenario.scaled
+        if scaling is not None and scaling.strategy is None:
+            for model, region in sorted(self.places):
+                if all(one.strategy is None for _, one in scenario.of_endpoint(model, region)):
+                    what = f"is missing: {model} in {region} has no bundle"
+                    wrong.append((("scaling", "strategy"), what))
         for number, one in enumerate(scenario.capabilities):
             self.model("capabilities", number, "model", name=one.model)
             self.gpu("capabilities", number, "gpu", name=one.gpu)

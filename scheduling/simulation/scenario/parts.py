@@ -3,12 +3,17 @@
 from collections.abc import Collection
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+from scheduling.bundles import bundle_named
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
+
+
+BundleName = Annotated[str, AfterValidator(lambda name: bundle_named(name).name)]
 
 
 class Part(BaseModel):

@@ -7,11 +7,12 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import make_strategy
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size, one_of
+from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Positive, Size, one_of
 
 Routing = Annotated[str, AfterValidator(lambda name: one_of(name, POLICY_CODES))]
 Ordering = Annotated[str, AfterValidator(lambda name: one_of(name, ORDERINGS))]
 Parameters = dict[str, FiniteFloat | int]
+DemandLevel = Literal["strategy", "mean", "upper_80"]
 
 
 class SloClassOf(Part):
@@ -53,6 +54,8 @@ class EndpointOf(Part):
     max_instances: Count | None = None
     floor_above: Positive | None = None
     floor_cooldown_s: AtLeast0 | None = None
+    forecaster: str | None = None
+    demand_level: DemandLevel | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -66,6 +69,8 @@ class EndpointOf(Part):
 class Policies(Part):
     """Policies of all endpoints."""
 
+    bundle: BundleName | None = None
+    """Of each model that has none of its own; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
     routing: Routing = "join_shortest_queue"
     ordering: Ordering = "fcfs"
     ordering_stretch: AtLeast0 = STRETCH

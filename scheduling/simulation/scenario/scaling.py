@@ -1,12 +1,12 @@
 """Tables of a scenario that say how many instances there are: strategies, plans, and what those are made of."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
-from scheduling.simulation.scenario.policies import Parameters
+from scheduling.simulation.scenario.policies import DemandLevel, Parameters
 
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
@@ -14,7 +14,8 @@ Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 class ScalingOf(Part):
     """The strategy of all endpoints that `[[endpoints]]` gives no other one, over the reactive floor."""
 
-    strategy: str
+    strategy: str | None = None
+    """None where every model has that of its bundle."""
     parameters: Parameters = {}
     """Of the strategy; docs/scaling.md has them."""
     min_instances: Count = 2
@@ -25,7 +26,10 @@ class ScalingOf(Part):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        make_strategy(self.strategy, self.parameters)
+        if self.strategy is not None:
+            make_strategy(self.strategy, self.parameters)
+        elif self.parameters:
+            raise ValueError("parameters are those of a strategy: name it")
         if self.min_instances > self.max_instances:
             raise ValueError(f"min_instances ({self.min_instances}) is above max_instances ({self.max_instances})")
         return self
@@ -38,7 +42,7 @@ class PlannerOf(Part):
     """From one plan to the next; left out: as each strategy says."""
     horizon_s: Positive = 3600.0
     """How far a plan looks ahead, in whole windows of the forecast."""
-    demand_level: Literal["strategy", "mean", "upper_80"] = "strategy"
+    demand_level: DemandLevel = "strategy"
     """Of the forecast, which level is planned for: that of the strategy, the mean, or the upper end of its 80 % band."""
     niw_share: AtLeast0 = 1.0
     """Share of the past hour's non-interactive tokens that is kept free (SageServe's beta)."""

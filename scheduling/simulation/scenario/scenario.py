@@ -1,15 +1,19 @@
 """A scenario as a whole: its tables."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, FiniteFloat
 
+from scheduling.bundles import BUNDLES
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ModelOf, ProfileOf, RegionOf
 from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
 from scheduling.simulation.scenario.policies import EndpointOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
+
+BUNDLED: Final = -1
+"""In place of a number of `[[endpoints]]`: what a bundle says."""
 
 
 class Scenario(Part):
@@ -46,10 +50,41 @@ class Scenario(Part):
     clients: list[ClientOf] = []
     bursts: list[BurstOf] = []
 
+    @property
+    def scaled(self) -> ScalingOf | None:
+        """`[scaling]`, or its defaults where a bundle has a strategy; None where nothing scales."""
+        bundled = self.policies.bundle or any(one.bundle for one in self.models.values())
+        return self.scaling or (ScalingOf() if bundled else None)
+
     def of_endpoint(self, model: str, region: str) -> list[tuple[int, EndpointOf]]:
-        """Those of `[[endpoints]]` that say something of *model* in *region*, with their numbers; the last counts most."""
-        numbered = enumerate(self.endpoints)
-        return [(at, one) for at, one in numbered if one.model == model and one.region in (None, region)]
+        """Those of `[[endpoints]]` that say something of *model* in *region*, with their numbers; the last counts most.
+
+        The first, with the number `BUNDLED`, is what the model's bundle says.
+        """
+        numbered = [(BUNDLED, self._bundled(model)), *enumerate(self.endpoints)]
+        return [(at, one) for at, one in numbered if one and one.model == model and one.region in (None, region)]
+
+    def _bundled(self, model: str) -> EndpointOf | None:
+        """The policies of the bundle of *model*; those of all models without what other tables give."""
+        own = self.models[model].bundle if model in self.models else None
+        name = own or self.policies.bundle
+        if name is None:
+            return None
+        bundle = BUNDLES[name]
+
+        def left(table: Part | None, **bundled: Any) -> dict[str, Any]:
+            given = table.model_fields_set if table is not None and own is None else set()
+            return {key: value for key, value in bundled.items() if key not in given}
+
+        strategy = left(self.scaling, strategy=bundle.strategy)
+        return EndpointOf(
+            model=model,
+            **left(self.policies, routing=bundle.router, ordering=bundle.order, region_threshold=bundle.spill_above),
+            **strategy,
+            parameters=bundle.parameters if strategy else {},
+            **left(self.forecast, forecaster=bundle.forecaster),
+            **left(self.planner, demand_level=bundle.plan_demand),
+        )
 
     def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
         """The value *name* at *endpoint*: of the last of `[[endpoints]]` that gives it, else that of the table *usual*."""

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, make_strategy
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.policies import EndpointOf
+from scheduling.simulation.scenario.scaling import ScalingOf
+from scheduling.simulation.scenario.scenario import BUNDLED
+from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.strategies import Bounds
 
@@ -28,25 +32,29 @@ class Scaled:
 
 def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
     """None where nothing scales. Raises Misfit where one model's regions would follow different plans."""
-    scaling = scenario.scaling
+    scaling = scenario.scaled
     if scaling is None:
         return None
-    shared = make_strategy(scaling.strategy, scaling.parameters)
-    named = {
-        number: make_strategy(each.strategy, each.parameters)
-        for number, each in enumerate(scenario.endpoints)
-        if each.strategy is not None
-    }
+    made: dict[Key, ByEndpoint] = {}
     strategies, bounds, floors = {}, {}, {}
     followed: dict[str, str] = {}
     for key in cluster.endpoints:
-        given = scenario.of_endpoint(*key)
-        number = next((at for at, _ in reversed(given) if at in named), None)
-        strategy = strategies[key] = shared if number is None else named[number]
+        where, follows = _strategy_of(scenario, key)
+        strategy = strategies[key] = made.setdefault(where, make_strategy(follows.strategy or "", follows.parameters))
         if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
-            where = ("scaling", "strategy") if number is None else ("endpoints", number, "strategy")
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
             raise Misfit(where, what)
         bounds[key] = Bounds(*(scenario.at(key, name, scaling) for name in ("min_instances", "max_instances")))
         floors[key] = Floor(*(scenario.at(key, name, scaling) for name in ("floor_above", "floor_cooldown_s")))
     return Scaled(strategies, bounds, floors if scaling.floor else None)
+
+
+def _strategy_of(scenario: Scenario, endpoint: EndpointKey) -> tuple[Key, ScalingOf | EndpointOf]:
+    """The table that says which strategy scales *endpoint*, and its key."""
+    model, _ = endpoint
+    for number, one in reversed(scenario.of_endpoint(*endpoint)):
+        if one.strategy is not None:
+            bundled = ("models", model, "bundle") if scenario.models[model].bundle else ("policies", "bundle")
+            return (bundled if number == BUNDLED else ("endpoints", number, "strategy")), one
+    assert scenario.scaling is not None  # or it would be a loose end
+    return ("scaling", "strategy"), scenario.scaling

@@ -112,6 +112,17 @@ def test_a_right_scenario(tmp_path: Path) -> None:
             "[trace]\nfile='x'\nformat='azure'\n[classes.iw]",
             r"trace: give \[trace\] or \[\[clients\]\]",
         ),
+        (
+            "context_tokens = 1000",
+            "context_tokens = 1000\nbundle = 'QLM'",
+            r"line 5, models.m.bundle: must be one of sageserve-lt-ua, .*, pilothouse, not 'QLM'",
+        ),
+        (
+            "[classes.iw]",
+            "[policies]\nbundle = 'x'\n[classes.iw]",
+            r"policies.bundle: must be one of sageserve-lt-ua",
+        ),
+        ('strategy = "reactive"\n', "", r"scaling.strategy: is missing: m in east has no bundle"),
         ("[classes.iw]", "[classes.iw", r"line 29: is not TOML"),
     ],
 )

@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduling.simulation.cluster.world import State
+from scheduling.scaling import Floor
+from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.strategies import Bounds
 from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
 
 TRACE = """Timestamp,Model,Request tokens,Response tokens
@@ -33,6 +35,64 @@ def with_trace(
     (folder / "rows").write_text(rows)
     head = RIGHT[: RIGHT.index("[demand]")]
     return f'{head}[demand]\n{demand}\n[trace]\nfile = "rows"\nformat = "{trace_format}"\n{lines}'
+
+
+def test_values_of_a_model_and_of_an_endpoint(tmp_path: Path) -> None:
+    own = """[[endpoints]]
+model = "m"
+region_threshold = 0.5
+floor_above = 0.8
+[[endpoints]]
+model = "m"
+region = "west"
+floor_cooldown_s = 60
+[classes.iw]"""
+    made = staged(tmp_path, RIGHT.replace("[classes.iw]", own))
+    assert made.cluster.threshold == {("m", "east"): 0.5, ("m", "west"): 0.5}
+    assert made.scaled is not None
+    assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
+    result = made.run().result
+    assert (result.outcomes["state"] == Outcome.DONE).all()
+
+
+OF_ALL = ("[classes.iw]", "[policies]\nbundle = 'PreServe'\n[classes.iw]")
+OF_THE_MODEL = ("context_tokens = 1000", "context_tokens = 1000\nbundle = 'preserve'")
+STRATEGY = ('strategy = "reactive"\n', "")
+
+
+@pytest.mark.parametrize("given", [(OF_ALL, STRATEGY), (OF_THE_MODEL, STRATEGY), (OF_THE_MODEL,)])
+def test_a_bundle_gives_every_policy_of_its_models(tmp_path: Path, given: list[tuple[str, str]]) -> None:
+    text = RIGHT
+    for old, new in given:
+        text = text.replace(old, new)
+    made, scenario = staged(tmp_path, text), load_scenario(tmp_path / "scenario.toml")
+    for key in made.cluster.endpoints:
+        assert made.cluster.of(made.cluster.routing, key) == "preserve"
+        assert made.cluster.of(made.cluster.ordering, key) == "fcfs"
+        assert made.cluster.of(made.cluster.threshold, key) == 0.7
+        assert made.scaled is not None
+        assert made.scaled.strategies[key].name == "preserve"
+        assert made.scaled.bounds[key] == Bounds(1, 4)
+        assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
+
+
+def test_what_is_said_beside_a_bundle_counts_more(tmp_path: Path) -> None:
+    text = RIGHT.replace("[classes.iw]", "[policies]\nbundle = 'preserve'\nordering = 'priority'\n[classes.iw]")
+    own = "[[endpoints]]\nmodel = 'm'\nregion = 'west'\nrouting = 'round_robin'\n[classes.iw]"
+    made = staged(tmp_path, text.replace("[classes.iw]", own))
+    assert made.cluster.routing == {("m", "east"): "preserve", ("m", "west"): "round_robin"}
+    assert set(made.cluster.ordering.values()) == {"priority"}  # type: ignore[union-attr]
+    assert made.scaled is not None
+    assert {each.name for each in made.scaled.strategies.values()} == {"reactive"}  # of [scaling]
+
+
+def test_a_bundle_scales_without_a_table_for_it(tmp_path: Path) -> None:
+    text = RIGHT[: RIGHT.index("[scaling]")] + RIGHT[RIGHT.index("[demand]") :]
+    assert staged(tmp_path, text).scaled is None
+    made = staged(tmp_path, text.replace(*OF_THE_MODEL))
+    assert made.scaled is not None
+    assert made.scaled.bounds["m", "east"] == Bounds()
+    assert made.scaled.one.name == "preserve"
 
 
 def test_the_fleet(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, selectors
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.titles import title_of
+from scheduling.bundles import BUNDLES, Bundle
 
 OUT_OF_SERVICE = (
     InstanceState.DRAINING,
@@ -183,14 +184,14 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
             "nearest": present.nearest.title,
             "choices": [
                 {"name": each.name, "title": each.title, "about": each.about, "changes": _changes(present, each)}
-                for each in bundles.BUNDLES.values()
+                for each in BUNDLES.values()
             ],
         }
         for key, present in bundles.presents(models).items()
     }
 
 
-def _changes(present: bundles.Present, bundle: bundles.Bundle, of: str = "") -> str:
+def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
     """What *bundle* would change, as "router preserve instead of least_delay"; of a custom one, what it has instead."""
     said = []
     for each in present.differences(bundle):

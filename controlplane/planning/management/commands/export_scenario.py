@@ -3,7 +3,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, Model
+from controlplane.planning.bundles import CUSTOM, presents
 from controlplane.planning.comparison.cluster import live_scenario
 from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.plans import inventory
@@ -44,6 +45,9 @@ class Command(BaseCommand):
         if not count:
             raise CommandError("The ledger holds no request to a model of the fleet in this time.")
         values = {"title": "The live fleet", "sample_s": 60.0, **tables, **scaling(fleet, tables)}
+        for present in presents(Model.objects.filter(name__in=list(tables["models"]))).values():
+            if present.name != CUSTOM:
+                values["models"][present.model.name]["bundle"] = present.name
         values |= {"demand": {"too_long": "clip"}, "trace": {"file": REQUESTS, "format": "ledger"}}
         file = folder / "scenario.toml"
         try:
@@ -59,7 +63,7 @@ class Command(BaseCommand):
 
 
 def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
-    """Strategies, bounds, floor and planner as they are live. A model without a policy has `reactive`."""
+    """Strategies, forecasters, bounds, floor and planner as they are live. A model without a policy has `reactive`."""
     policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
     endpoints = []
     for endpoint in tables["endpoints"]:
@@ -70,7 +74,8 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         followed = {"strategy": policy.strategy, "parameters": policy.parameters} if policy else {}
         marks = beneath(tuned(endpoint["model"]))
         floor = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
-        endpoints.append({**endpoint, **followed, **bounds, **floor})
+        forecaster = {"forecaster": tuned(endpoint["model"]).FORECASTER}
+        endpoints.append({**endpoint, **followed, **bounds, **floor, **forecaster})
     plans = plan_settings()
     return {
         "endpoints": endpoints,

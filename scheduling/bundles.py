@@ -1,0 +1,91 @@
+"""Policy bundles: the router, order, strategy, forecaster and length model of a paper, which one model is given together.
+
+A bundle is nothing but values, by the names that live rows and scenario files have for them. Where a value comes from is in
+docs/routing.md (routers), docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """*about* says in a sentence what comes of it."""
+
+    name: str
+    title: str
+    about: str
+    router: str
+    order: str
+    strategy: str
+    parameters: dict[str, float] = field(default_factory=dict)
+    forecaster: str
+    length_model: str = ""
+    spill_above: float = 0.7
+    plan_demand: str = "strategy"
+
+
+SAGESERVE: Final = "to the instance with the least tokens left, by the priority of the class"
+BUNDLES: Final = {
+    bundle.name: bundle
+    for bundle in (
+        Bundle(
+            name="sageserve-lt-ua",
+            title="SageServe LT-UA",
+            about=f"Requests go {SAGESERVE}; instances follow hourly plans by ARIMA, towards them by use and by the gap.",
+            router="join_shortest_queue",
+            order="priority",
+            strategy="lt_ua",
+            forecaster="arima",
+        ),
+        Bundle(
+            name="sageserve-reactive",
+            title="SageServe reactive",
+            about=f"Requests go {SAGESERVE}; an instance comes above 70 % use and goes below 30 %, whatever is forecast.",
+            router="join_shortest_queue",
+            order="priority",
+            strategy="reactive",
+            forecaster="arima",
+        ),
+        Bundle(
+            name="preserve",
+            title="PreServe",
+            about="Requests go, as they come, where the look-ahead map has the least load; instances follow the mLSTM's "
+            "next window, and one comes for each that the map shows overloaded.",
+            router="preserve",
+            order="fcfs",
+            strategy="preserve",
+            forecaster="mlstm",
+            length_model="preserve",
+        ),
+        Bundle(
+            name="ssjf",
+            title="SSJF",
+            about="The shortest predicted request goes first, with aging, to the instance with the least tokens left. The "
+            "paper has one instance: here they come and go by use alone.",
+            router="join_shortest_queue",
+            order="ssjf",
+            strategy="reactive",
+            forecaster="blend",
+            length_model="ssjf-reg-l1",
+        ),
+        Bundle(
+            name="pilothouse",
+            title="Pilothouse",
+            about="The shortest predicted request goes first, where it delays itself and others the least, with prefixes; "
+            "instances follow plans of the blend's band and pooled load.",
+            router="least_delay",
+            order="ssjf",
+            strategy="pilothouse",
+            forecaster="blend",
+        ),
+    )
+}
+
+
+def bundle_named(name: str) -> Bundle:
+    """The bundle of that name or title. ValueError names those that there are."""
+    bundle = BUNDLES.get(name.lower().replace(" ", "-"))
+    if bundle is None:
+        raise ValueError(f"must be one of {', '.join(BUNDLES)}, not {name!r}")
+    return bundle
