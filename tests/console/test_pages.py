@@ -1,5 +1,6 @@
 """Pages with data and without: complete HTML before any script, and the same number of queries for any number of rows."""
 
+import gzip
 import itertools
 import re
 import time
@@ -17,6 +18,7 @@ from controlplane.console.finders import PACKAGE_DATA, guarded_style_ids
 from controlplane.console.live.state import Source
 from controlplane.events.models import Event
 from controlplane.events.services import record
+from controlplane.fleet.models import SloClass
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
@@ -239,6 +241,42 @@ def test_requests_filters(reader, make_request):
     assert "No request fits" in page(reader, "requests", instance="elsewhere")
 
 
+def test_requests_by_slo_and_region(reader, make_request):
+    missed = make_request(slo_met=False, region="eu")
+    make_request(slo_met=True, region="us")
+    assert re.findall(r"/requests/(\d+)/", page(reader, "requests", slo="missed")) == [str(missed.pk)]
+    assert re.findall(r"/requests/(\d+)/", page(reader, "requests", region="eu")) == [str(missed.pk)]
+
+
+def test_requests_sorted_by_latency(reader, make_request):
+    """The slowest first, page by page; what has no latency is left out."""
+    rows = [make_request(e2e_ms=float(latency)) for latency in (5, 9, 1, *([3] * 50))]
+    make_request(e2e_ms=None)
+    first = page(reader, "requests", sort="-e2e_ms")
+    assert "The slowest first" in first
+    assert "sort=e2e_ms" in first, "the header turns the order round"
+    assert re.findall(r"/requests/(\d+)/", first)[:2] == [str(rows[1].pk), str(rows[0].pk)]
+    cursor = re.search(r"before=(\d+)", first).group(1)
+    second = page(reader, "requests", sort="-e2e_ms", before=cursor)
+    shown = re.findall(r"/requests/(\d+)/", first + second)
+    assert len(shown) == len(set(shown)) == len(rows)
+    assert shown[-1] == str(rows[2].pk)
+
+
+def test_the_slo_tile_names_value_and_target(reader, make_request):
+    row = make_request(slo_met=False, ttft_ms=3600.0, slo_class="interactive")
+    SloClass.objects.update_or_create(name="interactive", defaults={"kind": "interactive", "ttft_target_ms": 1000})
+    assert "TTFT 3.60 s, target 1.00 s" in page(reader, "request", row.pk)
+
+
+def test_pages_are_compressed(client, viewer, make_request):
+    client.force_login(viewer)
+    make_request()
+    answer = client.get(reverse("console:requests"), headers={"Accept-Encoding": "gzip"})
+    assert answer["Content-Encoding"] == "gzip"
+    assert len(answer.content) < len(gzip.decompress(answer.content)) / 3
+
+
 def test_requests_by_what_became_of_the_demand(reader, make_request):
     served = make_request(region="us-east")
     spilled = make_request(region="us-east", own_region="us-west")
@@ -407,7 +445,7 @@ def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet
 
 
 # With the two of session and user.
-PINNED = {"overview": 7, "instances": 9, "requests": 9, "keys": 9, "events": 7, "about": 5}
+PINNED = {"overview": 7, "instances": 9, "requests": 10, "keys": 9, "events": 7, "about": 5}
 
 
 @pytest.mark.parametrize("name", sorted(PINNED))
