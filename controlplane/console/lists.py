@@ -20,10 +20,10 @@ def list_page(
     columns: Columns,
     name: str,
     context: dict[str, Any],
-    show: Callable[[Any], Any] = lambda row: row,
+    show: Callable[[list[Any]], list[Any]] = list,
     order: Order | None = None,
 ) -> HttpResponseBase:
-    """The page of *rows* after the cursor, each as *show* makes it, or with `?format=csv` the file *name*.
+    """The page of *rows* after the cursor, as *show* makes them, or with `?format=csv` the file *name*.
 
     Newest first; by *order*, where its field is one.
     """
@@ -35,7 +35,7 @@ def list_page(
     )
     listed = {
         "is_sorted": bool(order and order.field),
-        "rows": [show(row) for row in page.rows],
+        "rows": show(page.rows),
         "cursor": cursor,
         "next_cursor": page.next_cursor,
         "row_limit": ROW_LIMIT,

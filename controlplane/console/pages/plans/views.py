@@ -41,7 +41,13 @@ def plans(request: HttpRequest) -> HttpResponseBase:
     titles, now = place_titles(), timezone.now()
     context = {**live_context(hub.state(), "overview,events"), "filters": filters, "generated": generated_past(now)}
     return list_page(
-        request, "console/plans/plans.html", rows, PLANS, "plans", context, lambda row: card_of(row, titles, now)
+        request,
+        "console/plans/plans.html",
+        rows,
+        PLANS,
+        "plans",
+        context,
+        lambda plans: [card_of(plan, titles, now) for plan in plans],
     )
 
 
