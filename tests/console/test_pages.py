@@ -203,6 +203,14 @@ def test_an_action_moves_the_instance_and_is_an_event(client, operator, make_ins
     assert f"{row.name} is {after}" in text_of(answer)
 
 
+def test_an_instances_latencies_and_throughput_over_time(reader, live, fleet, fleet_feed):
+    live.show(fleet_feed)
+    html = page(reader, "instance", "instance-1")
+    for title in ("Time to first token", "Time between tokens", "Throughput"):
+        assert title in html
+    assert re.search(r"Throughput: [\d,.k]+ output tokens a second", html)
+
+
 def test_an_action_needs_a_reason_and_a_fitting_state(client, operator, make_instance):
     row = make_instance()
     client.force_login(operator)
