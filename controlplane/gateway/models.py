@@ -19,7 +19,7 @@ class LedgerRow(models.Model):
 
     request_id = models.CharField(max_length=80, db_index=True)
     arrived_at = models.DateTimeField(db_index=True)
-    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)  # in ledger_tenant
     api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, related_name="+")
     model = models.CharField(max_length=160)
     slo_class = models.CharField(max_length=40)
