@@ -9,7 +9,7 @@ from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.management.commands.export_ledger import moment
-from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
+from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         folder = options["folder"]
         models = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
         fleet = inventory.read(models)
-        rows = ledger_rows(options["since"], options["until"])
+        rows = asked_rows(options["since"], options["until"])
         tables = live_scenario(fleet, rows)
         if not tables["fleet"]:
             raise CommandError(
