@@ -15,6 +15,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model, Region, SloClass
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
+from scheduling.bundles import BUNDLES
 from tests.console import planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
