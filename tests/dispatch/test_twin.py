@@ -250,7 +250,7 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
         *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
         *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
         *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
-        *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (3.0, 8.0, 15.0, 100.0)),
+        *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
     ],
 )
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
@@ -311,9 +311,8 @@ async def test_the_threshold_of_a_model_decides_where_its_requests_go():
     result = Simulation(fleet, requests, decisions=True).run()
     decided = [(each.asked.number, endpoint) for _, each, endpoint, _ in live.dispatcher.decided]
     assert result.decisions[["request", "endpoint"]].tolist() == decided
-    spilled = [np.flatnonzero(np.array([at for _, at in decided]) == at) for at in (1, 3)]
-    assert spilled[1].size > spilled[0].size > 0
-    assert spilled[1][0] < spilled[0][0]
+    endpoints = [endpoint for _, endpoint in decided]
+    assert endpoints.index(3) < endpoints.index(1), "that of n in the west before that of m"
 
 
 @pytest.mark.parametrize("at_s", [0.9, 2.3, 4.1])
