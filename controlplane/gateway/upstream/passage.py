@@ -2,17 +2,27 @@
 
 from collections.abc import Callable
 
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.serving.responder import SSE_TYPE, Responder
 from controlplane.gateway.serving.ticket import Ticket
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.failures import ERROR_MARK, engine_failure
-from controlplane.gateway.upstream.stream import DONE_MARK, USAGE_MARK, Usage, Withheld, split_events
+from controlplane.gateway.upstream.stream import (
+    COMPLETED_MARK,
+    DELTA_MARK,
+    DONE_MARK,
+    USAGE_MARK,
+    Usage,
+    Withheld,
+    only_opens,
+    split_events,
+)
 
 
 class Stream:
     """*fingerprint*: `Withheld.fingerprint`, as the server last sent it. *began* is called at the first byte."""
 
-    __slots__ = ("_began", "_chat", "_responder", "_ticket", "_unfinished", "_usage", "_withheld", "fingerprint")
+    __slots__ = ("_began", "_responder", "_ticket", "_unfinished", "_usage", "_withheld", "fingerprint")
 
     def __init__(
         self,
@@ -21,11 +31,9 @@ class Stream:
         usage: Usage,
         fingerprint: bytes,
         began: Callable[[Ticket], None],
-        *,
-        chat: bool,
     ) -> None:
         self.fingerprint = fingerprint
-        self._ticket, self._responder, self._usage, self._began, self._chat = ticket, responder, usage, began, chat
+        self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
         self._withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, fingerprint)
         self._unfinished = b""
 
@@ -57,7 +65,11 @@ class Stream:
             chunk, self._unfinished = split_events(self._unfinished + chunk)
             if not chunk:
                 return True
-        course = self._ticket.course
+        course, call = self._ticket.course, self._ticket.call
+        response = call.kind is Kind.RESPONSE
+        if response and not course.first_token_s and only_opens(chunk):
+            self._unfinished = chunk  # said before the engine began: with the first token it goes out
+            return True
         failure = engine_failure(chunk) if ERROR_MARK in chunk else None
         if failure is not None:
             chunk = chunk[: chunk.index(ERROR_MARK)]
@@ -65,18 +77,16 @@ class Stream:
                 raise failure
         if not course.first_token_s:
             self._began(self._ticket)
-            if self._chat:
-                course.output_tokens -= (
-                    self._ticket.call.sequences
-                )  # each choice begins with an event for its role alone
-        course.output_tokens += chunk.count(b"data: ")
+            if call.kind is Kind.CHAT:
+                course.output_tokens -= call.sequences  # each choice begins with an event for its role alone
+        course.output_tokens += chunk.count(DELTA_MARK if response else b"data: ")
         if USAGE_MARK in chunk:
             self._usage.read_events(chunk)
         if self._withheld is not None:
             chunk = self._withheld.take(chunk)
         taken = True
         if chunk:
-            self._usage.whole = self._usage.whole or DONE_MARK in chunk
+            self._usage.whole = self._usage.whole or (COMPLETED_MARK if response else DONE_MARK) in chunk
             taken = self._responder.write_now(chunk)
         if failure is not None:
             raise failure
