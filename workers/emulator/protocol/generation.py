@@ -230,37 +230,37 @@ def _repeated(body: ResponseBody) -> dict[str, Any]:
     }
 
 
-def _templated(turns: list[tuple[str, str]], tools: list[dict[str, Any]]) -> Prompt:
+def _templated(messages: list[tuple[str, str]], tools: list[dict[str, Any]]) -> Prompt:
     """A conversation as a chat template would write it."""
     head = f"<|tools|>\n{orjson.dumps(tools).decode()}<|end|>\n" if tools else ""
-    return Prompt(head + "".join(f"<|{role}|>\n{said}<|end|>\n" for role, said in turns) + "<|assistant|>\n")
+    return Prompt(head + "".join(f"<|{role}|>\n{said}<|end|>\n" for role, said in messages) + "<|assistant|>\n")
 
 
 def _chat_prompt(body: ChatBody) -> Prompt:
     if not body.messages:
         raise wrong("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    turns = []
+    messages = []
     for message in body.messages:
         content = message.content or ""
         if isinstance(content, list):
             content = "\n".join(item if isinstance(item, str) else item.text or "" for item in content)
-        turns.append(
+        messages.append(
             (message.role, content + (orjson.dumps(message.tool_calls).decode() if message.tool_calls else ""))
         )
     tools = body.tools if body.tool_choice != "none" else None
-    return _templated(turns, [tool.model_dump() for tool in tools or ()])
+    return _templated(messages, [tool.model_dump() for tool in tools or ()])
 
 
 def _response_prompt(body: ResponseBody) -> Prompt:
-    turns = [("system", body.instructions)] if body.instructions else []
+    messages = [("system", body.instructions)] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for item in items:
         said = item.get("content") or item.get("output") or item.get("arguments") or ""
         if isinstance(said, list):
             said = "\n".join(str(part.get("text") or "") for part in said if isinstance(part, dict))
         role = "tool" if item.get("type") == "function_call_output" else str(item.get("role") or "assistant")
-        turns.append((role, str(said)))
-    return _templated(turns, body.tools)
+        messages.append((role, str(said)))
+    return _templated(messages, body.tools)
 
 
 def _completion_prompts(body: CompletionBody) -> tuple[Prompt, ...]:

@@ -91,11 +91,11 @@ def _between(schema: dict[str, Any], number: int, step: float) -> float:
 
 def _referred(reference: str, root: Any) -> Any:
     """What `#/…` in *root* names; None if there is nothing."""
-    found = root
+    value = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         if part:
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
+            value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _merged(schema: dict[str, Any], root: Any) -> dict[str, Any]:
