@@ -95,7 +95,7 @@ async def test_tokens_alone_pass_as_they_came(loop):
     passage = Passage()
     for data in (token(""), token("a"), token(" quick"), token(" fox"), token("\n\u00e9")):
         passage.connection.data_received(framed(data))
-    assert passage.taken == 1  # the first, which tells what the others are like
+    assert passage.taken == 1  # the first, after which the others look alike
     assert passage.written == [
         framed(data) for data in (token(""), token("a"), token(" quick"), token(" fox"), token("\n\u00e9"))
     ]
@@ -189,11 +189,11 @@ def test_the_same_bytes_and_counts_however_it_comes(tokens, include_usage, seque
     for cut in cuts:
         reads.append(data[:cut])
         data = data[cut:]
-    ways = [(True, chunks), (True, [read for read in [*reads, data] if read]), (False, chunks)]
+    cases = [(True, chunks), (True, [read for read in [*reads, data] if read]), (False, chunks)]
     seen = []
 
     async def pass_all() -> None:
-        for whole_chunks, pieces in ways:
+        for whole_chunks, pieces in cases:
             passage = Passage(whole_chunks=whole_chunks, include_usage=include_usage, sequences=sequences)
             for piece in pieces:
                 passage.connection.data_received(piece)
