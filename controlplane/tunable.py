@@ -167,6 +167,21 @@ class Floor(Group):
         return out_above
 
 
+class LookAhead(Group):
+    """Looking ahead"""
+
+    LOOKAHEAD_ITERATIONS: Annotated[int, Field(ge=1, le=2048), PER_MODEL] = 100
+    """Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look ahead."""
+    LOOKAHEAD_MEMORY_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.8
+    """Use of the KV cache in one of them from which on these routers count a risk (PreServe's T_mem); 1 is full."""
+    LOOKAHEAD_BETA: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
+    """What a token beyond it weighs for the router `preserve` (PreServe's beta)."""
+    LOOKAHEAD_OVERLOAD_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.95
+    """Use of the KV cache above which PreServe's scaler sees an overload, for which it adds an instance; 1 is full."""
+    LOOKAHEAD_OVERLOAD_SHARE: Annotated[Share, PER_MODEL] = 0.1
+    """Share of the iterations that use must be above it for."""
+
+
 class Lengths(Group):
     """Output lengths"""
 
@@ -203,10 +218,10 @@ class Lengths(Group):
     """Share of the active version's mean absolute error by which a shadow must be better."""
 
 
-GROUPS: Final = (Forecasts, Plans, Strategies, Routing, Floor, Lengths)
+GROUPS: Final = (Forecasts, Plans, Strategies, Routing, Floor, LookAhead, Lengths)
 
 
-class Tunable(Lengths, Floor, Routing, Strategies, Plans, Forecasts):
+class Tunable(Lengths, LookAhead, Floor, Routing, Strategies, Plans, Forecasts):
     """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -37,9 +37,9 @@ class EndpointView:
     since_change_s: float
     """Since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
-    """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations."""
+    """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations (`LookAheadRule`)."""
     peak_kv_sum: float = nan
-    """Sum over the ready instances of their highest KV use in the next 100 iterations; nan where no map is kept."""
+    """Sum over the ready instances of their highest KV use in those iterations; nan where no map is kept."""
     peak_kv_most: float = nan
     """The highest of those."""
     since_ready_s: float = inf

@@ -127,7 +127,7 @@ class Replay:
 
     def line(self, name: str) -> dict[str, Any]:
         """What came of the strategy *name* with its standard parameters."""
-        from controlplane.tuning.floor_rules import beneath
+        from controlplane.tuning.rules import beneath
         from scheduling.simulation.strategies import Bounds, run_strategy
 
         strategy = strategies.make(name, {})

@@ -42,7 +42,7 @@ def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
     """*strategy* with the floor of *values* under it, as simulations have it at its ticks; between them the gateway's looks
     alone. Without a floor where that is off.
     """
-    from controlplane.tuning.floor_rules import beneath
+    from controlplane.tuning.rules import beneath
     from scheduling.scaling import Floored
 
     return Floored(strategy, beneath(values)) if values.FLOOR else strategy
