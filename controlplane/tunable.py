@@ -86,9 +86,11 @@ class Forecasts(Group):
     @field_validator("FORECASTER")
     @classmethod
     def _is_there(cls, name: str) -> str:
+        if not name:
+            return name
         from forecasting.workload import FORECASTERS  # half a second, where one is named
 
-        if name and name not in FORECASTERS:
+        if name not in FORECASTERS:
             raise ValueError(f"there is no such forecaster; there are {', '.join(FORECASTERS)}")
         return name
 

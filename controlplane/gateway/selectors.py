@@ -82,6 +82,9 @@ def tenant_usage(
         "unserved": Count("pk", filter=Q(unserved=True)),
         "unserved_prompt_tokens": Sum("predicted_prompt_tokens", filter=Q(unserved=True), default=0),
         "unserved_output_tokens": Sum("predicted_output_tokens", filter=Q(unserved=True), default=0),
+        "repeated": Count("pk", filter=Q(repeated=True)),
+        "repeated_prompt_tokens": Sum("prompt_tokens", filter=Q(repeated=True), default=0),
+        "repeated_output_tokens": Sum("output_tokens", filter=Q(repeated=True), default=0),
     }
     rows = narrowed(filter_requests(requests_of(tenants), since=since, until=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)

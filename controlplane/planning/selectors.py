@@ -30,11 +30,12 @@ SHARE_OVER = timedelta(days=1)
 
 
 def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[datetime, Counter[str]]]:
-    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then.
+    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then. Without a
+    region, of all regions together.
 
     Read backwards from the present states through the events of moves, so that it ends at what there is.
     """
-    rows = Instance.objects.filter(deployment__model__name=model, deployment__region__name=region)
+    rows = narrowed(Instance.objects.filter(deployment__model__name=model), deployment__region__name=region)
     gpu_types = {str(pk): name for pk, name in rows.values_list("pk", "deployment__gpu_type__name")}
     present = Counter(rows.filter(state=InstanceState.READY).values_list("deployment__gpu_type__name", flat=True))
     moves = Event.objects.filter(

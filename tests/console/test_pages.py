@@ -266,7 +266,12 @@ def test_a_requests_page_says_why_this_instance(reader, make_request):
     never_placed = make_request(
         outcome="rejected", status_code=429, error_code="queue_full", trace=[], instance="", ttft_ms=None
     )
-    assert "never placed: queue_full" in page(reader, "request", never_placed.pk)
+    html = page(reader, "request", never_placed.pk)
+    assert "never placed: queue_full" in html
+    assert "by the client's SDK" not in html
+    assert "number 2, by the client's SDK</dd>" in page(reader, "request", make_request(retry=2).pk)
+    again = make_request(outcome="rejected", status_code=429, retry=1, repeated=True)
+    assert "number 1, by the client's SDK; its demand was counted with" in page(reader, "request", again.pk)
 
 
 def test_events_filter_page_and_permalink(reader, fleet, operator):

@@ -109,6 +109,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
 ):
     make_instance()
     spilled, refused, other = ledger[-3:]
+    LedgerRow.objects.filter(request_id=ledger[0].request_id).update(retry=1, repeated=True)
     LedgerRow.objects.filter(request_id=spilled.request_id).update(region="elsewhere", own_region=PLACE[1])
     LedgerRow.objects.filter(request_id=refused.request_id).update(
         outcome="rejected", unserved=True, prompt_tokens=0, output_tokens=0,
@@ -118,7 +119,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
     replays: list[Replay] = []
     monkeypatch.setattr(Replay, "line", lambda self, name: replays.append(self) or {"strategy": name})
     row = services.compare_strategies(1.0, NOW)
-    assert row.requests == len(ledger) - 1
+    assert row.requests == len(ledger) - 2
     requests = replays[0].requests
     assert (requests.prompt_tokens[-2], requests.prompt_tokens[-1]) == (spilled.prompt_tokens, 321)
     assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
