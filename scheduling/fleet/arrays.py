@@ -57,7 +57,7 @@ class FleetArrays(NamedTuple):
     round_trips: NDArray[np.float64]
     """instances x TRIP_COLUMNS: how long it takes to replace a request that ends there, and how many end meanwhile."""
     look_ahead: NDArray[np.float64]
-    """instances x `lookahead.rule.COLUMNS`: how far it is looked ahead, and what is too much then."""
+    """instances x fields of `LookAheadRule`: how far it is looked ahead, and what is too much then."""
 
 
 class EndpointArrays(NamedTuple):

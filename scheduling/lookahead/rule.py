@@ -11,8 +11,7 @@ MEMORY_ABOVE: Final = 1
 BETA: Final = 2
 OVERLOAD_ABOVE: Final = 3
 OVERLOAD_SHARE: Final = 4
-COLUMNS: Final = 5
-"""Of a row of `FleetArrays.look_ahead`: the fields of `LookAheadRule`, in their order."""
+"""Columns of a row of `FleetArrays.look_ahead`: the fields of `LookAheadRule`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
