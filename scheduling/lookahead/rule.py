@@ -16,7 +16,7 @@ OVERLOAD_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class LookAheadRule:
-    """Parameters of the routers that look ahead, and of what strategies are told of the time to come."""
+    """Parameters of the routers that look ahead, and of what strategies see of the time to come."""
 
     iterations: int = 100
     """l: of an instance, from now on."""
