@@ -30,7 +30,7 @@ from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
 from controlplane.planning.plans import capability, inventory, start_times
 from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as tuning
-from controlplane.tuning.floor_rules import beneath
+from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability

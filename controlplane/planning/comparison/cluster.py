@@ -1,6 +1,6 @@
 """The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
+from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
                 "requests_ahead_limit": row.requests_ahead_limit,
                 "region_threshold": tuned(model).SPILL_ABOVE,
                 "queue_bound": 0,
+                "look_ahead": asdict(look_ahead(tuned(model))),
             },
         )
         endpoint["queue_bound"] += row.queue_bound
