@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.api_docs import views as api_docs
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
 from controlplane.console.pages.instances import rollouts
@@ -59,6 +60,7 @@ urlpatterns = [
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
+    path("api/docs", api_docs.api_docs, name="api-docs"),
     path("about/", about.about, name="about"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),

@@ -19,7 +19,7 @@ FLEET_PAGES = (
     "forecast-charts",
     "scaling-charts",
 )
-TENANT_PAGES = ("requests", "lengths", "keys")
+TENANT_PAGES = ("requests", "lengths", "keys", "api-docs")
 
 
 def url(name: str, *args) -> str:

@@ -25,6 +25,7 @@ PAGES = {
     "system": "/system/",
     "settings": "/settings/",
     "about": "/about/",
+    "api-docs": "/api/docs#create_chat_completion",
     "not-violated": "/no/such/page/",
 }
 EMPTY = ("overview", "instances", "requests", "keys", "events", "system", "about")

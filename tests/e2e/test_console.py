@@ -70,7 +70,7 @@ def test_a_tenants_person_sees_keys_requests_and_lengths_only(console, open_page
     page = open_page(console, "/", user="tenant")
     expect(page.get_by_role("heading", level=1)).to_have_text("API keys")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(
-        ["Requests", "Lengths", "API keys"]
+        ["Requests", "Lengths", "API keys", "API"]
     )
     page.goto("/instances/")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")

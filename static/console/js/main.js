@@ -1,6 +1,7 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
+import { startDocs } from "./docs.js";
 import { startChanges, startCopying, startDialogs, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
@@ -56,3 +57,4 @@ startChanges();
 startSending();
 startCopying();
 startSwapLinks();
+startDocs();
