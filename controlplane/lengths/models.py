@@ -89,6 +89,9 @@ class LengthMinute(models.Model):
     within_100 = models.PositiveIntegerField(default=0)
     below_median = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted median.")
     below_upper = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted 0.9 quantile.")
+    late = models.PositiveIntegerField(
+        default=0, help_text="Answers of a shadow that would have come after the time that a request waits."
+    )
 
     class Meta:
         ordering = ["-minute"]

@@ -168,14 +168,14 @@ async def in_subprocess(requests: int) -> dict[str, float]:
     from forecasting.lengths import LengthQuery
     from forecasting.lengths.service.predictor import SubprocessPredictor
 
-    predictor = SubprocessPredictor(1.0)
+    predictor = SubprocessPredictor()
     predictor.start()
     await asyncio.wait_for(predictor.up.wait(), 120)
     drawn, times_ms = prompts(random.Random(3)), []
     for _ in range(requests):
         text = next(drawn)
         began = time.perf_counter()
-        await predictor.ask(LengthQuery(text, len(text) // 4, "m", "t"))
+        await predictor.ask(LengthQuery(text, len(text) // 4, "m", "t"), 1.0)
         times_ms.append((time.perf_counter() - began) * 1000)
     await predictor.stop()
     return dict(zip(("p50_ms", "p99_ms"), percentiles(times_ms), strict=True))

@@ -26,8 +26,7 @@ from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
 from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
 from controlplane.lengths.services import BUNDLED, Assigned
-from controlplane.tunable import Tunable
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
@@ -47,8 +46,8 @@ class LengthService:
         self.prior = prior
         self.cache: LengthCache | None = None
         self._cached_by: tuple[float, ...] = ()
-        self.answering = Answering(without_rows().LENGTH_BUDGET_MS / 1000)
-        self.tune(without_rows())
+        self.answering = Answering()
+        self.tune(Values())
         self.shadows = Shadows()
         self.answered: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # by `Why`
@@ -91,15 +90,18 @@ class LengthService:
             with job:
                 await work()
 
-    def tune(self, tuned: Tunable) -> None:
-        """Go by the settings *tuned* from now on. A cache of another size, age or similarity begins empty."""
-        self._tuned = tuned
-        self.on, self.budget_s = tuned.LENGTHS, tuned.LENGTH_BUDGET_MS / 1000
-        self.answering.keep_to(self.budget_s)
+    def tune(self, values: Values) -> None:
+        """Go by the settings *values* from now on. A cache of another size, age or similarity begins empty."""
+        self._values, self._tuned = values, values.of()
+        tuned, self.on = self._tuned, self._tuned.LENGTHS
         cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
         if cached_by != self._cached_by:
             self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
             self._cached_by = cached_by
+
+    def budget_s(self, model: str) -> float:
+        """How long a request of *model* waits for its predicted length at most."""
+        return self._values.of(model).LENGTH_BUDGET_MS / 1000
 
     async def _refresh(self) -> None:
         """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
@@ -131,7 +133,7 @@ class LengthService:
                 prediction = self._by_prior(asked, None, PRIOR, Why.FAILED)
         self.answered[SOURCES.get(prediction.source, "model")] += 1
         elapsed_s = time.perf_counter() - began
-        self.late += elapsed_s > self.budget_s or prediction.late
+        self.late += elapsed_s > self.budget_s(asked.model) or prediction.late
         self.timing.took(elapsed_s)
         return prediction
 
@@ -149,7 +151,7 @@ class LengthService:
         answerer = self.answering.of(asked.model)
         reply: Answer | Why = Why.DOWN
         if answerer is not None:
-            reply = await answerer.ask(query)
+            reply = await answerer.ask(query, self.budget_s(asked.model))
         why = reply if isinstance(reply, Why) else None
         if why:
             self.failed[why] += 1
@@ -172,7 +174,7 @@ class LengthService:
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
             return None, Why.DOWN
-        return active, active.predictor.ask_now(query)
+        return active, active.predictor.ask_now(query, self.budget_s(query.model))
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)
@@ -183,6 +185,15 @@ class LengthService:
             learnt = self._prior_quantiles[asked.model, tenant or asked.tenant].apply(each, around)
             quantiles = learnt[1]  # of its own mean the prior takes care itself
         return bounded(asked, Answer(each, quantiles), source, why=why)
+
+    def _budgets_ms(self, report: dict[str, Any]) -> list[float]:
+        """Of the models that the length model of *report* answers for, ascending, each once."""
+        models = list(report["models"])
+        active = self.answering.active
+        if active is not None and report["version"] == active.version.name:
+            named = {model for other in self.answering.reports() for model in other["models"]}
+            models += ["", *(self._values.rows.keys() - named)]
+        return sorted({self.budget_s(model) * 1000 for model in models})
 
     # A request ends
 
@@ -226,7 +237,7 @@ class LengthService:
                 logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
                 self.notes.drifts.append(Drift(*pair, alarm.raised, by.version.name))
             if by is self.answering.active:
-                self.shadows.see(query, real, cut=cut)
+                self.shadows.see(query, real, self.budget_s(query.model), cut=cut)
         elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
@@ -296,7 +307,6 @@ class LengthService:
             ],
             "version": active.version.name if active else "",
             "shadow": ", ".join(self.shadows.names),
-            "models": self.answering.reports(),
-            "budget_ms": round(self.budget_s * 1000, 3),
+            "models": [{**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()],
             "restarts": sum(answerer.restarts for answerer in answerers),
         }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.proxy import Array, Effort
 from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Progress
+from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Progress, stack
 
 PROMPT_TOKENS: Final = 10
 BUCKETS: Final = 10
@@ -48,7 +48,7 @@ class PreServe(RegressionL1):
         module = self.encoder.module
         for weight in module.parameters():
             weight.requires_grad_(False)
-        last = list(last_layer(module).parameters())
+        last = list(stack(module)[-1].parameters())
         for weight in last:
             weight.requires_grad_(True)
         generator = np.random.default_rng(self.seed)
@@ -97,16 +97,6 @@ class PreServe(RegressionL1):
         import torch
 
         self._prompt_tensor = torch.tensor(state["prompt"])
-
-
-def last_layer(module: Any) -> Any:
-    """The last of a transformer's layers, whatever its family calls them."""
-    import torch
-
-    stacks = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList) and len(each)]
-    if not stacks:
-        raise ValueError("This encoder has no stack of layers whose last could be left free.")
-    return stacks[0][-1]
 
 
 def over_sampled(lengths: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from forecasting.lengths.training.scoring import class_edges, classes
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
-VERSION: Final = 1
+VERSION: Final = 2
 HIDDEN: Final = 128
 HEAD_RATE: Final = 1e-3
 HEAD_BATCH: Final = 64
@@ -47,6 +47,8 @@ class Effort:
     head_epochs: int = 20
     most_tokens: int = 96
     """Read of each prompt."""
+    layers: int = 0
+    """Of the encoder, from the first; 0: all."""
     rate: float = 5e-5
     """Of the encoder's weights in the first phase."""
     batch: int = 16
@@ -125,7 +127,7 @@ class Proxy:
         self.effort = effort or Effort()
         self.seed = seed
         self.progress = progress
-        self.encoder = Encoder(encoder, self.effort.most_tokens)
+        self.encoder = Encoder(encoder, self.effort.most_tokens, self.effort.layers)
         self.names = Names()
         self.head: Weights = {}
         self.facts: dict[str, Any] = {}
@@ -168,7 +170,7 @@ class Proxy:
         if not self.head:
             raise ValueError(f"The length model {self.name!r} was not fitted: there is nothing to save.")
         save_model(path, self.name, VERSION, {
-            "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens,
+            "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens, "layers": self.encoder.layers,
             "encoder_weights": self.encoder.weights(), "models": self.names.models, "tenants": self.names.tenants,
             "head": self.head, "facts": self.facts, "spread": self.spread.state(), **self.more_state(),
         })  # fmt: skip
@@ -176,7 +178,7 @@ class Proxy:
     @classmethod
     def load(cls, path: Path) -> Self:
         state = load_model(path, cls.name, VERSION)
-        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"]))
+        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"], layers=state["layers"]))
         model.encoder.set_weights(state["encoder_weights"])
         model.names = Names(state["models"], state["tenants"])
         model.head, model.facts, model.spread = state["head"], state["facts"], Spread.of(state["spread"])

@@ -128,8 +128,8 @@ def fast_enough(model: Quick, most_s: float) -> bool:
 class InLine:
     """A quick model, called where it is asked."""
 
-    def __init__(self, model: Quick, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.model, self.budget_s, self.clock = model, budget_s, clock
+    def __init__(self, model: Quick, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model, self.clock = model, clock
         self.restarts = 0
         self.timing = Timing()
         self._recent: deque[bool] = deque(maxlen=RECENT)
@@ -142,7 +142,8 @@ class InLine:
         """Whether it should be asked in a subprocess from now on."""
         return sum(self._recent) >= SLOW
 
-    def ask_now(self, query: LengthQuery) -> Answer | Why:
+    def ask_now(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        """The model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
         began, computed_s = self.clock(), time.thread_time()
         self.timing.asked += 1
         if began < self._rests_until_s:
@@ -153,7 +154,7 @@ class InLine:
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
             answer = Why.FAILED
         took_s = self.clock() - began
-        self._recent.append(time.thread_time() - computed_s > self.budget_s)
+        self._recent.append(time.thread_time() - computed_s > budget_s)
         self.timing.took(took_s)
         if isinstance(answer, Why):
             self._failures += 1
@@ -163,11 +164,11 @@ class InLine:
                 self._failures = FAILURES - 1  # after its rest it has one try
         else:
             self._failures, self._rest_s = 0, LEAST_REST_S
-            self.timing.in_time += took_s <= self.budget_s
+            self.timing.in_time += took_s <= budget_s
         return answer
 
-    async def ask(self, query: LengthQuery) -> Answer | Why:
-        return self.ask_now(query)
+    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        return self.ask_now(query, budget_s)
 
     async def stop(self) -> None:
         """Nothing to stop."""
@@ -177,6 +178,7 @@ class _Waiting(NamedTuple):
     query: LengthQuery
     future: "asyncio.Future[Answer | Why]"
     asked_s: float  # of the event loop's clock
+    until_s: float  # later it is of no use
 
 
 class SubprocessPredictor:
@@ -189,12 +191,11 @@ class SubprocessPredictor:
 
     def __init__(
         self,
-        budget_s: float,
         call: str = "forecasting.lengths.service.subprocess_server:load",
         arguments: Sequence[str] = ("student", ""),
         threads: int = 1,
     ) -> None:
-        self.budget_s, self.call, self.arguments, self.threads = budget_s, call, tuple(arguments), threads
+        self.call, self.arguments, self.threads = call, tuple(arguments), threads
         self.restarts = self.batches = 0
         self.timing = Timing()
         self.up = asyncio.Event()
@@ -208,16 +209,17 @@ class SubprocessPredictor:
         """Begin to keep a process; until the first is up, `ask` answers that it is down."""
         self._task = asyncio.create_task(self._keep(), name="length model")
 
-    async def ask(self, query: LengthQuery) -> Answer | Why:
-        """The model's answer, or why there is none; within the budget."""
+    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        """The model's answer, or why there is none; within *budget_s*."""
         self.timing.asked += 1
         if not self.up.is_set() or len(self._waiting) >= WAITING:
             return Why.DOWN
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer | Why] = loop.create_future()
-        self._waiting.append(_Waiting(query, future, loop.time()))
+        now_s = loop.time()
+        self._waiting.append(_Waiting(query, future, now_s, now_s + budget_s))
         self._wanted.set()
-        timer = loop.call_later(self.budget_s, self._give_up, future)
+        timer = loop.call_later(budget_s, self._give_up, future)
         try:
             return await future
         finally:
@@ -339,19 +341,21 @@ class SubprocessPredictor:
         Before the first answer a batch is one query: how long it takes is not known.
         """
         batch: list[_Waiting] = []
+        soonest_s = math.inf
         while self._waiting and len(batch) < (BATCH if self._each_s else 1):
             waiting = self._waiting[0]
             ready_s = now_s + self._each_s * (len(batch) + 1)
-            if batch and ready_s > batch[0].asked_s + self.budget_s:
+            if batch and ready_s > soonest_s:
                 break
             self._waiting.popleft()
             if waiting.future.done():
                 continue
-            if ready_s > waiting.asked_s + self.budget_s:
+            if ready_s > waiting.until_s:
                 self._give_up(waiting.future)
                 self._each_s *= 1.0 - FOLLOWS  # so that a guess that was too long is tried again
             else:
                 batch.append(waiting)
+                soonest_s = min(soonest_s, waiting.until_s)
         return batch
 
     @staticmethod

@@ -22,15 +22,22 @@ DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
 def load(kind: str, file: str) -> Any:
-    """The length model of *kind* in *file*; the bundled student when *file* is empty. Raises ValueError or OSError."""
+    """The length model of *kind* in *file*, to be asked alone; the bundled student when *file* is empty.
+
+    An encoder is quantised. Raises ValueError or OSError.
+    """
     from forecasting.lengths import MODELS, bundled
+    from forecasting.lengths.models.proxy import Proxy
 
     if not file:
         return bundled()
     if kind not in MODELS:
         raise ValueError(f"There is no length model {kind!r}; there are: {', '.join(sorted(MODELS))}.")
     models: dict[str, Any] = MODELS
-    return models[kind].load(Path(file))
+    model = models[kind].load(Path(file))
+    if isinstance(model, Proxy):
+        model.encoder.quantise()
+    return model
 
 
 def check(kind: str, file: str) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, last_layer, over_sampled
+from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, over_sampled
 from forecasting.lengths.models.proxy import Effort
 from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1
 from forecasting.lengths.text.embeddings import Embeddings
-from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing
+from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
 from tests.forecasting.lengths.made import samples
 
 SMALL = Effort(tuned=48, read=60, head_epochs=4, most_tokens=24)
@@ -76,7 +76,7 @@ def test_preserve_tunes_its_last_layer_and_its_prompt_alone() -> None:
     last = {name for name in before if name.startswith("encoder.layer.1.")}
     assert changed
     assert changed <= last
-    assert last_layer(model.encoder.module) is model.encoder.module.encoder.layer[1]
+    assert stack(model.encoder.module)[-1] is model.encoder.module.encoder.layer[1]
     prompt = model.more_state()["prompt"]
     words = model.encoder.module.get_input_embeddings().weight.detach().numpy()
     assert prompt.shape == (10, model.encoder.width)
