@@ -184,6 +184,10 @@ class Lengths(Group):
     """Time after which a remembered length is forgotten."""
     LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
     """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
+    LENGTH_EMBEDDING_ENTRIES: Count = 2_000
+    """Prompts a model that a length model on an encoder remembers by their embeddings; 0 is none."""
+    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.95
+    """Cosine (0 to 1) of two embeddings from which their prompts are taken to have the same length; above 1 is never."""
     LENGTH_SAMPLES_PER_MIN: Count = 60
     """Requests a minute and model that are kept as samples to learn from; 0 is none."""
     LENGTH_SAMPLES: Count = 20_000

@@ -16,7 +16,7 @@ from django.db.models.functions import TruncHour
 
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
-CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
+CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
 PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H

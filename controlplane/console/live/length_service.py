@@ -7,13 +7,14 @@ from controlplane.console.live.deltas import Table, columnar
 from controlplane.console.live.tiles import Tile, beyond, levels
 
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
-SOURCES = ("cache", "lexical", "model", "prior")
+SOURCES = ("cache", "lexical", "embedding", "model", "prior")
 
 TILES = (
     Tile("answered", "Answered", "quantity", empty="not reported"),
     Tile("model_ratio", "By the model", "share", empty="none yet"),
     Tile("cache_ratio", "Exact cache hits", "share", empty="none yet"),
     Tile("lexical_ratio", "Lexical cache hits", "share", empty="none yet"),
+    Tile("embedding_ratio", "Embedding cache hits", "share", empty="none yet"),
     Tile("prior_ratio", "By the prior", "share", empty="none yet"),
     Tile("p50_ms", "Latency p50", "milliseconds", empty="none yet"),
     Tile("p99_ms", "Latency p99", "milliseconds", empty="none yet"),

@@ -17,6 +17,7 @@ from controlplane.lengths import notes
 from controlplane.lengths.services import BUNDLED, Assigned, InUse
 from forecasting.lengths import MODELS, LengthQuery
 from forecasting.lengths.service.calibration import DriftAlarm, PerPair
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
 from forecasting.lengths.service.online import Online
 from forecasting.lengths.service.predictor import Answer, InLine, Quick, SubprocessPredictor, Why, fast_enough
 from forecasting.lengths.service.subprocess_server import load
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
 """After a version could not be taken up, until it is tried again."""
+NO_CACHE: Final = Limits()
 IN_LINE_AGAIN_S: Final = 120.0
 """A model that was too slow to answer in line is measured again after this: the machine may have had much else to do."""
 
@@ -34,10 +36,11 @@ def quick(kind: str) -> bool:
     return hasattr(MODELS.get(kind), "predict_one")
 
 
-def own_process(version: InUse) -> SubprocessPredictor:
-    """A process of its own for *version*, started."""
+def own_process(version: InUse, limits: Limits = NO_CACHE) -> SubprocessPredictor:
+    """A process of its own for *version*, started; *limits* are those of its embedding cache."""
     arguments = (version.kind, version.file)
     predictor = SubprocessPredictor(arguments=arguments, threads=settings.LENGTH_TORCH_THREADS)
+    predictor.limits = limits
     predictor.start()
     return predictor
 
@@ -64,6 +67,11 @@ class Answerer:
     async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
         return await self.predictor.ask(query, budget_s)
 
+    def teach(self, lesson: Lesson) -> None:
+        """A request that it was asked about is done."""
+        if isinstance(self.predictor, SubprocessPredictor):
+            self.predictor.teach(lesson)
+
     async def replace(self, predictor: InLine | SubprocessPredictor) -> None:
         """Answer by *predictor* from now on; times are counted on."""
         before, self.predictor = self.predictor, predictor
@@ -86,6 +94,7 @@ class Answering:
     """Who answers for which model. Not for several threads."""
 
     def __init__(self) -> None:
+        self.limits = Limits()
         self.active: Answerer | None = None
         self.named: dict[InUse, Answerer] = {}
         """Versions whose kind models name, other than the one in use."""
@@ -106,6 +115,13 @@ class Answering:
         for model, version in sorted(self._of_model.items()):
             named[version].append(model)
         return [{**one.report(), "models": named[one.version]} for one in self.all()]
+
+    def keep_to(self, limits: Limits) -> None:
+        """Let embedding caches have *limits* from now on."""
+        self.limits = limits
+        for answerer in self.all():
+            if isinstance(answerer.predictor, SubprocessPredictor):
+                answerer.predictor.limits = limits
 
     async def take(self, assigned: Assigned) -> None:
         """Let those answer that are *assigned* now."""
@@ -142,7 +158,7 @@ class Answering:
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return None
         try:
-            predictor = await self._in_line(version) or own_process(version)
+            predictor = await self._in_line(version) or own_process(version, self.limits)
         except Exception as error:
             logger.warning("lengths: %s could not be taken up: %s: %s", version.name, type(error).__name__, error)
             self._not_before_s[version] = time.monotonic() + AGAIN_S
@@ -168,7 +184,7 @@ class Answering:
         name = answerer.version.name
         if answerer.too_slow:
             answerer.in_line_again_s = now_s + IN_LINE_AGAIN_S
-            await answerer.replace(own_process(answerer.version))
+            await answerer.replace(own_process(answerer.version, self.limits))
             logger.info("lengths: %s answers in a subprocess", name)
         elif isinstance(answerer.predictor, SubprocessPredictor) and quick(answerer.version.kind):
             if answerer.in_line_again_s == math.inf and settings.LENGTH_INLINE_US > 0:

@@ -1,9 +1,10 @@
 """The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
 In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model that
-answers, put right for its (model, tenant), and the prior. Nothing here can fail a request: what raises, is late or makes no
-sense is counted, and the prior answers. When a request ends, all of them learn from it, in microseconds; what takes longer
-(rows, the shadow's predictions) waits for `flush`, beside the event loop.
+answers, put right for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and the prior.
+Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers. When a request
+ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for `flush`, beside
+the event loop.
 """
 
 import asyncio
@@ -24,12 +25,13 @@ from controlplane.gateway.lengths.shadows import Shadows
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
 from controlplane.lengths.services import BUNDLED, Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
 from forecasting.lengths.service.predictor import Answer, InLine, Why
 from forecasting.lengths.service.timing import Timing
 
@@ -98,6 +100,9 @@ class LengthService:
         if cached_by != self._cached_by:
             self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
             self._cached_by = cached_by
+        self.answering.keep_to(
+            Limits(tuned.LENGTH_EMBEDDING_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_EMBEDDING_SIMILARITY)
+        )
 
     def budget_s(self, model: str) -> float:
         """How long a request of *model* waits for its predicted length at most."""
@@ -159,13 +164,17 @@ class LengthService:
         if isinstance(reply, Why) or answerer is None:
             prediction = self._by_prior(asked, tenant, PRIOR, why or Why.DOWN)
             prediction.query, prediction.key = query, key
+        elif reply.seen:
+            prediction = bounded(asked, reply, EMBEDDING, query=query, key=key, seen=reply.seen)
         else:
-            righted = answerer.online.right(query, *reply)
+            righted = answerer.online.right(query, reply.tokens, reply.quantiles)
             right = Answer(righted.tokens, righted.quantiles)
             name = answerer.version.name
             prediction = bounded(
                 asked, right, name, raw=reply, query=query, key=key, righted=righted, by=answerer, why=why or ""
             )
+        if isinstance(reply, Answer) and reply.number and answerer is not None:
+            prediction.asked = answerer, reply.number
         prediction.late = why is Why.LATE
         return prediction
 
@@ -228,6 +237,9 @@ class LengthService:
         cut = asked.max_tokens is not None and real >= asked.max_tokens
         if self.cache is not None and key is not None:
             self.cache.learn(key, real, cut=cut)
+        if prediction.asked is not None:
+            answerer, number = prediction.asked
+            answerer.teach(Lesson(number, real, cut))
         tokens, quantiles = prediction.served
         by = prediction.by
         if by is not None and prediction.raw is not None and prediction.righted is not None:
@@ -287,7 +299,9 @@ class LengthService:
         p50_ms, p99_ms = self.timing.percentiles()
         active, answerers = self.answering.active, self.answering.all()
         return {
-            "answered": {name: self.answered[name] for name in ("cache", "lexical", "model", "prior", FORCED)},
+            "answered": {
+                name: self.answered[name] for name in ("cache", "lexical", "embedding", "model", "prior", FORCED)
+            },
             "p50_ms": p50_ms,
             "p99_ms": p99_ms,
             "late": self.late,

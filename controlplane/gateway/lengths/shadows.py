@@ -68,7 +68,7 @@ class Shadow:
             if isinstance(reply, Why):
                 continue
             most = float(query.max_tokens or math.inf)
-            righted = self._online.right(query, *reply)
+            righted = self._online.right(query, reply.tokens, reply.quantiles)
             self._online.learn(query, righted, real, cut=cut)
             quantiles = righted.quantiles
             predicted = (min(righted.tokens, most), min(quantiles[len(quantiles) // 2], most), min(quantiles[-1], most))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.proxy import Array, Effort
 from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Progress, stack
+from forecasting.lengths.text.encoder import MINILM, Encoder, Progress, stack
 
 PROMPT_TOKENS: Final = 10
 BUCKETS: Final = 10
@@ -57,7 +57,7 @@ class PreServe(RegressionL1):
         self._prompt_tensor = torch.tensor(start, requires_grad=True)
         return [*last, self._prompt_tensor]
 
-    def encoded(self, ids: Sequence[Sequence[int]]) -> Any:
+    def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
         import torch
 
         numbers, mask = self.encoder.padded(ids)
@@ -65,7 +65,7 @@ class PreServe(RegressionL1):
         prompt = self._prompt_tensor.expand(len(ids), -1, -1)
         full = torch.cat([words[:, :1], prompt, words[:, 1:]], dim=1)
         seen = torch.cat([mask[:, :1].expand(-1, prompt.shape[1] + 1), mask[:, 1:]], dim=1)
-        return self.encoder.module(inputs_embeds=full, attention_mask=seen).last_hidden_state[:, 0]
+        return self.encoder.module(inputs_embeds=full, attention_mask=seen).last_hidden_state, seen
 
     def augmented(
         self, ids: list[list[int]], lengths: NDArray[np.float64]
@@ -75,20 +75,6 @@ class PreServe(RegressionL1):
         swap = Synonyms(self.encoder)
         copies = [swap.perturbed(ids[index], generator) for index in source[len(ids) :]]
         return ids + copies, source
-
-    def inference_states(self, texts: Sequence[str], what: str) -> Array:
-        import torch
-
-        ids = self.encoder.ids(texts, self.room())
-        order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        states = np.zeros((len(ids), self.encoder.width), np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(order), BATCH):
-                chosen = order[start : start + BATCH]
-                states[chosen] = self.encoded([ids[index] for index in chosen]).numpy()
-                if self.progress:
-                    self.progress(what, min(start + BATCH, len(order)), len(order))
-        return states
 
     def more_state(self) -> dict[str, Any]:
         return {"prompt": self._prompt_tensor.detach().numpy()}

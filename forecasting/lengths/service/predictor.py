@@ -11,6 +11,7 @@ Neither raises. What cannot be answered is a `Why`, and the caller goes on witho
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from forecasting.lengths.query import QUANTILES, LengthQuery
-from forecasting.lengths.service.subprocess_server import SIZE, frame
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
+from forecasting.lengths.service.subprocess_server import SIZE, Asked, Said, frame
 from forecasting.lengths.service.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,10 @@ class Why(StrEnum):
 class Answer(NamedTuple):
     tokens: float
     quantiles: tuple[float, ...]
+    seen: int = 0
+    """Lengths of the embedding cache that it stands on; 0: the model's own."""
+    number: int = 0
+    """By which a lesson names the request to the model's process; 0: it learns nothing."""
 
 
 class Quick(Protocol):
@@ -179,6 +185,7 @@ class _Waiting(NamedTuple):
     future: "asyncio.Future[Answer | Why]"
     asked_s: float  # of the event loop's clock
     until_s: float  # later it is of no use
+    number: int
 
 
 class SubprocessPredictor:
@@ -196,6 +203,10 @@ class SubprocessPredictor:
         threads: int = 1,
     ) -> None:
         self.call, self.arguments, self.threads = call, tuple(arguments), threads
+        self.limits = Limits()
+        """Of the embedding cache that an encoder's process has."""
+        self._lessons: deque[Lesson] = deque(maxlen=WAITING)
+        self._numbers = itertools.count(1)
         self.restarts = self.batches = 0
         self.timing = Timing()
         self.up = asyncio.Event()
@@ -217,13 +228,17 @@ class SubprocessPredictor:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer | Why] = loop.create_future()
         now_s = loop.time()
-        self._waiting.append(_Waiting(query, future, now_s, now_s + budget_s))
+        self._waiting.append(_Waiting(query, future, now_s, now_s + budget_s, next(self._numbers)))
         self._wanted.set()
         timer = loop.call_later(budget_s, self._give_up, future)
         try:
             return await future
         finally:
             timer.cancel()
+
+    def teach(self, lesson: Lesson) -> None:
+        """Tell the process, with the next batch, what a request came to that it was asked about."""
+        self._lessons.append(lesson)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -316,18 +331,22 @@ class SubprocessPredictor:
             return False
         began_s = loop.time()
         try:
-            writer.write(frame([waiting.query for waiting in batch]))
+            lessons = [self._lessons.popleft() for _ in range(len(self._lessons))]
+            numbers = [waiting.number for waiting in batch]
+            writer.write(frame(Asked([waiting.query for waiting in batch], numbers, lessons, self.limits)))
             async with asyncio.timeout(max(HANGS_S, HANGS_TIMES * self._each_s * len(batch))):
-                tokens, quantiles = await reading
+                said: list[Said] = await reading
             self.batches += 1
             now_s = loop.time()
             each_s = (now_s - began_s) / len(batch)
             self._each_s = self._each_s + FOLLOWS * (each_s - self._each_s) if self._each_s else each_s
-            for waiting, middle, around in zip(batch, tokens, quantiles, strict=True):
+            for waiting, (tokens, quantiles, seen) in zip(batch, said, strict=True):
                 self.timing.took(now_s - waiting.asked_s)
                 if not waiting.future.done():
-                    answer = checked(middle, around)
-                    self.timing.in_time += not isinstance(answer, Why)
+                    answer = checked(tokens, quantiles)
+                    if isinstance(answer, Answer):
+                        answer = answer._replace(seen=seen, number=waiting.number)
+                        self.timing.in_time += 1
                     waiting.future.set_result(answer)
             return True
         finally:

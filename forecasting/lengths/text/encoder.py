@@ -30,6 +30,9 @@ TINY_SEED: Final = 7
 Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all."""
 
+Hidden = Callable[[Sequence[Sequence[int]]], tuple[Any, Any]]
+"""From a batch of ids to (last hidden states, mask)."""
+
 
 class EncoderMissing(ValueError):
     """The encoder that the setting names is not to be had; says why."""
@@ -186,18 +189,27 @@ class Encoder:
         return self.module(input_ids=numbers, attention_mask=mask).last_hidden_state, mask
 
     def states(
-        self, texts: Sequence[str], progress: Progress | None = None, what: str = "encode", mean: bool = False
+        self,
+        texts: Sequence[str],
+        progress: Progress | None = None,
+        what: str = "encode",
+        mean: bool = False,
+        hidden: Hidden | None = None,
+        room: int = 0,
     ) -> NDArray[np.float32]:
-        """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width)."""
+        """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width).
+
+        *hidden* reads a batch in the place of `Encoder.hidden`, *room* is as in `ids`.
+        """
         import torch
 
-        ids = self.ids(texts)
+        ids = self.ids(texts, room)
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
         rows = np.zeros((len(ids), self.width * (2 if mean else 1)), np.float32)
         with torch.inference_mode():
             for start in range(0, len(order), BATCH):
                 chosen = order[start : start + BATCH]
-                states, mask = self.hidden([ids[index] for index in chosen])
+                states, mask = (hidden or self.hidden)([ids[index] for index in chosen])
                 rows[chosen, : self.width] = states[:, 0].numpy()
                 if mean:
                     weights = mask[..., None].float()
