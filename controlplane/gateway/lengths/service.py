@@ -240,7 +240,7 @@ class LengthService:
         if prediction.asked is not None:
             answerer, number = prediction.asked
             answerer.teach(Lesson(number, real, cut))
-        tokens, quantiles = prediction.served
+        tokens, quantiles = prediction.served.tokens, prediction.served.quantiles
         by = prediction.by
         if by is not None and prediction.raw is not None and prediction.righted is not None:
             by.online.learn(query, prediction.righted, real, cut=cut)

@@ -111,6 +111,6 @@ async def test_metrics_and_the_summary_have_it(served, service):
     assert b'pilothouse_length_model_in_time_total{kind="student",version="student 0"} 1.0' in page
     assert b'pilothouse_length_model_seconds{kind="student",quantile="0.99",version="student 0"}' in page
     summary = served.gateway.publisher.summary.snapshot()["lengths"]
-    assert summary["answered"] == {"cache": 0, "lexical": 0, "model": 1, "prior": 0, "forced": 0}
+    assert summary["answered"] == {"cache": 0, "lexical": 0, "embedding": 0, "model": 1, "prior": 0, "forced": 0}
     assert summary["p99_ms"] >= summary["p50_ms"] > 0
     assert summary["version"] == "student 0"
