@@ -289,7 +289,7 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     made(1, trained_at=timezone.now() - timedelta(hours=1))
     measured("student 0", 100, 6000)
     measured("shadow student 1", 50, 3000)
-    LengthMinute.objects.filter(predictor="shadow student 1").update(late=late)
+    LengthMinute.objects.filter(predictor="shadow student 1").update(late=late // 3)
     tasks.judge_length_versions()
     assert states() == {1: state}
     note = LengthVersion.objects.get(number=1).note

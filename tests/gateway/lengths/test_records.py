@@ -10,7 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.lengths import service as module
 from controlplane.lengths.models import LengthMinute, LengthSample
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values
 from tests.gateway.lengths.calls import LONG, asked, in_database, say
 
 
@@ -70,11 +70,11 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
 
 
 async def test_samples_are_an_even_share(served, service):
-    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 36}))  # three between two flushes
+    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 36}}))  # three between two flushes
     for number in range(40):
         await say(served, f"question {number}")
     assert len(service.notes.samples) == 3
-    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 0}))
+    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 0}}))
     await service.flush()
     await say(served, "one more")
     assert service.notes.samples == []

@@ -50,7 +50,8 @@ async def test_a_service_that_fails_altogether_breaks_nothing(served, service, m
     assert (await prediction_of(served))["why"] == "failed"
 
 
-async def test_a_killed_process_is_survived_and_replaced(served, service):
+async def test_a_killed_process_is_survived_and_replaced(served, service, monkeypatch):
+    monkeypatch.setattr(service, "budget_s", lambda model: 5.0)
     predictor = SubprocessPredictor(f"{BAD}:constant", ("50",))
     predictor.start()
     await use(service, predictor)
