@@ -105,14 +105,14 @@ def test_another_size_begins_empty_and_none_is_off(cache):
 def test_never_more_entries_than_allowed_and_never_what_is_not_near(asked):
     cache = EmbeddingCache(clock=lambda: 0.0)
     cache.keep_to(LIMITS)
-    told = []
+    learned = []
     for number, (degrees, tokens) in enumerate(asked):
         seen = cache.look_up(query(), at(degrees), number)
         if seen is not None:
-            near = [length for angle, length in told if at(angle) @ at(degrees) >= LIMITS.similarity - 0.2]
+            near = [length for angle, length in learned if at(angle) @ at(degrees) >= LIMITS.similarity - 0.2]
             assert min(near) <= seen.mean <= max(near)
         cache.learn(Lesson(number, float(tokens), False))
-        told.append((degrees, tokens))
+        learned.append((degrees, tokens))
         assert len(cache) <= LIMITS.entries
 
 

@@ -35,7 +35,7 @@ class Prediction:
     by: Answerer | None = None
     """Whose answer it is, unless a cache's or the prior's."""
     asked: tuple[Answerer, int] | None = None
-    """Whose process was asked, and by which number it knows the request: it is told what the request came to."""
+    """Whose process was asked, and by which number it knows the request: it learns what the request came to."""
     late: bool = False
     """The version that was to answer would have come too late."""
     query: LengthQuery | None = None

@@ -73,7 +73,7 @@ class Classification(_Classes):
 
 
 class TiesBroken(Classification):
-    """CLS whose ties pairs break: requests of one class are told apart by which of two is answered at greater length.
+    """CLS whose ties pairs break: requests of one class differ by which of two is answered at greater length.
 
     The head gives the classes and a score; a pair's difference of scores is the logit that the first is the longer one
     (RankNet; Burges et al., ICML 2005), so a request is read once, and compared with no other while it waits. Within its

@@ -237,7 +237,7 @@ class SubprocessPredictor:
             timer.cancel()
 
     def teach(self, lesson: Lesson) -> None:
-        """Tell the process, with the next batch, what a request came to that it was asked about."""
+        """Send the process, with the next batch, what a request came to that it was asked about."""
         self._lessons.append(lesson)
 
     async def stop(self) -> None:

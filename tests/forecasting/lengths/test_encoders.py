@@ -148,7 +148,7 @@ def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_pa
     model.save(tmp_path / "model.npz")
     served = load(RegressionL1.name, str(tmp_path / "model.npz"))
     assert len(stack(served.encoder.module)) == 1
-    assert "quantized" in str(served.encoder.module)
+    assert "Quantized" in str(served.encoder.module)
     queries = [sample.query for sample in samples(20, seed=2)]
     assert served.predict(queries).tokens == pytest.approx(model.predict(queries).tokens, rel=0.05)
     assert len(stack(Encoder(TINY).module)) == 2
