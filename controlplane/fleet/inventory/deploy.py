@@ -102,7 +102,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What would come of it, as far as it can be told: None where sizes are missing. Nothing is written for it."""
+    """What would come of it, as far as it is known: None where sizes are missing. Nothing is written for it."""
 
     weights_bytes: int | None
     kv_bytes_per_token: int | None
