@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0010_slo_class_without_weight'),
+        ('fleet', '0011_profile_estimated'),
     ]
 
     operations = [
