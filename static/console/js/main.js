@@ -2,7 +2,7 @@
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
 import { startDocs } from "./docs.js";
-import { startChanges, startCopying, startDialogs, startFilters, startSending } from "./forms.js";
+import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
@@ -54,6 +54,7 @@ startKeys(live);
 startFilters();
 startDialogs();
 startChanges();
+startEstimates();
 startSending();
 startCopying();
 startSwapLinks();
