@@ -22,6 +22,7 @@ from controlplane.api.routers import (
     settings,
     simulations,
     system,
+    usage,
 )
 
 
@@ -62,6 +63,7 @@ api.add_router("", lengths.router)
 api.add_router("", settings.router)
 api.add_router("", simulations.router)
 api.add_router("", system.router)
+api.add_router("", usage.router)
 
 
 rest_of_paths = Router()
