@@ -15,9 +15,6 @@ from controlplane.accounts.models import Tenant
 from controlplane.rows import narrowed
 from controlplane.usage.models import SUMS, UsageHour, UsageMark
 
-GROUPS = ("day", "hour", "tenant", "key", "model", "slo_class")
-"""What usage is summed by; days and hours are in UTC."""
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -44,9 +41,9 @@ SHOWN: dict[str, dict[str, Any]] = {
 
 
 def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[UsageHour, dict[str, Any]]":
-    """Sums by *by*, of `GROUPS`, in their order; what is idle is a row of its own, with `idle` true and no tenant.
+    """Sums by *by*, of day, hour (both in UTC), tenant, key, model and slo_class, in their order.
 
-    A key is its id, with `key_name` and `key_prefix` beside it.
+    What is idle is a row of its own, with `idle` true and no tenant. A key is its id, with `key_name` and `key_prefix` beside it.
     """
     values = {name: value for group in by for name, value in SHOWN.get(group, {}).items()}
     plain = [group for group in by if group not in SHOWN]
