@@ -105,6 +105,7 @@ class RequestQuery(Schema):
     slo_class: str = ""
     instance: str = ""
     outcome: Outcome | None = None
+    slo_met: bool | None = Field(None, description="Of those that were judged.")
     unserved: bool | None = Field(None, description="Demand that got no token.")
     spilled: bool | None = Field(None, description="Of a caller in another region than the one that took it.")
     request_id: str = ""

@@ -174,7 +174,8 @@ def sort_header(
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()
     query["sort"] = target
-    query.pop("format", None)
+    for name in ("format", "before"):  # the pages of another order begin anew
+        query.pop(name, None)
     return {
         "label": label,
         "kind": kind,

@@ -39,7 +39,7 @@ class Application:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         request = HttpRequest.of(scope, receive)
-        responder = Responder(send, request.request_id, scope.get("extensions"))
+        responder = Responder(send, request.request_id, request.direct)
         self.active += 1
         try:
             await self._route(request, responder)

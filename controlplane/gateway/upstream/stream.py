@@ -4,11 +4,15 @@ import re
 
 import orjson
 
+from controlplane.gateway.upstream.failures import ERROR_MARK
+
 USAGE_MARK = b'"usage":{'
 NO_CHOICES_MARK = b'"choices":[]'
 FINISH_MARK = b'"finish_reason":"'
 FINGERPRINT = re.compile(rb'"system_fingerprint":"(?:[^"\\]|\\.)*"')
+TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 DONE_MARK = b"data: [DONE]"  # the last event of a stream
+END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
 
 class Usage:
@@ -48,6 +52,17 @@ def split_events(data: bytes) -> tuple[bytes, bytes]:
     return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
 
 
+def around_text(event: bytes) -> tuple[bytes, bytes]:
+    """(prefix, suffix) around the text of *event*, the suffix to the end of its HTTP chunk; no bytes if it says more.
+
+    An event that begins and ends so, without a quote between, differs from it in its text alone.
+    """
+    text = TEXT.search(event)
+    if text is None or any(mark in event for mark in (USAGE_MARK, FINISH_MARK, NO_CHOICES_MARK, ERROR_MARK)):
+        return b"", b""
+    return event[: text.start(1)], event[text.end(1) :] + END
+
+
 class Withheld:
     """A stream less its closing usage event (`"choices":[]` with usage), which the tenant did not ask for.
 
@@ -62,6 +77,11 @@ class Withheld:
         self._held = b""
         self.fingerprint = fingerprint
         """As the server last sent it, a name and a value of JSON; empty while it is not known, or the server has none."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
 
     def take(self, events: bytes) -> bytes:
         """What of *events*, whole ones, the tenant gets now."""
