@@ -43,7 +43,8 @@ SHOWN: dict[str, dict[str, Any]] = {
 def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[UsageHour, dict[str, Any]]":
     """Sums by *by*, of day, hour (both in UTC), tenant, key, model and slo_class, in their order.
 
-    What is idle is a row of its own, with `idle` true and no tenant. A key is its id, with `key_name` and `key_prefix` beside it.
+    What is idle is a row of its own, with `idle` true and no tenant. A key is its id, with `key_name` and
+    `key_prefix` beside it.
     """
     values = {name: value for group in by for name, value in SHOWN.get(group, {}).items()}
     plain = [group for group in by if group not in SHOWN]
