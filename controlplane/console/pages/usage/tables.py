@@ -12,7 +12,7 @@ from controlplane.usage.selectors import Asked, summed, usage
 GROUPS = {"tenant": "tenant", "key": "API key", "model": "model", "class": "SLO class", "day": "day"}
 """By its name in addresses, what a line may be of."""
 OF = {"tenant": ("tenant",), "key": ("tenant", "key"), "model": ("model",), "class": ("slo_class",), "day": ("day",)}
-IDLE_APART = ("model", "day")
+WITH_OWN_IDLE = ("model", "day")
 """Groups of which each has idle time of its own; in the others it is a line."""
 DETAILS = {"tenant": "Title", "key": "Key"}
 """What stands beside the name of a line, by its heading."""
@@ -41,7 +41,7 @@ Line = dict[str, Any]
 
 def columns(group: str, sees_idle: bool) -> Columns:
     """Of the file: those of *group*, its sums, and for groups with idle time of their own what that cost."""
-    idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in IDLE_APART else {}
+    idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in WITH_OWN_IDLE else {}
     return {**NAMES[group], **SUMMED, **idle}
 
 
@@ -50,7 +50,7 @@ def lines(asked: Asked, group: str, order: Order) -> list[Line]:
     named: dict[Any, Line] = {}
     idle = _line(IDLE, idle=True)
     for row in map(with_hours, usage(asked, OF[group])):
-        if row["idle"] and group not in IDLE_APART:
+        if row["idle"] and group not in WITH_OWN_IDLE:
             _add(idle, row)
             continue
         name, key = name_of(row, group), key_of(row, group)
@@ -81,7 +81,7 @@ def name_of(row: dict[str, Any], group: str) -> str:
 
 
 def key_of(row: dict[str, Any], group: str) -> Any:
-    """What tells lines apart: names of keys may be the same."""
+    """What a line is known by: names of keys may be the same."""
     return row["key"] if group == "key" else name_of(row, group)
 
 
@@ -91,7 +91,7 @@ def with_hours(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def total(rows: Iterable[dict[str, Any]]) -> Line:
-    """*rows* of `usage` in one, with what was idle apart in `idle_usd`."""
+    """*rows* of `usage` in one, with the cost of what was idle in `idle_usd`."""
     whole = _line("All")
     for row in map(with_hours, rows):
         _add(whole, row)

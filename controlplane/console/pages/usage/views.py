@@ -137,7 +137,7 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "chart": chart,
         "every_s": CHARTS_EVERY_S,
         "lines": tables.linked(lines, href, group, query.several_tenants),
-        "idle_apart": query.sees_idle and group in tables.IDLE_APART,
+        "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
         "counted_until": counted_until(),
         "since": asked.since,
         "last": asked.until - DAY,
