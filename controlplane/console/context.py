@@ -30,7 +30,7 @@ class Entry:
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
     Entry("instances", "Instances", "instances", "i", ("instance",)),
-    Entry("models", "Models", "models", "d", ("deploy",)),
+    Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
 PLAN = (

@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
 from controlplane.console.pages.instances import rollouts
@@ -33,6 +34,8 @@ urlpatterns = [
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
     path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
     path("models/", models.models, name="models"),
+    path("models/deploy/", deploy.deploy, name="deploy"),
+    path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
     path("models/<int:pk>/parts/", models.parts, name="parts"),
     path("console/api/model-charts", models.charts, name="model-charts"),
     path("requests/", requests.requests, name="requests"),

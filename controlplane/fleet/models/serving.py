@@ -110,6 +110,9 @@ class PerformanceProfile(models.Model):
         "c (s per context token)", default=0.0, validators=[MinValueValidator(0.0)]
     )
     source = models.CharField(max_length=255)
+    estimated = models.BooleanField(
+        default=False, help_text="From sizes and data sheets, not measured; `fit_profiles --write` measures it."
+    )
     prefill_error_pct = models.FloatField(
         "prefill error (%)", null=True, blank=True, help_text="Mean absolute error on held-out settings."
     )
