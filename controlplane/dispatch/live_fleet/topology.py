@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.rules import look_ahead
+from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -82,7 +83,8 @@ class Topology:
         self.arrays = allocate_endpoints(endpoints, instances)
         self.models: dict[str, ModelSpec] = {}
         self.ttft_slo_ms: int | None = None
-        self.tuned = without_rows()
+        self.values = Values()
+        self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
@@ -122,7 +124,7 @@ class Topology:
     def apply(self, inventory: Inventory) -> None:
         """Make the live picture agree with *inventory*."""
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
-        self.tuned = inventory.tuned
+        self.values, self.tuned = inventory.values, inventory.values.of()
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)
@@ -223,6 +225,7 @@ class Topology:
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
         self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
+        self.fleet.look_ahead[replica.slot] = astuple(look_ahead(replica.endpoint.spec.tuned))
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
         self.settle(replica)

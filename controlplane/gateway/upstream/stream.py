@@ -14,6 +14,11 @@ TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 DONE_MARK = b"data: [DONE]"  # the last event of a stream
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
+# A Responses stream names its events. No line of text can look like one: JSON has no raw line ends.
+OPENING_MARKS = (b"event: response.created\n", b"event: response.in_progress\n")
+DELTA_MARK = b".delta\ndata: "
+COMPLETED_MARK = b"event: response.completed\n"
+
 
 class Usage:
     """Tokens of an answer, from its body or from the events of its stream."""
@@ -28,12 +33,13 @@ class Usage:
     def read(self, body: bytes) -> None:
         """Take the usage out of a JSON body; leaves things as they are if there is none."""
         try:
-            usage = orjson.loads(body).get("usage")
+            answer = orjson.loads(body)
+            usage = answer.get("response", answer).get("usage")
         except (orjson.JSONDecodeError, AttributeError):
             return
         if isinstance(usage, dict):
-            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
-            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
+            self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", self.prompt_tokens))
+            self.output_tokens = usage.get("completion_tokens", usage.get("output_tokens", self.output_tokens))
 
     def read_events(self, events: bytes) -> None:
         """Take the last usage out of server-sent events."""
@@ -50,6 +56,11 @@ def split_events(data: bytes) -> tuple[bytes, bytes]:
         return data, b""
     cut = data.rfind(b"\n\n") + 2
     return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
+
+
+def only_opens(events: bytes) -> bool:
+    """Whether *events* of a Responses stream are those that vLLM sends before it gives the request to its engine."""
+    return sum(map(events.count, OPENING_MARKS)) == events.count(b"\n\n")
 
 
 def around_text(event: bytes) -> tuple[bytes, bytes]:
