@@ -23,6 +23,7 @@ from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
+from controlplane.console.pages.usage import views as usage
 
 app_name = "console"
 urlpatterns = [
@@ -55,6 +56,8 @@ urlpatterns = [
     path("lengths/train/", lengths.train, name="train-lengths"),
     path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("console/api/length-charts", lengths.charts, name="length-charts"),
+    path("usage/", usage.usage_page, name="usage"),
+    path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
