@@ -290,6 +290,7 @@ def _table(result: Result, each: dict[str, Any]) -> Table:
         change("waste_hours"),
         Column("USD", "usd", "{:,.0f}"),
         Column("TTFT p95", "ttft_p95_s", seconds),
+        Column("TTFT p99", "ttft_p99_s", seconds),
         Column("E2E p95", "e2e_p95_s", seconds),
         Column("SLO met", "slo_met", share),
         Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
