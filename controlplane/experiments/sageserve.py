@@ -114,9 +114,18 @@ def prepare(
         )
         for quantity in ("prompt", "output")
     )  # fmt: skip
-    foreknown = [DemandForecasts.foreknown(rates, WINDOW_S) for rates in (actual.prompt, actual.output)]
+    known_prompt, known_output = (
+        DemandForecasts.foreknown(rates, WINDOW_S) for rates in (actual.prompt, actual.output)
+    )
     return Setting(
-        scene, days, seed, workload, Expected(prompt, output, seen), Expected(*foreknown, seen), capability, cvs
+        scene,
+        days,
+        seed,
+        workload,
+        Expected(prompt, output, seen),
+        Expected(known_prompt, known_output, seen),
+        capability,
+        cvs,
     )
 
 

@@ -1,8 +1,8 @@
 """Results of experiments in the documentation: what a run printed, made from its JSON in `docs/results`.
 
 `python -m tests.docs.results NAME FILE` keeps the JSON that `manage.py reproduce EXPERIMENT --out FILE` wrote as NAME, with
-the commit it ran at and without clock times, and writes its tables into the page of the experiment, between the marks of that
-name. `python -m tests.docs.results` writes all kept results anew. Tests compare the two.
+the commit it ran at and without clock times, and writes its tables into the experiment's page, between the marks of that
+name. `python -m tests.docs.results` writes all kept results anew. A test compares the two.
 """
 
 import argparse

@@ -26,9 +26,14 @@ class Expected:
         Room is kept for all of the other work of the hour behind (beta), as live, since nothing holds that back.
         """
         now = self.prompt.at(now_s)
+
+        def band(forecasts: DemandForecasts, at: int) -> Band:
+            return Band(forecasts.mean[now, at], forecasts.upper_80[now, at])
+
         of = {
             stream: EndpointDemand.of(
-                *(Band(each.mean[now, at], each.upper_80[now, at]) for each in (self.prompt, self.output)),
+                band(self.prompt, at),
+                band(self.output, at),
                 plans_for,
                 self.seen.other_tokens_per_s(at, now_s),
                 self.seen.arrival_cv(at, now_s),
