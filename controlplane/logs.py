@@ -3,23 +3,28 @@
 import json
 import logging
 from datetime import UTC, datetime
+from functools import cache
 from typing import ClassVar
 
-import billiard.exceptions
-import django.db
-import kombu.exceptions
-import redis
 
-SERVICE_ERRORS = (
-    OSError,
-    redis.RedisError,
-    kombu.exceptions.OperationalError,
-    django.db.OperationalError,
-    django.db.InterfaceError,
-    billiard.exceptions.WorkerLostError,
-)
-"""A service did not answer, or a process was killed: where in the code that was noticed says nothing, and when one dies
-everything notices it."""
+@cache
+def service_errors() -> tuple[type[BaseException], ...]:
+    """A service did not answer, or a process was killed: where in the code that was noticed says nothing, and when one
+    dies everything notices it."""
+    # Half a second to import, in every command of manage.py; no log line with an error is that urgent.
+    import billiard.exceptions
+    import django.db
+    import kombu.exceptions
+    import redis
+
+    return (
+        OSError,
+        redis.RedisError,
+        kombu.exceptions.OperationalError,
+        django.db.OperationalError,
+        django.db.InterfaceError,
+        billiard.exceptions.WorkerLostError,
+    )
 
 
 WORKER_LOGGERS = ("celery.worker", "celery.bootsteps")
@@ -27,11 +32,11 @@ WORKER_LOGGERS = ("celery.worker", "celery.bootsteps")
 
 
 class ServiceErrors(logging.Filter):
-    """Leaves the tracebacks of `SERVICE_ERRORS` out; what was raised stays, in the line itself."""
+    """Leaves the tracebacks of `service_errors` out; what was raised stays, in the line itself."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, SERVICE_ERRORS) or (record.name.startswith(WORKER_LOGGERS) and _follows_one(error)):
+        if isinstance(error, service_errors()) or (record.name.startswith(WORKER_LOGGERS) and _follows_one(error)):
             said, text = record.getMessage(), f"{type(error).__name__}: {error}"
             record.msg, record.args = said if str(error) in said else f"{said} ({text})", ()
             record.exc_info = record.exc_text = None
@@ -44,7 +49,7 @@ def _follows_one(error: BaseException | None) -> bool:
     From Celery itself that is such an error too: a worker that loses Redis with messages unacknowledged ends by an
     AttributeError in kombu (5.7, `restore_unacked`), and is started again.
     """
-    while error is not None and not isinstance(error, SERVICE_ERRORS):
+    while error is not None and not isinstance(error, service_errors()):
         error = error.__cause__ or error.__context__
     return error is not None
 

@@ -32,7 +32,7 @@ def newest_of_each(rows: QuerySet[Row], *by: str) -> QuerySet[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Row]):
-    """*next_cursor* is passed back for the next, older page; None on the last one."""
+    """*next_cursor* is passed back for the next page; None on the last one."""
 
     rows: list[Row]
     next_cursor: int | None
@@ -48,3 +48,16 @@ def page_of(rows: QuerySet[Row], cursor: int | None = None, size: int = PAGE_SIZ
         rows = rows.filter(pk__lt=cursor)
     page = list(rows.order_by("-pk")[: size + 1])
     return Page(page[:size], page[size - 1].pk if len(page) > size else None)
+
+
+def sorted_page_of(
+    rows: QuerySet[Row], field: str, descending: bool, cursor: int | None = None, size: int = PAGE_SIZE
+) -> Page[Row]:
+    """The page of *rows* by *field* after the first *cursor* of them; rows without a value are left out.
+
+    Rows that arrive meanwhile may shift what follows: a page may then repeat a row or skip one.
+    """
+    start, size = cursor or 0, max(1, min(size, MAX_PAGE_SIZE))
+    order = [f"-{field}" if descending else field, "-pk"]
+    page = list(rows.filter(**{f"{field}__isnull": False}).order_by(*order)[start : start + size + 1])
+    return Page(page[:size], start + size if len(page) > size else None)

@@ -61,6 +61,7 @@ INSTALLED_APPS = [
 # The console's stack. `/v1` never passes through it: `controlplane/asgi.py` hands those requests to the gateway first.
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "django.middleware.gzip.GZipMiddleware",  # CSRF tokens are masked anew in each answer, and lengths padded at random
     "controlplane.console.middleware.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

@@ -86,9 +86,11 @@ class Forecasts(Group):
     @field_validator("FORECASTER")
     @classmethod
     def _is_there(cls, name: str) -> str:
+        if not name:
+            return name
         from forecasting.workload import FORECASTERS  # half a second, where one is named
 
-        if name and name not in FORECASTERS:
+        if name not in FORECASTERS:
             raise ValueError(f"there is no such forecaster; there are {', '.join(FORECASTERS)}")
         return name
 
@@ -108,6 +110,8 @@ class Plans(Group):
     """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
     """How long the exact solver may search."""
+    USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
+    """Time from asking for an instance until it serves, for plans and comparisons, where none was seen to start yet."""
     PLANNING_KEEP_DAYS: Days = 7.0
     """How long forecasts, and plans that were never carried out, are kept."""
 

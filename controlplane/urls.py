@@ -5,6 +5,7 @@ from django.urls import include, path
 
 from controlplane.api.urls import api
 
+admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", api.urls),

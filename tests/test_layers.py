@@ -167,8 +167,9 @@ def is_under_any(name: str, prefixes: Iterable[str]) -> bool:
 
 
 def is_models(name: str) -> bool:
+    """Whether *name* is an app's rows: `controlplane.fleet.models` and what is below, and no page of that name."""
     parts = name.split(".")
-    return parts[0] == "controlplane" and "models" in parts
+    return parts[0] == "controlplane" and parts[2:3] == ["models"]
 
 
 def violations(modules: dict[str, tuple[str, bool]]) -> list[str]:

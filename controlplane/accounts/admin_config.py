@@ -1,7 +1,25 @@
-"""Makes `FleetAdminSite` the default admin site; it stands in INSTALLED_APPS where `django.contrib.admin` would."""
+"""Makes `FleetAdminSite` the default admin site; it stands in INSTALLED_APPS where `django.contrib.admin` would.
 
-from django.contrib.admin.apps import AdminConfig
+Admin modules stand on everything, so they are read with the URLs that show them (`controlplane/urls.py`), not by commands.
+"""
+
+from typing import Any
+
+from django.contrib.admin import autodiscover
+from django.contrib.admin.apps import SimpleAdminConfig
+from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.core import checks
 
 
-class FleetAdminConfig(AdminConfig):
+class FleetAdminConfig(SimpleAdminConfig):
     default_site = "controlplane.accounts.admin_site.FleetAdminSite"
+
+    def ready(self) -> None:
+        checks.register(check_dependencies, checks.Tags.admin)
+        checks.register(check_discovered, checks.Tags.admin)
+
+
+def check_discovered(app_configs: Any, **options: Any) -> list[checks.CheckMessage]:
+    """Django's checks of all admin classes, which are read first."""
+    autodiscover()
+    return check_admin_app(app_configs, **options)

@@ -30,6 +30,7 @@ class Entry:
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
     Entry("instances", "Instances", "instances", "i", ("instance",)),
+    Entry("models", "Models", "models", "d", ("deploy",)),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
 PLAN = (
@@ -51,7 +52,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (FLEET[2], PLAN[2], TENANTS[0]))]
+    return [("", (FLEET[3], PLAN[2], TENANTS[0]))]
 
 
 def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:

@@ -39,6 +39,11 @@ def gib(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:.1f}"
 
 
+def gigabytes(size_bytes: float) -> str:
+    """Bytes as GB, as sizes of weights are given: "16.1"."""
+    return fixed(size_bytes / 1e9, 1)
+
+
 def quantity(value: float | None) -> str:
     """Three or four significant figures: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
     if value is None:

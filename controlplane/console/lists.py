@@ -1,4 +1,4 @@
-"""Lists of rows, newest first: a page of them by cursor, or all that fit as CSV."""
+"""Lists of rows, newest first or sorted: a page of them by cursor, or all that fit as CSV."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 
-from controlplane.console.filters import number
+from controlplane.console.filters import Order, number
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
-from controlplane.rows import page_of
+from controlplane.rows import page_of, sorted_page_of
 
 
 def list_page(
@@ -20,15 +20,22 @@ def list_page(
     columns: Columns,
     name: str,
     context: dict[str, Any],
-    show: Callable[[Any], Any] = lambda row: row,
+    show: Callable[[list[Any]], list[Any]] = list,
+    order: Order | None = None,
 ) -> HttpResponseBase:
-    """The page of *rows* after the cursor, each as *show* makes it, or with `?format=csv` the file *name*."""
+    """The page of *rows* after the cursor, as *show* makes them, or with `?format=csv` the file *name*.
+
+    Newest first; by *order*, where its field is one.
+    """
     if request.GET.get("format") == "csv":
         return table(columns, rows.order_by("-pk")[:ROW_LIMIT].iterator(chunk_size=1000)).csv(name)
     cursor = number(request.GET.get("before", ""))
-    page = page_of(rows, cursor)
+    page = (
+        sorted_page_of(rows, order.field, order.descending, cursor) if order and order.field else page_of(rows, cursor)
+    )
     listed = {
-        "rows": [show(row) for row in page.rows],
+        "is_sorted": bool(order and order.field),
+        "rows": show(page.rows),
         "cursor": cursor,
         "next_cursor": page.next_cursor,
         "row_limit": ROW_LIMIT,

@@ -13,6 +13,7 @@ from controlplane.console.pages.instances import rollouts
 from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
+from controlplane.console.pages.models import views as models
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.requests import views as requests
@@ -30,6 +31,9 @@ urlpatterns = [
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
     path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
+    path("models/", models.models, name="models"),
+    path("models/<int:pk>/parts/", models.parts, name="parts"),
+    path("console/api/model-charts", models.charts, name="model-charts"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),

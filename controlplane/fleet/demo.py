@@ -1,7 +1,7 @@
 """The demo inventory: published figures with their sources, and a fleet of emulated instances made from them.
 
 Nothing here is invented performance: a model is deployed only on GPU types for which a measured profile exists. H200
-and L40S are there with memory and price, ready for a profile of your own. SLO weights, price factors and limits are
+and L40S are there with memory and price, ready for a profile of your own. SLO price factors and limits are
 defaults for a demo, to be edited.
 
 Sources
@@ -175,7 +175,6 @@ SLO_CLASSES = {
         "ttft_target_ms": 1_000,
         "itl_target_ms": 200,
         "percentile": 95.0,
-        "weight": 1.0,
         "price_factor": Decimal(1),
         "priority": 0,
     },
@@ -186,7 +185,6 @@ SLO_CLASSES = {
         "service_tier": "flex",
         "deadline_s": 24 * 3600,
         "percentile": 95.0,
-        "weight": 0.5,
         "price_factor": Decimal("0.5"),
         "priority": 1,
     },
@@ -194,7 +192,6 @@ SLO_CLASSES = {
         "title": "Opportunistic",
         "kind": SloKind.OPPORTUNISTIC,
         "percentile": 95.0,
-        "weight": 0.1,
         "price_factor": Decimal("0.25"),
         "priority": 2,
     },

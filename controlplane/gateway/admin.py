@@ -59,7 +59,12 @@ class LedgerRowAdmin(ReadOnlyAdmin[LedgerRow]):
         (None, {"fields": ["request_id", "arrived_at", "tenant", "api_key", "model", "slo_class", "streamed"]}),
         (
             "Outcome",
-            {"fields": ["outcome", "status_code", "error_code", "error_message", "slo_met", "unserved", "attempts"]},
+            {
+                "fields": [
+                    *("outcome", "status_code", "error_code", "error_message", "slo_met"),
+                    *("unserved", "retry", "repeated", "attempts"),
+                ]
+            },
         ),
         (
             "Tokens",
@@ -90,6 +95,7 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "prompt_tokens",
         "output_tokens",
         "unserved",
+        "repeated",
         "generated",
     ]
     list_filter = ["minute", *SERIES_FILTERS, "generated"]

@@ -19,7 +19,7 @@ class LedgerRow(models.Model):
 
     request_id = models.CharField(max_length=80, db_index=True)
     arrived_at = models.DateTimeField(db_index=True)
-    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)  # in ledger_tenant
     api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, related_name="+")
     model = models.CharField(max_length=160)
     slo_class = models.CharField(max_length=40)
@@ -54,6 +54,12 @@ class LedgerRow(models.Model):
         default=False,
         help_text="Demand that got no token: refused by the fleet, or expired, cancelled or failed before its first one.",
     )
+    retry = models.PositiveSmallIntegerField(
+        default=0, help_text="Which time the client's SDK sent it again, as it says; 0: the first attempt."
+    )
+    repeated = models.BooleanField(
+        default=False, help_text="A retry of a request that was counted as unserved demand: it is not demand once more."
+    )
     attempts = models.PositiveSmallIntegerField(default=0)
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
@@ -84,6 +90,9 @@ SUMS = (
     "unserved",
     "unserved_prompt_tokens",
     "unserved_output_tokens",
+    "repeated",
+    "repeated_prompt_tokens",
+    "repeated_output_tokens",
 )
 """What it adds up."""
 
@@ -92,7 +101,7 @@ class MinuteRow(models.Model):
     """Demand of one minute of arrival for (model, region, region of the callers, SLO class).
 
     Written in the same transaction as the ledger. Tokens were served in *region*; the unserved are those that were asked for
-    in vain: prompts as counted, outputs as predicted.
+    in vain: prompts as counted, outputs as predicted. The repeated are retries of such; their tokens, if any, were served.
     """
 
     minute = models.DateTimeField(db_index=True)
@@ -114,6 +123,9 @@ class MinuteRow(models.Model):
     unserved = models.PositiveIntegerField(default=0)
     unserved_prompt_tokens = models.PositiveBigIntegerField(default=0)
     unserved_output_tokens = models.PositiveBigIntegerField(default=0)
+    repeated = models.PositiveIntegerField(default=0)
+    repeated_prompt_tokens = models.PositiveBigIntegerField(default=0)
+    repeated_output_tokens = models.PositiveBigIntegerField(default=0)
     generated = models.BooleanField(
         db_default=False, help_text="Made up as a past of the demo: nobody asked for it, and nothing served it."
     )

@@ -38,6 +38,7 @@ def filter_requests(
     tenant: str = "",
     instance: str = "",
     outcome: str = "",
+    slo_met: bool | None = None,
     unserved: bool | None = None,
     spilled: bool | None = None,
     request_id: str = "",
@@ -52,9 +53,8 @@ def filter_requests(
         elsewhere = Q(own_region__gt="", region__gt="")
         rows = rows.filter(elsewhere if spilled else ~elsewhere)
     rows = narrowed(rows, model=model, region=region, slo_class=slo_class, tenant__name=tenant, instance=instance)
-    return narrowed(
-        rows, outcome=outcome, unserved=unserved, request_id=request_id, arrived_at__gte=since, arrived_at__lt=until
-    )
+    rows = narrowed(rows, outcome=outcome, slo_met=slo_met, unserved=unserved, request_id=request_id)
+    return narrowed(rows, arrived_at__gte=since, arrived_at__lt=until)
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
@@ -82,6 +82,9 @@ def tenant_usage(
         "unserved": Count("pk", filter=Q(unserved=True)),
         "unserved_prompt_tokens": Sum("predicted_prompt_tokens", filter=Q(unserved=True), default=0),
         "unserved_output_tokens": Sum("predicted_output_tokens", filter=Q(unserved=True), default=0),
+        "repeated": Count("pk", filter=Q(repeated=True)),
+        "repeated_prompt_tokens": Sum("prompt_tokens", filter=Q(repeated=True), default=0),
+        "repeated_output_tokens": Sum("output_tokens", filter=Q(repeated=True), default=0),
     }
     rows = narrowed(filter_requests(requests_of(tenants), since=since, until=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)

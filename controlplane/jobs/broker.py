@@ -8,7 +8,7 @@ from celery import Celery
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from controlplane import celery_app
+from workers.celery import app as celery_app
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from controlplane.logs import SERVICE_ERRORS
+from controlplane.logs import service_errors
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def describe(error: BaseException) -> str:
 def log_failure(name: str, failures_in_a_row: int, error: BaseException) -> None:
     """The first failure in full, then only how many there were: the 10th, the 100th, …"""
     if failures_in_a_row == 1:
-        trace = None if isinstance(error, SERVICE_ERRORS) else error
+        trace = None if isinstance(error, service_errors()) else error
         logger.log(logging.ERROR if trace else logging.WARNING, "%s: %s", name, describe(error), exc_info=trace)
     elif failures_in_a_row >= 10 and str(failures_in_a_row).strip("0") == "1":
         logger.warning("%s: failed %d times in a row: %s", name, failures_in_a_row, describe(error))

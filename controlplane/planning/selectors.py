@@ -30,11 +30,12 @@ SHARE_OVER = timedelta(days=1)
 
 
 def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[datetime, Counter[str]]]:
-    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then.
+    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then. Without a
+    region, of all regions together.
 
     Read backwards from the present states through the events of moves, so that it ends at what there is.
     """
-    rows = Instance.objects.filter(deployment__model__name=model, deployment__region__name=region)
+    rows = narrowed(Instance.objects.filter(deployment__model__name=model), deployment__region__name=region)
     gpu_types = {str(pk): name for pk, name in rows.values_list("pk", "deployment__gpu_type__name")}
     present = Counter(rows.filter(state=InstanceState.READY).values_list("deployment__gpu_type__name", flat=True))
     moves = Event.objects.filter(
@@ -66,10 +67,12 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 # Plans
 
 
-def plans(*, model: str = "", status: str = "", strategy: str = "") -> QuerySet[ScalingPlan]:
+def plans(
+    *, model: str = "", status: str = "", strategy: str = "", since: datetime | None = None
+) -> QuerySet[ScalingPlan]:
     """Plans that fit, newest first; an empty value does not narrow."""
     rows = ScalingPlan.objects.select_related("model").order_by("-pk")
-    return narrowed(rows, model__name=model, status=status, strategy=strategy)
+    return narrowed(rows, model__name=model, status=status, strategy=strategy, made_at__gte=since)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
@@ -96,14 +99,16 @@ def plan_strategies() -> list[str]:
     return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
 
 
-def moves(*, model: str = "", source: str = "", region: str = "") -> QuerySet[ScalingMove]:
+def moves(
+    *, model: str = "", source: str = "", region: str = "", since: datetime | None = None
+) -> QuerySet[ScalingMove]:
     """Moves that fit, newest first; an empty value does not narrow."""
     rows = ScalingMove.objects.select_related("plan").order_by("-pk")
-    return narrowed(rows, model=model, source=source, region=region)
+    return narrowed(rows, model=model, source=source, region=region, at__gte=since)
 
 
 def moves_since(since: datetime, model: str = "") -> int:
-    return moves(model=model).filter(at__gte=since).count()
+    return moves(model=model, since=since).count()
 
 
 def policies() -> list[tuple[Model, ScalingPolicy | None]]:

@@ -17,7 +17,7 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.jobs.broker import send_task
-from controlplane.planning import bundles
+from controlplane.planning import bundles, parts
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plans
@@ -88,20 +88,7 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
     differences = before.differences(bundle)
     if not differences:
         return before
-    model.deployments.update(routing_policy=bundle.router, ordering_policy=bundle.order)
-    model.length_model = bundle.length_model
-    model.full_clean()
-    model.save(update_fields=["length_model"])
-    row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
-    if row.strategy != bundle.strategy:
-        row.memory = {}
-        supersede_open(model)
-    row.strategy, row.parameters = bundle.strategy, dict(bundle.parameters)
-    row.full_clean()
-    row.save()
-    for setting in bundles.SETTINGS:
-        if before.values[setting] != bundle.values()[setting]:
-            settings.put(setting, bundle.values()[setting], actor, model)
+    _give(model, before, differences, actor)
     record(
         "model.bundle_switched",
         model,
@@ -111,6 +98,64 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
         reason=reason,
     )
     return bundles.present(model)
+
+
+@transaction.atomic
+def switch_parts(model: Model, values: dict[str, str], actor: User | str, reason: str = "") -> bundles.Present:
+    """Give *model* single parts of `parts.PARTS`, by name; the others stay. One event has what was before and after.
+
+    A new strategy has its own parameters, and supersedes plans as `set_policy` does. Raises ValidationError naming the part.
+    """
+    model = Model.objects.select_for_update().get(pk=model.pk)
+    before = bundles.present(model)
+    for name, value in values.items():
+        known = [choice.value for each in parts.PARTS if each.name == name for choice in each.choices()]
+        if value not in known and value != before.values.get(name):
+            there = f"there are {', '.join(filter(None, known))}" if known else "it is no part"
+            raise ValidationError({name: f"There is no {name} {value!r}; {there}."})
+    given: dict[str, Any] = dict(values)
+    if given.get("strategy", before.values["strategy"]) != before.values["strategy"]:
+        given["parameters"] = {}
+    differences = [
+        bundles.Difference(name, before.values[name], value)
+        for name, value in given.items()
+        if before.values[name] != value
+    ]
+    if not differences:
+        return before
+    _give(model, before, differences, actor)
+    record(
+        "model.parts_switched",
+        model,
+        actor=actor,
+        before={each.what: each.present for each in differences},
+        after={each.what: each.bundled for each in differences},
+        reason=reason,
+    )
+    return bundles.present(model)
+
+
+def _give(model: Model, before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
+    """Write what *differences* have instead of *before* to the rows of *model*, which is locked."""
+    given = {each.what: each.bundled for each in differences}
+    if policies := {name: given[name] for name in ("routing_policy", "ordering_policy") if name in given}:
+        model.deployments.update(**policies)
+    if "length_model" in given:
+        model.length_model = given["length_model"]
+        model.full_clean()
+        model.save(update_fields=["length_model"])
+    if given.keys() & {"strategy", "parameters"}:
+        row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
+        strategy = given.get("strategy", before.values["strategy"])
+        if row.strategy != strategy:
+            row.memory = {}
+            supersede_open(model)
+        row.strategy, row.parameters = strategy, dict(given.get("parameters", before.values["parameters"]))
+        row.full_clean()
+        row.save()
+    for setting in bundles.SETTINGS:
+        if setting in given:
+            settings.put(setting, given[setting], actor, model)
 
 
 def supersede_open(model: Model) -> int:

@@ -195,6 +195,8 @@ def _fleet(scenario: Scenario, staged: Stage) -> Fleet:
         place = spec.model, spec.region, spec.gpu_type
         places[place] = places.get(place, 0) + 1
         units[place[1:]] = units.get(place[1:], 0) + 1
+    delays = cluster.delays
+    start_s = {(spec.model, spec.region, spec.gpu_type): spec.start_s for spec in cluster.instances}
     deployments, left = {}, {key: bounds.min_instances for key, bounds in scaled.bounds.items()}
     for (model, region, gpus), count in places.items():
         bounds = scaled.bounds[model, region]
@@ -202,5 +204,8 @@ def _fleet(scenario: Scenario, staged: Stage) -> Fleet:
         least = min(left[model, region], most)
         left[model, region] -= least
         price = staged.prices[gpus].on_demand_usd
-        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, price)
+        measured_s = start_s[model, region, gpus]
+        of_delays = delays.local_weights_s, delays.start_s
+        takes_s = of_delays if measured_s is None else (measured_s, 0.0)
+        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, price, *takes_s)
     return Fleet(deployments, units)

@@ -34,6 +34,11 @@ def ledger_rows(since: datetime | None = None, until: datetime | None = None, mo
     return filter_requests(LedgerRow.objects.order_by("arrived_at", "pk"), since=since, until=until, model=model)
 
 
+def asked_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
+    """The same, as demand is counted: without retries of what was."""
+    return ledger_rows(since, until, model).filter(repeated=False)
+
+
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
     """LEDGER_COLUMNS of *rows*, times to the microsecond: what the trace format "ledger" reads.
 

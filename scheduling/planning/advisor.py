@@ -19,11 +19,13 @@ from scheduling.planning.capacity import Capability, instances_needed
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
 from scheduling.planning.planner import solve
-from scheduling.scaling.endpoint import SOON_S, Advice, EndpointView, PlansFor
+from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
 STALE_PERIODS = 2.0
 """A plan is followed at least so many periods: its successor may come a whole period late."""
+STARTS_AHEAD = 2.0
+"""What is added soon is what is asked in the time of so many starts: one that is asked for now, and some to spare."""
 
 
 class Band(NamedTuple):
@@ -203,7 +205,7 @@ def make_plan(
     if two_plans:
         added = _with_reserve(lambda each: each.soon, demand, capability)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
-        soon = _soon(asked, demand.window_s, pose, targets, two_plans, steps, settings.time_limit_s)
+        soon = _soon(asked, fleet, demand.window_s, pose, targets, two_plans, steps, settings.time_limit_s)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -256,6 +258,7 @@ def _with_reserve(
 
 def _soon(
     asked: Mapping[Endpoint, Floats],
+    fleet: Fleet,
     window_s: float,
     pose: Callable[[Mapping[Endpoint, Floats]], Planned],
     targets: NDArray[np.int64],
@@ -263,17 +266,21 @@ def _soon(
     steps: int,
     time_limit_s: float,
 ) -> list[NDArray[np.int64]]:
-    """(models, regions) for each of the first *steps* windows: instances for what is *asked* from it until `SOON_S` after.
+    """(models, regions) for each of the first *steps* windows: instances for what is *asked* from it until
+    `STARTS_AHEAD` starts after.
 
     Never more than *targets*, which are kept: what comes for more would only go again. Models that do not have two plans
     take part with all of what is asked, since they take GPUs.
     """
     known: dict[bytes, NDArray[np.int64]] = {}
     by_window = []
+    after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / window_s) for model in two_plans}
     for window in range(steps):
-        last = window + 1 + ceil(SOON_S / window_s)
         posed = pose(
-            {endpoint: each[window:last] if endpoint[0] in two_plans else each for endpoint, each in asked.items()}
+            {
+                endpoint: each[window : window + 1 + after[endpoint[0]]] if endpoint[0] in two_plans else each
+                for endpoint, each in asked.items()
+            }
         )
         # Of the same fleet, problems with the same needs are one.
         need = posed.problem.need_tokens_per_s.tobytes() + posed.problem.need_total_tokens_per_s.tobytes()

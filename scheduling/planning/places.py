@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.problem import Problem, StartCosts
+from scheduling.planning.problem import LOCAL_WEIGHTS_S, MACHINE_S, SAME_SPOT_S, Problem, StartCosts
 from scheduling.scaling.endpoint import EndpointView
 
 Place = tuple[str, str, str]
@@ -37,6 +37,10 @@ class Deployed:
     """Units that an instance takes."""
     usd_per_hour: float
     """Of one unit."""
+    start_s: float = LOCAL_WEIGHTS_S
+    """From asking for an instance until it serves, on GPUs that are there. SageServe's where nothing was measured."""
+    machine_s: float = MACHINE_S
+    """What GPUs that are acquired anew take beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,9 @@ class Fleet:
     @property
     def regions(self) -> tuple[str, ...]:
         return tuple(sorted({region for _, region, _ in self.deployments}))
+
+    def slowest_start_s(self, model: str) -> float:
+        return max((row.start_s for place, row in self.deployments.items() if place[0] == model), default=0.0)
 
     def endpoints(self) -> list[Endpoint]:
         return sorted({(model, region) for model, region, _ in self.deployments})
@@ -122,7 +129,8 @@ def problem_of(
     capability, gpus = np.zeros((shape[0], shape[2])), np.ones((shape[0], shape[2]), np.int64)
     least, most = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
     unbounded = np.zeros(shape[1:], np.int64)
-    price = np.zeros(shape[2])
+    price, machine_s = np.zeros(shape[2]), np.zeros(shape[2])
+    start_s = np.zeros((shape[0], shape[2]))
     demand = np.zeros((*shape[:2], windows))
     buffer = np.zeros(shape[:2])
     for place, row in fleet.deployments.items():
@@ -135,6 +143,7 @@ def problem_of(
         most[i, j] += row.max_instances
         unbounded[j, k] += row.gpus * max(row.max_instances, row.instances + row.spot)
         price[k] = row.usd_per_hour * horizon_s / 3600
+        start_s[i, k], machine_s[k] = max(start_s[i, k], row.start_s), max(machine_s[k], row.machine_s)
     capacity = np.zeros(shape[1:], np.int64)
     for (region, gpu_type), k in pool_at.items():
         j = regions.index(region)
@@ -159,7 +168,15 @@ def problem_of(
         capability_tokens_per_s=capability,
         demand_tokens_per_s=demand,
         vm_cost_usd=price,
-        start_cost_usd=StartCosts.paid_while_starting(price, horizon_s, len(models), gpus=gpus),
+        start_cost_usd=StartCosts.paid_while_starting(
+            price,
+            horizon_s,
+            len(models),
+            gpus=gpus,
+            same_spot_s=np.minimum(SAME_SPOT_S, start_s),
+            other_spot_s=start_s,
+            new_vm_s=machine_s,
+        ),
         min_instances=least,
         max_instances=most,
         capacity=capacity,

@@ -14,6 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 TOLERANCE = 1e-6
 """Share of a row's need that may be missing through rounding of floats while the row still counts as held."""
+SAME_SPOT_S, LOCAL_WEIGHTS_S, REMOTE_WEIGHTS_S = 60.0, 600.0, 7200.0
+"""How long a start takes (SageServe 7.1): of an instance taken back from spot, with weights in the region, and elsewhere."""
+MACHINE_S = 300.0
+"""What GPUs acquired anew take beside it, which SageServe does not state."""
 OWN_REGION_SHARE = 0.25
 """What a token that a region cannot serve itself weighs beside one that no region can serve."""
 SECOND_HALF_WEIGHT = 4.0
@@ -64,15 +68,14 @@ class StartCosts:
         horizon_s: float,
         models: int,
         gpus: ArrayLike = 1,
-        same_spot_s: ArrayLike = 60.0,
-        other_spot_s: ArrayLike = 600.0,
-        remote_weights_s: ArrayLike = 7200.0,
-        new_vm_s: ArrayLike = 300.0,
+        same_spot_s: ArrayLike = SAME_SPOT_S,
+        other_spot_s: ArrayLike = LOCAL_WEIGHTS_S,
+        remote_weights_s: ArrayLike = REMOTE_WEIGHTS_S,
+        new_vm_s: ArrayLike = MACHINE_S,
     ) -> "StartCosts":
         """Costs of GPUs that are paid while they cannot serve: times by the price of *vm_cost_usd* a *horizon_s*.
 
-        The standard times are SageServe's (section 7.1), but for *new_vm_s*, which it does not state. Times are numbers,
-        or arrays that spread over (models, GPU types); *new_vm_s* over the GPU types.
+        Times are numbers, or arrays that spread over (models, GPU types); *new_vm_s* over the GPU types.
         """
         price = np.asarray(vm_cost_usd, np.float64) / horizon_s
         shape = (models, price.size)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from typing import NamedTuple, Protocol
 
-SOON_S = 1200.0
-"""About twice what the slowest start of an instance with local weights takes."""
 GRACE_S = 60.0
 """A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
 
@@ -67,7 +65,7 @@ class Advice:
     made_at_s: float
     valid_until_s: float
     soon_instances: int | None = None
-    """What the next `SOON_S` alone ask for, where the planner separates it from the rest of its time."""
+    """For what is asked while instances start (`advisor.STARTS_AHEAD`), where the planner separates it from the rest."""
     next_plan_s: float | None = None
     """When the next plan is due, where this one is valid for longer, in case the next is late."""
 
@@ -82,7 +80,7 @@ class PlansFor(NamedTuple):
     often, and how far ahead."""
 
     soon: float = 0.0
-    """For what is added: the next `SOON_S`."""
+    """For what is added: the next minutes, twice as long as a start takes."""
     kept: float = 0.0
     """For what is kept: all the time of the plan. Not below `soon`, or instances would come and go."""
     two_plans: bool = False

@@ -45,6 +45,8 @@ CONSOLE = {
     "instance": Reach(VIEWER, {"name": "INSTANCE"}),
     "act": Reach(OPERATOR, {"name": "INSTANCE", "action": "drain"}, REASON),
     "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT", "action": "start"}, REASON),
+    "models": Reach(VIEWER),
+    "parts": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"routing_policy": "round_robin"} | REASON),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
     "forecast": Reach(VIEWER),
@@ -75,6 +77,7 @@ CONSOLE = {
     "charts": Reach(VIEWER),
     "forecast-charts": Reach(VIEWER),
     "length-charts": Reach(TENANT),
+    "model-charts": Reach(VIEWER),
     "scaling-charts": Reach(VIEWER),
 }
 
@@ -110,6 +113,7 @@ REST = {
     "list_bundles": Reach(VIEWER),
     "get_bundle": Reach(VIEWER, {"model": "MODEL"}),
     "switch_bundle": Reach(OPERATOR, {"model": "MODEL"}, {"bundle": "ssjf"} | REASON),
+    "switch_parts": Reach(OPERATOR, {"model": "MODEL"}, {"routing_policy": "round_robin"} | REASON),
     "list_plans": Reach(VIEWER),
     "get_plan": Reach(VIEWER, {"plan_id": "PLAN"}),
     "approve_plan": Reach(OPERATOR, {"plan_id": "PLAN"}, DECISION),

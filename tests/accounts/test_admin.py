@@ -35,6 +35,7 @@ from controlplane.tuning.models import Setting
 
 pytestmark = pytest.mark.django_db
 
+admin.autodiscover()
 MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
 
 

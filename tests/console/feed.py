@@ -50,6 +50,9 @@ def columns(rows: list[Row]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
+PACE = ("ttft_p95_ms", "itl_p95_ms", "output_tokens_per_s")
+
+
 class Feed:
     """Deterministic for a seed and a time."""
 
@@ -254,6 +257,13 @@ class Feed:
                 name: [running, waiting]
                 for name, running, waiting in zip(
                     instances.get("name", []), instances.get("running", []), instances.get("waiting", []), strict=True
+                )
+            },
+            "pace": {
+                name: pace
+                for name, *pace in zip(
+                    *(instances.get(column, []) for column in ("name", *PACE)),
+                    strict=True,
                 )
             },
         }

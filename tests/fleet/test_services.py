@@ -2,11 +2,11 @@
 
 import pytest
 
-from controlplane import celery_app
 from controlplane.events.models import Event
 from controlplane.fleet import selectors, services
 from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
+from workers.celery import app as celery_app
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

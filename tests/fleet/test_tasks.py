@@ -286,7 +286,7 @@ class TestSpec:
 
 
 def test_the_tasks_are_registered_under_the_names_by_which_they_are_sent():
-    from controlplane import celery_app
+    from workers.celery import app as celery_app
 
     celery_app.loader.import_default_modules()
     assert services.RUN_COMMAND_TASK in celery_app.tasks

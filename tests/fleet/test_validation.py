@@ -216,7 +216,7 @@ class TestSloClass:
             ({"kind": SloKind.OPPORTUNISTIC}, set()),
             ({"kind": SloKind.OPPORTUNISTIC, "percentile": 0.5}, {"percentile"}),
             ({"kind": SloKind.OPPORTUNISTIC, "percentile": 101}, {"percentile"}),
-            ({"kind": SloKind.OPPORTUNISTIC, "weight": -1}, {"weight"}),
+            ({"kind": SloKind.OPPORTUNISTIC, "price_factor": -1}, {"price_factor"}),
             ({"kind": SloKind.OPPORTUNISTIC, "deadline_s": 0}, {"deadline_s"}),
             ({"kind": SloKind.INTERACTIVE, "ttft_target_ms": 500, "e2e_target_ms": 400}, {"e2e_target_ms"}),
             ({"kind": SloKind.INTERACTIVE, "ttft_target_ms": 500, "service_tier": "priority"}, {"service_tier"}),

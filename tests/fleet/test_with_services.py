@@ -15,7 +15,6 @@ import pytest
 import redis
 from django.utils import timezone
 
-from controlplane import celery_app
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle import launching
@@ -23,6 +22,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor
+from workers.celery import app as celery_app
 from workers.tasks import fleet as tasks
 from workers.tasks import planning as planning_tasks
 from workers.tasks.rollouts import advance_rollouts

@@ -2,7 +2,7 @@
 
 import pytest
 from channels.db import database_sync_to_async
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from controlplane.gateway.ledger import writer as module
 from controlplane.gateway.ledger.journal import PATTERN
@@ -185,3 +185,14 @@ async def test_a_disk_that_takes_nothing_fails_no_request(entries, tmp_path, cap
         ledger.add(entry)
     assert await ledger.flush()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.django_db
+def test_no_index_of_the_ledger_is_the_beginning_of_another():
+    with connection.cursor() as cursor:
+        constraints = connection.introspection.get_constraints(cursor, LedgerRow._meta.db_table)
+    indexes = {name: tuple(one["columns"]) for name, one in constraints.items() if one["index"] or one["unique"]}
+    assert ("tenant_id", "arrived_at") in indexes.values()
+    for name, columns in indexes.items():
+        longer = [other for other in indexes.values() if len(other) > len(columns) and other[: len(columns)] == columns]
+        assert not longer, name

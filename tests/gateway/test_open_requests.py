@@ -34,7 +34,7 @@ class GatewaySide:
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()
         asked = Submit(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
-        ticket = Ticket(asked, None, None, None, None, Course(100, 40))
+        ticket = Ticket(asked, None, None, None, None, Course(100, 40), b"")
         self.requests.submit(ticket)
         return ticket
 

@@ -7,7 +7,7 @@ from django.core.exceptions import ValidationError
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.planning import bundles, services
+from controlplane.planning import bundles, parts, services
 from controlplane.planning.bundles import BUNDLES
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
@@ -102,3 +102,41 @@ async def test_the_next_decisions_of_a_running_gateway_follow(served):  # noqa: 
     first, second = [row.trace[-1] for row in await served.rows()]
     assert (first["policy"], first["ordering"]) != ("least_delay", "ssjf")
     assert (second["policy"], second["ordering"]) == ("least_delay", "ssjf")
+
+
+def test_every_choice_of_a_part_has_a_sentence():
+    for part in parts.PARTS:
+        choices = part.choices()
+        assert all(choice.title and choice.about.endswith(".") for choice in choices)
+        for bundle in BUNDLES.values():
+            assert bundle.values()[part.name] in {choice.value for choice in choices}
+
+
+@pytest.mark.django_db
+class TestParts:
+    def test_a_new_strategy_has_its_own_parameters_and_no_old_plans(self, deployment, operator):
+        model = deployment.model
+        policy = services.set_policy(model, "lt_ua", "auto", {"gap_out": 4}, "test")
+        plan = ScalingPlan.objects.create(
+            model=model, strategy="lt_ua", valid_until=policy.changed_at, status="in_force"
+        )
+        services.switch_parts(model, {"strategy": "reactive", "FORECASTER": "arima"}, operator, "less to explain")
+        policy.refresh_from_db()
+        plan.refresh_from_db()
+        assert (policy.strategy, policy.mode, policy.parameters) == ("reactive", "auto", {})
+        assert (plan.status, tuned(model.name).FORECASTER) == (PlanStatus.SUPERSEDED, "arima")
+        event = Event.objects.latest("pk")
+        assert (event.kind, event.reason) == ("model.parts_switched", "less to explain")
+        assert event.before == {"strategy": "lt_ua", "FORECASTER": "", "parameters": {"gap_out": 4}}
+
+    @pytest.mark.parametrize("name", ["routing_policy", "strategy", "FORECASTER", "length_model", "colour"])
+    def test_what_there_is_not_names_the_part_and_changes_nothing(self, deployment, operator, name):
+        with pytest.raises(ValidationError) as refused:
+            services.switch_parts(deployment.model, {"routing_policy": "preserve", name: "best"}, operator)
+        assert list(refused.value.message_dict) == [name]
+        assert not Event.objects.exists()
+        assert Deployment.objects.get().routing_policy == "join_shortest_queue"
+
+    def test_the_same_again_is_no_event(self, deployment, operator):
+        services.switch_parts(deployment.model, {"ordering_policy": "priority"}, operator)
+        assert not Event.objects.exists()

@@ -5,10 +5,9 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.planning.comparison import cluster, replay, services
+from controlplane.planning.comparison import replay, services
 from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.comparison.replay import Replay
 from controlplane.planning.execution import strategies, strategist
@@ -110,6 +109,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
 ):
     make_instance()
     spilled, refused, other = ledger[-3:]
+    LedgerRow.objects.filter(request_id=ledger[0].request_id).update(retry=1, repeated=True)
     LedgerRow.objects.filter(request_id=spilled.request_id).update(region="elsewhere", own_region=PLACE[1])
     LedgerRow.objects.filter(request_id=refused.request_id).update(
         outcome="rejected", unserved=True, prompt_tokens=0, output_tokens=0,
@@ -119,7 +119,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
     replays: list[Replay] = []
     monkeypatch.setattr(Replay, "line", lambda self, name: replays.append(self) or {"strategy": name})
     row = services.compare_strategies(1.0, NOW)
-    assert row.requests == len(ledger) - 1
+    assert row.requests == len(ledger) - 2
     requests = replays[0].requests
     assert (requests.prompt_tokens[-2], requests.prompt_tokens[-1]) == (spilled.prompt_tokens, 321)
     assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
@@ -171,8 +171,8 @@ def test_and_in_time(ledger, make_instance, settings):
     assert row.note.startswith("the time was over after 0 of ")
 
 
-def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance, monkeypatch):
-    monkeypatch.setattr(cluster, "start_s", lambda: 90_000.0)
+def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance):
+    tuning.change("USUAL_START_S", 90_000.0, "test")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
     most_s = len(last_hours.cluster.instances) * (last_hours.arrived_s[-1] + replay.SETTLE_S)
     for name in ("reactive", "lt_u"):
@@ -300,33 +300,6 @@ class TestAdvice:
         MinuteRow.objects.filter(minute__gt=advisor._from_at + timedelta(seconds=360)).delete()
         again = Advisor(inventory.read({PLACE[0]}), advisor._from_at, NOW)
         assert again.advise(380.0, [self.view()])[0].forecast_tokens_per_s == calm
-
-
-class TestStarts:
-    def moved(self, subject, state, seconds):
-        Event.objects.create(
-            kind="instance.moved", subject_id=subject, actor="x", after={"state": state},
-            at=NOW + timedelta(seconds=seconds),
-        )  # fmt: skip
-
-    def test_the_median_of_those_seen(self):
-        for number, took in enumerate((10, 40, 60)):
-            self.moved(str(number), "provisioning", 0)
-            self.moved(str(number), "loading", 1)
-            self.moved(str(number), "ready", took)
-        self.moved("9", "ready", 5)
-        assert cluster.start_s() == 40.0
-
-    def test_but_for_a_stack_that_was_off_meanwhile(self):
-        self.moved("1", "provisioning", 0)
-        self.moved("1", "ready", 30)
-        for subject in "23":
-            self.moved(subject, "provisioning", 0)
-            self.moved(subject, "ready", 6 * 3600)
-        assert cluster.start_s() == 30.0
-
-    def test_or_what_is_usual(self):
-        assert cluster.start_s() == cluster.USUAL_START_S
 
 
 def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, monkeypatch):

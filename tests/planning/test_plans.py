@@ -5,6 +5,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from controlplane.console.pages.plans import inputs
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Node
 from controlplane.planning import services
@@ -117,6 +118,12 @@ class TestPlans:
         able, cv = row.inputs["capability_tokens_per_s"]["a100-80gb"], row.inputs["arrival_cv"]["us-east"]
         assert target["target"] == min(3, np.ceil(instances_for(needed, able["reserve"], cv)))
         assert (able["percentile"], able["instances"]) == (95.0, 8)
+        assert row.inputs["start_times"] == {"a100-80gb": {"seconds": 120.0, "starts": 0}}
+        (shown,) = inputs.read(row, {}).hardware
+        assert shown["start"] == "120 s, usual, none measured yet"
+        row.inputs["start_times"] = {"a100-80gb": {"seconds": 43.2, "starts": 7}}
+        (shown,) = inputs.read(row, {}).hardware
+        assert shown["start"] == "43 s, median of 7 starts"
         assert target["reason"]
         assert row.valid_until == NOW + timedelta(hours=2)  # two periods of plans
         assert (row.strategy, row.status) == ("lt_ua", PlanStatus.SHADOW)

@@ -27,7 +27,7 @@ from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
-from controlplane.planning.plans import capability, inventory
+from controlplane.planning.plans import capability, inventory, start_times
 from controlplane.planning.plans import services as plans
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability
@@ -326,6 +326,9 @@ def run(name: str, until_s: float, monkeypatch, settings) -> list[tuple]:
     settings.PLAN_EVERY_S = 0.0
     able = Capability(900.0, 450.0, 1300.0, "measured")
     monkeypatch.setattr(capability, "read", lambda fleet, now: {(MODEL, GPU): able})
+    monkeypatch.setattr(
+        start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.StartTime(60.0, 9)})
+    )
     requests = trace(until_s)
     simulation = Simulation(simulated_fleet(), requests)
     strategy = make_strategy(name, {"tick_s": TICK_S})

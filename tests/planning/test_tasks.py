@@ -159,7 +159,7 @@ class TestSchedule:
         assert (plans.failures_in_a_row, plans.failures_total, plans.failing_since) == (0, 2, None)
 
     def test_every_task_of_the_schedule_is_there_and_goes_to_a_queue_that_is_worked_on(self):
-        from controlplane import celery_app
+        from workers.celery import app as celery_app
 
         celery_app.loader.import_default_modules()
         scheduled = {entry["task"] for entry in real_settings.CELERY_BEAT_SCHEDULE.values()}

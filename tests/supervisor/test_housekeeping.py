@@ -7,11 +7,11 @@ from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.utils import timezone
 
-from controlplane import celery_app
 from controlplane.accounts.models import SignInLink, Tenant, User
 from controlplane.accounts.services import create_sign_in_link
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, Outcome
+from workers.celery import app as celery_app
 from workers.tasks import housekeeping
 
 

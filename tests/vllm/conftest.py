@@ -125,25 +125,18 @@ class VllmFleet:
     model: Path
     started: list[str]
 
-    def start_to_measure(
-        self, name: str, *, extra_args: tuple[str, ...] = (), core: int | None = None, **changes: Any
-    ) -> str:
-        """A server that computes in its engine's process, on *core* if that is given; its address."""
-        environment = IN_ONE_PROCESS if core is None else IN_ONE_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
-        extra_args = ("--enforce-eager", "--distributed-executor-backend", "uni", *extra_args)
-        return self.start(name, environment=environment, extra_args=extra_args, **changes)
-
-    def start(self, name: str, *, environment: dict[str, str] | None = None, **changes: Any) -> str:
-        """Start a server without waiting for it; its address."""
+    def start(self, name: str, *, extra_args: tuple[str, ...] = (), core: int | None = None, **changes: Any) -> str:
+        """Start a server that computes in its engine's process, on *core* if that is given; its address, at once."""
         spec = {
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": MAX_MODEL_LEN,
-            "extra_args": ("--enforce-eager",),
+            "extra_args": ("--enforce-eager", "--distributed-executor-backend", "uni", *extra_args),
             **changes,
         }
         environment = {
-            **(environment or {}),
+            **IN_ONE_PROCESS,
+            **({} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "HF_HUB_OFFLINE": "1",
@@ -155,20 +148,24 @@ class VllmFleet:
         return str(launched.url)
 
     def wait(self, name: str, url: str) -> None:
-        """Wait until it answers; fail with the end of its log when it ends or takes too long."""
+        """Wait until it answers, then let its engine give way; fail with the end of its log if it ends or takes too long."""
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline and finish(self.launcher.alive(name)):
             try:
                 with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
                     assert response.status == 200
-                    return
+                self.give_way(name)
+                return
             except OSError:
                 time.sleep(0.5)
         log = self.launcher.log_file(name).read_text()[-3000:]
         pytest.fail(f"vLLM {name} did not start; the end of its log:\n{log}")
 
     def give_way(self, name: str) -> None:
-        """Let the engine of server *name* give way to whatever else wants its core, as its own HTTP process."""
+        """Let the engine of server *name* give way to whatever else wants its core: its own HTTP process, the test.
+
+        Else an engine that computes answers aborts and /metrics seconds late on a machine of two cores.
+        """
         leader = json.loads(self.launcher.log_file(name).with_suffix(".json").read_text())["process_id"]
         is_there = False
         for folder in Path("/proc").glob("[0-9]*"):
@@ -242,7 +239,7 @@ def server(request: pytest.FixtureRequest, adapter: Path) -> Iterator[Server]:
     """A server that should behave as vLLM does: the emulated one, and vLLM itself."""
     if request.param == "vllm":
         fleet: VllmFleet = request.getfixturevalue("vllm_fleet")
-        flags = ("--enforce-eager", "--enable-lora", "--max-lora-rank", "8")
+        flags = ("--enable-lora", "--max-lora-rank", "8")
         url = fleet.start("contract", max_num_queued_reqs=MAX_NUM_QUEUED_REQS, extra_args=flags)
         fleet.wait("contract", url)
         yield Server("vllm", url, str(adapter))

@@ -44,9 +44,8 @@ def vllm_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> I
     fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it would outlive us
     try:
-        url = fleet.start_to_measure("holding", max_num_seqs=SLOTS, max_model_len=512, max_num_batched_tokens=2048)
+        url = fleet.start("holding", max_num_seqs=SLOTS, max_model_len=512, max_num_batched_tokens=2048)
         fleet.wait("holding", url)
-        fleet.give_way("holding")
         yield url
     finally:
         fleet.stop()

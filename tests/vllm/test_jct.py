@@ -272,9 +272,8 @@ def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Te
     """The only server there is meanwhile, and gone afterwards."""
     fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("jct")), tiny_model, [])
     try:
-        url = fleet.start_to_measure("jct", max_num_seqs=MAX_NUM_SEQS)
+        url = fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
         fleet.wait("jct", url)
-        fleet.give_way("jct")
         yield url
     finally:
         fleet.stop()

@@ -68,7 +68,7 @@ def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     fleet = VllmFleet(ProcessLauncher(vllm_python, folder), folder / "model", [])
     try:
         urls = [
-            fleet.start_to_measure(
+            fleet.start(
                 name,
                 core=core,
                 max_num_seqs=SEQUENCES,
@@ -80,7 +80,6 @@ def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ]
         for name, url in zip(NAMES, urls, strict=True):
             fleet.wait(name, url)
-            fleet.give_way(name)
         yield urls[0], urls[1]
     finally:
         fleet.stop()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from celery import shared_task
 from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
@@ -26,6 +25,7 @@ from controlplane.fleet.models import CommandState, CommandVerb, Instance, Insta
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import deliver, move, notify
 from controlplane.jobs.broker import send_task
+from workers.celery import app
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
@@ -46,7 +46,7 @@ WATCH_TASK, END_TASK = "workers.tasks.fleet.watch_loading", "workers.tasks.fleet
 ACTOR = "fleet worker"
 
 
-@shared_task(soft_time_limit=COMMAND_LIMIT_S, time_limit=COMMAND_LIMIT_S + 20)
+@app.task(soft_time_limit=COMMAND_LIMIT_S, time_limit=COMMAND_LIMIT_S + 20)
 def run_command(command_id: int) -> None:
     """Carry out one InstanceCommand. Does nothing unless it is pending and first in its instance's line.
 
@@ -78,7 +78,7 @@ def run_command(command_id: int) -> None:
         deliver(next_command)
 
 
-@shared_task
+@app.task
 def run_pending_commands() -> int:
     """Deliver pending commands again, and give back those whose worker died. Returns how many were delivered."""
     now = timezone.now()
@@ -89,7 +89,7 @@ def run_pending_commands() -> int:
     return sum(deliver(command) for command in pending.select_related("instance__node").order_by("pk"))
 
 
-@shared_task
+@app.task
 def watch_loading(forward: bool = True) -> int:
     """Fail instances whose server ended while loading: silence is normal then, so heartbeats do not show it.
 
@@ -115,7 +115,7 @@ def watch_loading(forward: bool = True) -> int:
     return failed
 
 
-@shared_task
+@app.task
 def end_failed(forward: bool = True) -> int:
     """End what is left of servers whose instances have failed or stopped: an engine holds its GPU until it is gone.
 

@@ -5,13 +5,13 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from celery import shared_task
 from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import SignInLink
 from controlplane.gateway.models import LedgerRow
+from workers.celery import app
 
 BATCH_ROWS = 1_000
 # Between two batches the gateway writes its own: on SQLite there is one writer at a time.
@@ -20,7 +20,7 @@ MOST_BATCHES = 2_000
 LINKS_KEPT = timedelta(days=1)
 
 
-@shared_task
+@app.task
 def prune_ledger() -> int:
     """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Returns how many.
 
@@ -43,7 +43,7 @@ def delete_in_batches(rows: QuerySet[Any]) -> int:
     return deleted
 
 
-@shared_task
+@app.task
 def prune_sign_ins() -> int:
     """Delete sign-in links a day after they went out of date, and sessions that have. Returns how many links."""
     links, _ = SignInLink.objects.filter(expires_at__lt=timezone.now() - LINKS_KEPT).delete()

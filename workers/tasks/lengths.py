@@ -2,7 +2,6 @@
 
 import logging
 
-from celery import shared_task
 from django.utils import timezone
 
 from controlplane.events.models import Severity
@@ -10,6 +9,7 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import describe
 from controlplane.lengths import services, training
+from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ AGAIN_S = 10
 """After which a training that somebody asked for looks again whether other long work is done."""
 
 
-@shared_task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
+@app.task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
 def train_length_model(actor: str = "", reason: str = "", kind: str = "") -> int:
     """Train what is due, or *kind* (the student) at once for an *actor*; the last number, 0 when none was trained.
 
@@ -49,7 +49,7 @@ def _asked_for(actor: str, reason: str, kind: str) -> int:
     return 0
 
 
-@shared_task
+@app.task
 def judge_length_versions() -> int:
     """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0."""
     with only_one("judge_length_versions") as free:
@@ -57,7 +57,7 @@ def judge_length_versions() -> int:
     return version.number if version else 0
 
 
-@shared_task
+@app.task
 def prune_lengths() -> int:
     """Delete samples and measures after their days, and texts whose tenants keep none any more; returns how many."""
     return services.prune(timezone.now())

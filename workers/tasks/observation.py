@@ -8,11 +8,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from celery import shared_task
-
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher
+from workers.celery import app
 from workers.vllm import engine_log, hardware
 from workers.vllm.client import VllmClient, VllmError
 
@@ -22,7 +21,7 @@ SECRET_FLAG = re.compile(r"^--.*(token$|key$|secret|password)")
 ANSWERING = (InstanceState.READY, InstanceState.DRAINING)
 
 
-@shared_task
+@app.task
 def observe_instances() -> int:
     """Note the phase of those that load, measure those that serve, shorten logs. Returns how many rows have changed."""
     rows = Instance.objects.select_related("deployment").exclude(state=InstanceState.STOPPED)

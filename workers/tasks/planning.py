@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from celery import shared_task
 from django.conf import settings
 from django.db.models import Max
 from django.utils import timezone
@@ -29,6 +28,7 @@ from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
 from controlplane.tuning.selectors import tuned
+from workers.celery import app
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
 from workers.vllm.client import VllmClient, VllmError
 
@@ -42,7 +42,7 @@ PATIENCE_SHARE = 0.5
 """Of the time between plans: so long they wait for forecasts that are still being made."""
 
 
-@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def forecast_and_plan() -> None:
     """Make the forecasts and the plans that are due. A failure of one is noted and leaves the other to be made.
 
@@ -62,7 +62,7 @@ def forecast_and_plan() -> None:
                 attempt("plans", partial(plans.make_plans, models=models), now)
 
 
-@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def compare_strategies() -> None:
     """Simulate the last hours of the ledger under each strategy, when that is due."""
     with only_one(LONG_WORK) as free:
@@ -71,7 +71,7 @@ def compare_strategies() -> None:
             comparison.compare_strategies(tuned().COMPARE_HOURS, now)
 
 
-@shared_task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
@@ -79,21 +79,21 @@ def backtest_ledger() -> None:
             backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S)
 
 
-@shared_task
+@app.task
 def apply_plans() -> int:
     """Carry out approved plans; returns how many instances were moved."""
     with only_one("apply_plans") as free:
         return len(plan_rollout.apply_plans(timezone.now())) if free else 0
 
 
-@shared_task
+@app.task
 def run_strategies() -> int:
     """Let automatic strategies look at live load; returns how many instances were moved."""
     with only_one("run_strategies") as free:
         return len(strategist.run_strategies(timezone.now())) if free else 0
 
 
-@shared_task
+@app.task
 def finish_drains() -> int:
     """Stop instances that scaling has drained and on which nothing runs any more; returns how many."""
     rows = executor.drained()
@@ -109,7 +109,7 @@ def finish_drains() -> int:
     return sum(executor.finish_drain(row, left(row), ACTOR) for row in rows)
 
 
-@shared_task
+@app.task
 def prune_planning() -> int:
     """Delete forecasts, and plans that were never carried out, after `PILOTHOUSE_PLANNING_KEEP_DAYS`; returns how many.
 

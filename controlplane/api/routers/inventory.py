@@ -77,7 +77,7 @@ class SloClassOut(RowSchema):
     class Meta:
         model = SloClass
         fields = ("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile",
-                  "deadline_s", "weight", "price_factor", "priority")  # fmt: skip
+                  "deadline_s", "price_factor", "priority")  # fmt: skip
 
     kind: SloKind
 

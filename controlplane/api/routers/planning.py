@@ -98,6 +98,18 @@ class BundleIn(Strict):
     reason: str = Field("", max_length=255)
 
 
+class PartsIn(Strict):
+    """Parts that are not given stay as they are."""
+
+    routing_policy: str | None = None
+    ordering_policy: str | None = None
+    strategy: str | None = None
+    FORECASTER: str | None = None
+    length_model: str | None = None
+    """Empty: the version in use."""
+    reason: str = Field("", max_length=255)
+
+
 class PlanOut(RowSchema):
     class Meta:
         model = ScalingPlan
@@ -217,6 +229,15 @@ def switch_bundle(request: ApiRequest, model: str, body: BundleIn) -> dict[str, 
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(Model, name=model, active=True)
     return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
+
+
+@router.patch("/models/{path:model}/bundle", response=ModelBundleOut)
+def switch_parts(request: ApiRequest, model: str, body: PartsIn) -> dict[str, Any]:
+    """Give *model* single parts: router, order, strategy, forecaster or length model. One event; nothing restarts."""
+    user = request.auth.require(Role.OPERATOR)
+    row = get_object_or_404(Model, name=model, active=True)
+    values = body.model_dump(exclude={"reason"}, exclude_none=True)
+    return _bundle(services.switch_parts(row, values, user, body.reason))
 
 
 @router.get("/scaling/plans", response=Page[PlanOut])

@@ -46,7 +46,7 @@ class RequestOut(RowSchema):
         fields = ("id", "request_id", "arrived_at", "tenant", "model", "slo_class", "region", "application", "run",
                   "unit", "streamed", "status_code", "error_code", "error_message", "prompt_tokens", "output_tokens",
                   "predicted_prompt_tokens", "predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met",
-                  "unserved")  # fmt: skip
+                  "unserved", "retry", "repeated")  # fmt: skip
 
     outcome: Outcome
     own_region: str
@@ -72,7 +72,8 @@ class UsageRow(RowSchema):
     """One minute of arrival for one model, region, region of the callers and SLO class.
 
     Tokens were served. Those of `unserved` requests, which the fleet refused, or which expired, were cancelled or failed
-    before their first token, are as predicted. Demand is both, in the callers' `own_region`.
+    before their first token, are as predicted. Those of `repeated` requests, retries of them, were served. Demand is served
+    and unserved tokens less the repeated, in the callers' `own_region`.
     """
 
     class Meta:
@@ -104,6 +105,7 @@ class RequestQuery(Schema):
     slo_class: str = ""
     instance: str = ""
     outcome: Outcome | None = None
+    slo_met: bool | None = Field(None, description="Of those that were judged.")
     unserved: bool | None = Field(None, description="Demand that got no token.")
     spilled: bool | None = Field(None, description="Of a caller in another region than the one that took it.")
     request_id: str = ""

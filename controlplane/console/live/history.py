@@ -1,7 +1,8 @@
 """The last hour as the gateway sampled it every five seconds: windows of it, thinned for charts, by time and series.
 
 A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE},
-"endpoints": columns of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]}}`.
+"endpoints": columns of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]},
+"pace": {instance: [TTFT p95 in ms, ITL p95 in ms, output tokens/s]}}`.
 """
 
 from collections.abc import Sequence
@@ -63,6 +64,12 @@ def load_of_instance(samples: Sequence[Sample], name: str) -> tuple[Series, Seri
     """Requests running in, and waiting inside, one instance over time."""
     pairs = [(sample.get("load") or {}).get(name) or (None, None) for sample in samples]
     return [running for running, _ in pairs], [waiting for _, waiting in pairs]
+
+
+def pace_of_instance(samples: Sequence[Sample], name: str) -> tuple[Series, Series, Series]:
+    """p95 of TTFT and of ITL in ms, and output tokens a second, of one instance over time."""
+    rows = [(sample.get("pace") or {}).get(name) or (None, None, None) for sample in samples]
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
 def newest_s(history: Sequence[Sample]) -> float:

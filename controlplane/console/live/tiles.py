@@ -45,6 +45,7 @@ class Tile:
     level: Level = never
     rule: str = ""  # when it warns, for its tooltip
     empty: str = "no traffic"  # what a missing value means
+    look: str = ""  # the query of the requests behind it, slowest first
 
     def level_of(self, row: Row) -> str:
         """`""`, `"warning"` or `"critical"`."""
@@ -62,9 +63,17 @@ TILES = (
         beyond(SLO_WARNING, SLO_CRITICAL),
         "Warns below 99 %, critical below 90 %. Of those that could be judged/all that ended. Not judged: cancelled "
         "requests, the tenant's own mistakes, and answers that are not streamed where the class has no end-to-end target",
+        look="slo=missed&hours=1&sort=-ttft_ms",
     ),
-    Tile("ttft_p95_ms", "TTFT p95", "milliseconds", over_slo, "Warns above the SLO, critical above twice the SLO"),
-    Tile("itl_p95_ms", "ITL p95", "milliseconds"),
+    Tile(
+        "ttft_p95_ms",
+        "TTFT p95",
+        "milliseconds",
+        over_slo,
+        "Warns above the SLO, critical above twice the SLO",
+        look="hours=1&sort=-ttft_ms",
+    ),
+    Tile("itl_p95_ms", "ITL p95", "milliseconds", look="hours=1&sort=-itl_ms"),
     Tile("waiting", "Waiting", "requests", empty="not reported"),
     Tile(
         "kv_max_ratio",

@@ -32,6 +32,7 @@ VERBS = {
     "part.down": "down",
     "part.recovered": "up again",
     "model.bundle_switched": "policy bundle switched",
+    "model.parts_switched": "parts of its policy switched",
     "plan.approved": "plan approved",
     "plan.rejected": "plan rejected",
     "plan.in_force": "plan in force",

@@ -23,6 +23,7 @@ register = template.Library()
 register.filter("count", formats.count)
 register.filter("quantity", formats.quantity)
 register.filter("gib", formats.gib)
+register.filter("gigabytes", formats.gigabytes)
 register.filter("milliseconds", formats.milliseconds)
 register.filter("percent", formats.percent)
 register.filter("percent_fine", formats.percent_fine)
@@ -173,7 +174,8 @@ def sort_header(
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()
     query["sort"] = target
-    query.pop("format", None)
+    for name in ("format", "before"):  # the pages of another order begin anew
+        query.pop(name, None)
     return {
         "label": label,
         "kind": kind,

@@ -186,7 +186,6 @@ SLO_CLASS = Kind(
         "e2e_target_ms",
         "percentile",
         "deadline_s",
-        "weight",
         "price_factor",
         "priority",
     ),

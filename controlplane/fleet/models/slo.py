@@ -15,7 +15,7 @@ class SloKind(models.TextChoices):
 
 
 class SloClass(models.Model):
-    """What a request is promised: latency targets at a percentile, a deadline, a weight and a price."""
+    """What a request is promised: latency targets at a percentile, a deadline and a price."""
 
     name = models.SlugField(max_length=40, unique=True, help_text="The value of X-SLO-Class.")
     title = models.CharField(max_length=80)
@@ -54,11 +54,6 @@ class SloClass(models.Model):
         blank=True,
         validators=[MinValueValidator(1)],
         help_text="Time from arrival to the last token.",
-    )
-    weight = models.FloatField(
-        default=1.0,
-        validators=[MinValueValidator(0.0)],
-        help_text="Worth of a request served in time.",
     )
     price_factor = models.DecimalField(
         max_digits=6,

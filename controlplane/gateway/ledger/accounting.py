@@ -6,6 +6,7 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Entry, Ledger
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
@@ -27,6 +28,7 @@ class Records:
         self.lengths = lengths
         self.clock = clock
         self.windows = Windows()
+        self.retries = Retries()
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
         self.errors: Counter[tuple[int, str]] = Counter()  # error answers by (status, code)
@@ -76,6 +78,7 @@ class Records:
             self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
         if ticket.length is not None and course.trace:
             course.trace[0]["length"] = ticket.length.explained()
+        unserved, repeated = self._demand(ticket)
         self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
         self.ledger.add(
             Entry(
@@ -104,13 +107,24 @@ class Records:
                 itl_ms=itl_ms,
                 e2e_ms=e2e_ms,
                 slo_met=slo_met,
-                unserved=_unserved(ticket),
+                unserved=unserved,
+                retry=ticket.retry,
+                repeated=repeated,
                 attempts=course.attempts,
                 trace=orjson.dumps(course.trace).decode(),
                 error_message=course.error_message,
             )
         )
         return prompt_tokens + served_tokens
+
+    def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
+        """Whether *ticket* is demand that was not served, and whether its demand was counted with an earlier attempt."""
+        key_id, asked = ticket.grant.key_id, ticket.asked
+        unserved = _unserved(ticket)
+        repeated = ticket.retry > 0 and self.retries.counted(key_id, ticket.raw, asked.arrived_s)
+        if unserved:
+            self.retries.note(key_id, ticket.raw, ticket.course.finished_s)
+        return unserved and not repeated, repeated
 
     def _measure(
         self,

@@ -58,6 +58,8 @@ class Entry(NamedTuple):
     own_region: str = ""  # where it differs from the region
     predicted_prompt_tokens: int = 0
     unserved: bool = False
+    retry: int = 0
+    repeated: bool = False
 
 
 _QUOTE = connection.ops.quote_name
@@ -93,6 +95,10 @@ def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str, st
             total["unserved"] += 1
             total["unserved_prompt_tokens"] += entry.predicted_prompt_tokens
             total["unserved_output_tokens"] += entry.predicted_output_tokens
+        if entry.repeated:
+            total["repeated"] += 1
+            total["repeated_prompt_tokens"] += entry.prompt_tokens
+            total["repeated_output_tokens"] += entry.output_tokens
     return sums
 
 

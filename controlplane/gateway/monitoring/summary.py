@@ -205,6 +205,13 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
                 instances["name"], instances["running"], instances["waiting"], strict=True
             )
         },
+        "pace": {
+            name: [ttft, itl, output]
+            for name, ttft, itl, output in zip(
+                *(instances[column] for column in ("name", "ttft_p95_ms", "itl_p95_ms", "output_tokens_per_s")),
+                strict=True,
+            )
+        },
     }
 
 

@@ -18,6 +18,7 @@ from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import Call, parse
 from controlplane.gateway.errors import STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
+from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.http_request import HttpRequest
@@ -66,7 +67,7 @@ class Completions:
         model = self.catalog.model(call.model)
         known_classes = self.keys.known_classes
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)
-        ticket = await self._ticket(grant, terms, call, request, by_prefix=model.by_prefix)
+        ticket = await self._ticket(grant, terms, call, raw, request, by_prefix=model.by_prefix)
         predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
@@ -84,7 +85,7 @@ class Completions:
             raise
         unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
         try:
-            await self._serve(ticket, raw, responder, chat=chat)
+            await self._serve(ticket, responder, chat=chat)
         finally:
             unwatch()
             self.requests.leave(ticket)
@@ -96,7 +97,7 @@ class Completions:
             )
 
     async def _ticket(
-        self, grant: Grant, terms: SloTerms, call: Call, request: HttpRequest, *, by_prefix: bool
+        self, grant: Grant, terms: SloTerms, call: Call, raw: bytes, request: HttpRequest, *, by_prefix: bool
     ) -> Ticket:
         query = OutputQuery(
             model=call.model,
@@ -142,6 +143,8 @@ class Completions:
             call=call,
             query=query,
             course=Course(prompt_tokens, length.tokens),
+            raw=raw,
+            retry=retry_number(request.headers.get(RETRY_HEADER, b"")),
             length=length,
             application=request.name(b"x-application"),
             run=request.name(b"x-run"),
@@ -149,7 +152,7 @@ class Completions:
             task=asyncio.current_task(),
         )
 
-    async def _serve(self, ticket: Ticket, raw: bytes, responder: Responder, *, chat: bool) -> None:
+    async def _serve(self, ticket: Ticket, responder: Responder, *, chat: bool) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
         course, asked = ticket.course, ticket.call.body.get("priority")
         try:
@@ -158,7 +161,7 @@ class Completions:
                 placed = await self._placement(ticket, responder)
                 ordering = ORDERINGS[placed.ordering]
                 priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
-                body = payload(ticket.call, raw, priority)
+                body = payload(ticket.call, ticket.raw, priority)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder, chat=chat)
                     break

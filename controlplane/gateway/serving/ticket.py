@@ -97,6 +97,8 @@ class Ticket:
     call: Call
     query: OutputQuery
     course: Course
+    raw: bytes  # the body as it came
+    retry: int = 0  # by the client's SDK, as it says
     length: Prediction | None = None  # who predicted, and from what
     application: str = ""
     run: str = ""

@@ -1,15 +1,12 @@
-"""The fleet of the rows as a scenario and as a simulated cluster: how fast instances start, what round trips took."""
+"""The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
 
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from django.db.models import QuerySet
 from numpy.typing import NDArray
 
-from controlplane.events.models import Event
-from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import PerformanceProfile, SloClass
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
@@ -20,27 +17,8 @@ from controlplane.tuning.selectors import tuned
 if TYPE_CHECKING:
     from scheduling.simulation.cluster.description import Cluster
 
-USUAL_START_S = 120.0
-"""From asking for an instance until it serves, where none was seen to start."""
-LONGEST_START_S = 7200.0
-"""What takes longer (SageServe 7.1: two hours, with weights from afar) happened while the stack was stopped."""
 TRACES = 500
 """Newest requests by whose decision traces round trips are known."""
-
-
-def start_s() -> float:
-    """Median time from asking for an instance until it served, over the last that were seen to start."""
-    moves = Event.objects.filter(kind="instance.moved").order_by("-pk")[:1000]
-    asked: dict[str, datetime] = {}
-    took: list[float] = []
-    for subject, at, after in reversed(moves.values_list("subject_id", "at", "after")):
-        match after.get("state"):
-            case InstanceState.PROVISIONING:
-                asked[subject] = at
-            case InstanceState.READY if subject in asked:
-                took.append((at - asked.pop(subject)).total_seconds())
-    took = [each for each in took if each <= LONGEST_START_S]
-    return float(np.median(took)) if took else USUAL_START_S
 
 
 def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
@@ -61,7 +39,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """
     from scheduling.routing.regions import latency_ms
 
-    starts_s, trips_s = start_s(), round_trips_s(rows)
+    trips_s = round_trips_s(rows)
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     endpoints: dict[tuple[str, str], dict[str, Any]] = {}
     for place, row in fleet.deployments.items():
@@ -90,6 +68,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
             "block_size_tokens": BLOCK_TOKENS,
             "queue": row.scheduling_policy,
+            # Live, an instance that is let go is stopped; it comes back as any other does.
+            "start_s": fleet.starts.of(model, gpu).seconds,
         }
         # Of an endpoint on several GPU types, the first deployment decides how it dispatches.
         endpoint = endpoints.setdefault(
@@ -117,11 +97,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
         "endpoints": list(endpoints.values()),
         "policies": {"region_threshold": tuned().SPILL_ABOVE, "max_hold_s": tuned().MAX_HOLD_S},
-        # Live, an instance that is let go is stopped; it comes back as any other does.
-        "delays": {
-            "spot_median_s": starts_s, "spot_max_s": 5 * starts_s, "start_s": 0.0, "local_weights_s": starts_s,
-        },
-    }  # fmt: skip
+    }
 
 
 def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Cluster", NDArray[np.float64]]:

@@ -35,7 +35,7 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     With too few requests, the row notes it and has no lines. Bounded in requests and time by the settings.
     """
     since = now - timedelta(hours=hours)
-    served = Q(outcome=Outcome.DONE, prompt_tokens__gt=0, output_tokens__gt=0)
+    served = Q(outcome=Outcome.DONE, repeated=False, prompt_tokens__gt=0, output_tokens__gt=0)
     unserved = Q(unserved=True, predicted_prompt_tokens__gt=0, predicted_output_tokens__gt=0)
     rows = LedgerRow.objects.filter(served | unserved, arrived_at__gte=since, arrived_at__lt=now)
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))

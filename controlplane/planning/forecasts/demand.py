@@ -1,7 +1,7 @@
 """Demand as series: the ledger's minute rows put into windows, with gaps marked where nobody counted.
 
 Demand is what was asked for, by the region of the callers: what another region served, and what the fleet refused, or held
-until it expired or was cancelled, is in it.
+until it expired or was cancelled, is in it, once however often its client tried again.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,11 @@ MINUTE_S = 60
 LAG = timedelta(seconds=30)
 """A request is counted in the minute in which it came, but only when it is done: younger windows are not complete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
-ASKED = {quantity: F(column) + F(f"unserved_{column}") for quantity, column in COLUMNS.items()}
-"""Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted."""
+ASKED = {
+    quantity: F(column) + F(f"unserved_{column}") - F(f"repeated_{column}") for quantity, column in COLUMNS.items()
+}
+"""Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted; not
+those of their retries, which are demand that is counted."""
 
 BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
@@ -155,8 +158,9 @@ def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
     count = int((now - start).total_seconds()) // MINUTE_S
     rows = MinuteRow.objects.filter(minute__gte=start, minute__lt=start + timedelta(seconds=count * MINUTE_S))
     counts: dict[Endpoint, NDArray[np.float64]] = {}
-    sums = rows.exclude(slo_class__in=other_classes()).order_by().annotate(own=OWN_REGION)
-    for model, region, minute, requests in sums.values_list("model", "own", "minute").annotate(Sum("requests")):
+    asked = rows.exclude(slo_class__in=other_classes()).order_by().annotate(own=OWN_REGION)
+    sums = asked.values_list("model", "own", "minute").annotate(asked=Sum(F("requests") - F("repeated")))
+    for model, region, minute, requests in sums:
         by_minute = counts.setdefault((model, region), np.zeros(count))
         by_minute[int((minute - start).total_seconds()) // MINUTE_S] += requests
     # As for demand: a minute of which nothing is known at all is a gap.

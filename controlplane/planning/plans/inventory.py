@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.planning.plans import start_times
 
 if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet
@@ -24,6 +25,7 @@ class Fleet:
     """Sleeping instances, which wake in seconds: the live fleet's equivalent of spot."""
     units: dict[tuple[str, str], int]
     """GPUs by (region, GPU type) that planned instances may have; none where no hardware is kept."""
+    starts: start_times.StartTimes
     models: tuple[str, ...] = field(default=())
     regions: tuple[str, ...] = field(default=())
 
@@ -40,6 +42,8 @@ class Fleet:
                 max_instances=row.max_instances,
                 gpus=row.tensor_parallel,
                 usd_per_hour=float(row.gpu_type.on_demand_usd_per_hour),
+                start_s=self.starts.of(place[0], place[2]).seconds,
+                machine_s=0.0,  # a start that was measured had it
             )
             for place, row in self.deployments.items()
         }
@@ -86,6 +90,7 @@ def read(models: set[str]) -> Fleet:
         present,
         spare,
         free,
+        start_times.read(),
         tuple(sorted({model for model, _, _ in deployments})),
         tuple(sorted({region for _, region, _ in deployments})),
     )

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +164,10 @@ class Round:
                     }
                     for (name, gpu_type), each in self.measured.items()
                     if name == model
+                },
+                "start_times": {
+                    gpu_type: asdict(fleet.starts.of(model, gpu_type))
+                    for gpu_type in sorted({place[2] for place in deployments})
                 },
                 "bounds": {
                     f"{region} {gpu_type}": [row.min_instances, row.max_instances]

@@ -120,7 +120,16 @@ def _lives(cluster: Cluster) -> LifeArrays:
     instances = np.zeros(count, LIFE)
     instances["state"] = [spec.state for spec in cluster.instances]
     instances["goal_endpoint"] = -1
-    instances["loading_s"] = cluster.delays.local_weights_s
+    delays = cluster.delays
+    for name in ("start_s", "local_weights_s", "remote_weights_s"):
+        instances[name] = getattr(delays, name)
+    instances["reclaim_times"] = 1.0
+    life: Any
+    for life, spec in zip(instances, cluster.instances, strict=True):
+        if spec.start_s is not None:
+            life.start_s, life.local_weights_s, life.remote_weights_s = 0.0, spec.start_s, spec.start_s
+            life.reclaim_times = spec.start_s / delays.spot_median_s if delays.spot_median_s else 1.0
+    instances["loading_s"] = instances["local_weights_s"]
     instances["usd_per_hour"] = [spec.usd_per_hour for spec in cluster.instances]
     known = cluster.engines()
     fits = [
@@ -183,8 +192,7 @@ def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     record.threshold = cluster.threshold
     record.sweep_node, record.sweep_s = sweep_node, np.inf
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
-    for name in ("start_s", "local_weights_s", "remote_weights_s", "wake_s"):
-        record[name] = getattr(cluster.delays, name)
+    record.wake_s = cluster.delays.wake_s
     if cluster.reactive is not None:
         record.reactive = 1
         for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):

@@ -40,6 +40,9 @@ class InstanceSpec:
     """What the dispatcher gives it at once; the engine's own limit if None."""
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher counts on; the engine's own if None."""
+    start_s: float | None = None
+    """From asking for it until it serves, machine and weights together (what comes back from spot is drawn around it), where
+    that was measured; as the `Delays` say if None."""
     usd_per_hour: float = 0.0
     """Of its GPUs: of those that could be added the cheapest comes first, of those that could go the dearest."""
 
@@ -138,6 +141,8 @@ class Cluster:
             where = f"instance {number}" + (f" ({spec.name})" if spec.name else "")
             if spec.state not in RESTS:
                 raise ValueError(f"{where}: starts {', '.join(state.name for state in RESTS)}, not {spec.state!r}")
+            if spec.start_s is not None and not 0 <= spec.start_s < np.inf:
+                raise ValueError(f"{where}: start_s must be a number from 0 up, not {spec.start_s}")
             for name in ("dispatch_max_num_seqs", "dispatch_kv_tokens"):
                 value = getattr(spec, name)
                 if value is not None and value < (2 if name == "dispatch_kv_tokens" else 1):

@@ -141,7 +141,7 @@ class Lives:
 
     def fail(self, instance: int, repair_s: float) -> None:
         life: Any = self.world.lives.instances[instance]
-        life.goal_endpoint, life.loading_s = -1, self.delays.local_weights_s
+        life.goal_endpoint, life.loading_s = -1, life.local_weights_s
         self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
 
     def scale_out(self, endpoint: int) -> bool:

@@ -136,10 +136,10 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
     if what in (START, SCALE_OUT):
         lasts_s = math.inf
         if state == EMPTY:
-            after, lasts_s = STARTING, run_state.start_s
-            life.loading_s = run_state.remote_weights_s
+            after, lasts_s = STARTING, life.start_s
+            life.loading_s = life.remote_weights_s
         elif state == SPOT:
-            after, lasts_s = RECLAIMING, lives.reclaims_s[run_state.reclaims]
+            after, lasts_s = RECLAIMING, life.reclaim_times * lives.reclaims_s[run_state.reclaims]
             run_state.reclaims += 1
         elif state == ASLEEP:
             after, lasts_s = WAKING, run_state.wake_s
@@ -151,7 +151,7 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
         after, lasts_s = READY, math.inf
         if state in (STARTING, FAILED):
             after, lasts_s = LOADING, life.loading_s
-            life.loading_s = run_state.local_weights_s
+            life.loading_s = life.local_weights_s
         elif state == FALLING_ASLEEP:
             after = ASLEEP
     elif what in (DRAIN, SCALE_IN):

@@ -120,10 +120,7 @@ RUN_STATE = record(
         ("sweeping", np.int64),  # the endpoint at which a sweep stands
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
-        ("start_s", np.float64),  # delays
-        ("local_weights_s", np.float64),
-        ("remote_weights_s", np.float64),
-        ("wake_s", np.float64),
+        ("wake_s", np.float64),  # a delay
     ]
 )
 """The state of the run as a whole: its clock, its parameters, what it counts."""
@@ -161,6 +158,10 @@ LIFE = record(
         ("goal_s", np.float64),  # and for how long
         ("since_s", np.float64),
         ("loading_s", np.float64),  # how long it loads its weights when it comes to that
+        ("start_s", np.float64),  # its delays
+        ("local_weights_s", np.float64),
+        ("remote_weights_s", np.float64),
+        ("reclaim_times", np.float64),  # of what is drawn for a reclaim
         ("usd_per_hour", np.float64),
     ]
 )

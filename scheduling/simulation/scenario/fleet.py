@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
 
 
 class Gpu(Part):
@@ -68,6 +68,9 @@ class Group(Part):
     queue: Literal["fcfs", "priority"] = "fcfs"
     """vLLM's own waiting order."""
     prefix_caching: bool = False
+    start_s: Positive | None = None
+    """From asking for an instance until it serves, machine and weights together, where that was measured; left out: as
+    `[delays]` say."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:

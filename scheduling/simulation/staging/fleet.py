@@ -75,6 +75,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
                     f"{group.model}-{region}-{number}",
                     state,
                     usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
+                    start_s=group.start_s,
                 )
                 for number, state in enumerate(states, 1)
             ]

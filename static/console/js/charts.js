@@ -59,7 +59,10 @@ export class Charts {
     });
     for (const panel of container.querySelectorAll("[data-chart]")) this.#adopt(panel);
     document.addEventListener("swapped", (event) => {
-      if (container.contains(event.detail.element)) this.#adopt(event.detail.element);
+      const { element } = event.detail;
+      if (!container.contains(element)) return;
+      const panels = element.matches("[data-chart]") ? [element] : element.querySelectorAll("[data-chart]");
+      for (const panel of panels) this.#adopt(panel);
     });
     document.addEventListener("themechange", () => this.#drawAll());
     this.#timer = setInterval(() => this.#refresh(), Number(container.dataset.chartsEveryS ?? EVERY_S) * 1000);

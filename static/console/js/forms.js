@@ -28,6 +28,17 @@ export function startSending() {
   });
 }
 
+// A form that says what it would change before it is sent.
+export function startChanges() {
+  document.addEventListener("change", (event) => {
+    const form = event.target.closest?.("form[data-changes]");
+    if (!form) return;
+    const changed = [...form.querySelectorAll("select")].filter((select) => !select.selectedOptions[0].defaultSelected);
+    const said = changed.map((select) => `${select.dataset.part}: ${select.selectedOptions[0].text} instead of ${select.dataset.now}. ${select.selectedOptions[0].title}`);
+    form.querySelector("[data-changed]").replaceChildren(...(said.length ? said : ["Nothing changes."]).flatMap((text, at) => at ? [document.createElement("br"), text] : [text]));
+  });
+}
+
 export function startDialogs() {
   if ("commandForElement" in HTMLButtonElement.prototype) return;
   document.addEventListener("click", (event) => {

@@ -1,7 +1,7 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
-import { startCopying, startDialogs, startFilters, startSending } from "./forms.js";
+import { startChanges, startCopying, startDialogs, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
@@ -52,6 +52,7 @@ if (!live) startRegions({ paused: false });
 startKeys(live);
 startFilters();
 startDialogs();
+startChanges();
 startSending();
 startCopying();
 startSwapLinks();

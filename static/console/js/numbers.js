@@ -53,9 +53,9 @@ function drawInstance(element, row, nowS) {
   }
 }
 
-// A row of numbers of one model.
-function drawModel(element, tiles) {
-  const row = rowOf(tiles, element.dataset.model);
+// An element that stands for a row of *table*: a model among the tiles, or an endpoint.
+function drawRow(element, table, key) {
+  const row = rowOf(table, key);
   if (!row) return;
   for (const cell of element.querySelectorAll("[data-field]")) write(cell, FORMATS[cell.dataset.format](row[cell.dataset.field], row));
 }
@@ -67,7 +67,10 @@ export function drawNumbers(state, nowS) {
     if (table) drawTiles(list, state, table);
   }
   if (state.tables.tiles) {
-    for (const element of document.querySelectorAll("[data-model]")) drawModel(element, state.tables.tiles);
+    for (const element of document.querySelectorAll("[data-model]")) drawRow(element, state.tables.tiles, element.dataset.model);
+  }
+  if (state.tables.endpoints) {
+    for (const element of document.querySelectorAll("[data-endpoint]")) drawRow(element, state.tables.endpoints, element.dataset.endpoint);
   }
   const table = state.tables.instances;
   if (!table) return false;

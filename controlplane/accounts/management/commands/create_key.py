@@ -9,6 +9,7 @@ from controlplane.accounts.services import create_api_key
 
 class Command(BaseCommand):
     help = "Create an API key of a tenant and print it. It is not stored and not shown again."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("tenant")

@@ -10,6 +10,7 @@ from controlplane.accounts.services import SIGN_IN_LINK_LIFETIME, create_sign_in
 
 class Command(BaseCommand):
     help = "Print a link that signs a user in to the console once."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         minutes = int(SIGN_IN_LINK_LIFETIME.total_seconds() // 60)

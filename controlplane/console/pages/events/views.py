@@ -12,7 +12,8 @@ from controlplane.console.filters import Filters, Hidden, Search, Select, every,
 from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
-from controlplane.console.selectors.events import event_row, event_title, subject_href
+from controlplane.console.selectors.event_steps import folded
+from controlplane.console.selectors.events import event_title, subject_href
 from controlplane.console.tables import Columns
 from controlplane.events.models import Severity
 from controlplane.events.selectors import event_kinds, filter_events, visible_events
@@ -58,7 +59,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
         # The newest page, unfiltered, grows while it is open.
         "follows": number(request.GET.get("before", "")) is None and not filters.narrow,
     }
-    return list_page(request, "console/events/events.html", rows, COLUMNS, "events", context, event_row)
+    return list_page(request, "console/events/events.html", rows, COLUMNS, "events", context, folded)
 
 
 @require_safe

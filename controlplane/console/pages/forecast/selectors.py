@@ -17,6 +17,7 @@ RANGES_H = (1, 6, 24, 72)
 USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
+RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
 
@@ -85,7 +86,7 @@ class Asked:
     """The series that a page is about, and how far back it looks."""
 
     model: str
-    region: str
+    region: str  # empty: all regions together
     quantity: str
     hours: int
     slo_class: str = ""  # all interactive classes together
@@ -101,10 +102,12 @@ class Seen:
 
 
 def see(asked: Asked, now: datetime) -> Seen:
-    newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
+    forecasts = _forecasts(asked, now)
+    newest = forecasts[0] if forecasts else None
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
     since = now - timedelta(hours=asked.hours)
-    expected = selectors.track(newest, since) if newest else []
+    tracks = [selectors.track(row, since) for row in forecasts if row.window_s == window_s]
+    expected = tracks[0] if len(tracks) == 1 else _summed(tracks)
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
     past = selectors.generated_past(now)
@@ -132,6 +135,30 @@ def see(asked: Asked, now: datetime) -> Seen:
         slo_class=asked.slo_class,
     )
     return Seen(outlook, newest, judged)
+
+
+def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
+    """The newest forecast of the series, or of each region where they are asked for together."""
+    if asked.region:
+        newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
+        return [newest] if newest else []
+    everywhere = selectors.latest_forecasts(asked.quantity, now - timedelta(days=1))
+    return [row for (model, _), row in sorted(everywhere.items()) if model == asked.model]
+
+
+def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
+    """The windows that every one of *tracks* has, with sums. Ends of bands are summed too: as if all regions erred alike,
+    which is the widest that the band of the sum can be.
+    """
+    by_start: dict[datetime, list[Window]] = defaultdict(list)
+    for track in tracks:
+        for window in track:
+            by_start[window.start].append(window)
+    return [
+        Window(start, *(sum(getattr(window, name) for window in windows) for name in RATES))
+        for start, windows in sorted(by_start.items())
+        if len(windows) == len(tracks)
+    ]
 
 
 def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
@@ -185,12 +212,12 @@ def _able(instances: dict[str, int], capability: dict[str, float]) -> float:
 
 
 def _planned(plan: ScalingPlan | None, region: str, capability: dict[str, float], now: datetime) -> float | None:
-    """Capacity that a plan which is neither carried out nor out of date would give the region."""
+    """Capacity that a plan which is neither carried out nor out of date would give the region, or all of them."""
     if plan is None or not capability or plan.status not in CAPACITY_CHANGES or plan.valid_until <= now:
         return None
     targets: dict[str, int] = defaultdict(int)
     for target in plan.targets:
-        if target["region"] == region:
+        if region in ("", target["region"]):
             targets[target["gpu_type"]] += target["target"]
     return _able(targets, capability) if targets else None
 

@@ -1,8 +1,20 @@
-"""The charts of one instance: its load and its KV cache."""
+"""The charts of one instance: its load, its KV cache, its latencies and its throughput."""
 
 from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import COUNT, NO_SAMPLES, SHARE, STYLES, Chart, Series, change, last
-from controlplane.console.formats import count, percent
+from controlplane.console.charts.spec import (
+    AMOUNT,
+    COUNT,
+    MILLISECONDS,
+    NO_SAMPLES,
+    NO_TRAFFIC,
+    SHARE,
+    STYLES,
+    Chart,
+    Series,
+    change,
+    last,
+)
+from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
@@ -49,9 +61,47 @@ def instance_kv(samples: list[Sample], name: str) -> Chart:
     )
 
 
+def instance_latency(samples: list[Sample], key: str, title: str, values: list[float | None]) -> Chart:
+    """*values* are in ms, p95 of the last minute."""
+    now = last(values)
+    statement = "no traffic in this range" if now is None else f"p95 is {milliseconds(now)}{change(values)}"
+    return Chart(
+        key=key,
+        title=title,
+        caption="p95 of the last minute",
+        sentence=f"{title}: {statement}.",
+        x=history.times(samples),
+        up=MILLISECONDS,
+        series=[Series("p95", values, width=2, listed=False, more=FILLED)],
+        empty="" if now is not None else NO_TRAFFIC if samples else NO_SAMPLES,
+    )
+
+
+def instance_throughput(samples: list[Sample], values: list[float | None]) -> Chart:
+    now = last(values)
+    statement = NOTHING if now is None else f"{quantity(now)} output tokens a second{change(values)}."
+    return Chart(
+        key="throughput",
+        title="Throughput",
+        caption="Output tokens per second",
+        sentence=f"Throughput: {statement}",
+        x=history.times(samples),
+        up=AMOUNT.but(unit="tok/s", hoverformat=",.1f"),
+        series=[Series("output", values, width=2, listed=False, more=FILLED, heading="Output (tok/s)")],
+        empty="" if now is not None else NOTHING if samples else NO_SAMPLES,
+    )
+
+
 def instance_charts(state: LiveState, minutes: str, row: Instance) -> list[Chart]:
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        return [instance_load(samples, row.name, row.max_num_seqs), instance_kv(samples, row.name)]
+        ttft_ms, itl_ms, output = history.pace_of_instance(samples, row.name)
+        return [
+            instance_load(samples, row.name, row.max_num_seqs),
+            instance_kv(samples, row.name),
+            instance_latency(samples, "ttft", "Time to first token", ttft_ms),
+            instance_latency(samples, "itl", "Time between tokens", itl_ms),
+            instance_throughput(samples, output),
+        ]
 
     return once(("instance", row.pk, row.name, minutes, history.newest_s(state.history)), build)

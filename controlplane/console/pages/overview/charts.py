@@ -55,7 +55,7 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
         series=[
             Series("p50", p50, STYLES[2], width=1.5),
             Series("p95", p95, width=2.25),
-            Series("p99", p99, STYLES[1], width=1.5),
+            Series("p99", p99, STYLES[3], width=1.5),  # by colour too unlike the line of the SLO,
         ],
         levels=Levels("SLO", [slo]) if slo else None,
         empty="" if now is not None else NO_TRAFFIC if samples else NO_SAMPLES,

@@ -52,6 +52,7 @@ def _demand(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[st
 
 def _hardware(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     capability, prices = given.get("capability_tokens_per_s") or {}, given.get("usd_per_gpu_hour") or {}
+    starts = given.get("start_times") or {}
     return [
         {
             "gpu_type": titles.get(name, name),
@@ -60,10 +61,20 @@ def _hardware(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[
                 for key in ("used", "prompt", "output", "source", "windows", "percentile", "cv", "instances")
             },
             "note": (capability.get(name) or {}).get("note", ""),
+            "start": _start_words(starts.get(name)),
             "usd": float(prices[name]) if name in prices else None,
         }
         for name in sorted({*capability, *prices})
     ]
+
+
+def _start_words(start: Mapping[str, Any] | None) -> str:
+    """How long a start takes by the plan, and whence that is known; empty for plans of before."""
+    if start is None:
+        return ""
+    count = start["starts"]
+    known = f"median of {count} start{'s' if count > 1 else ''}" if count else "usual, none measured yet"
+    return f"{start['seconds']:,.0f} s, {known}"
 
 
 def _places(plan: ScalingPlan, titles: Mapping[str, str]) -> list[dict[str, Any]]:

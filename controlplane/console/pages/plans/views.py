@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import Filters, Select, every, model_select
+from controlplane.console.filters import Filters, Select, every, last_hours, model_select
 from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -36,12 +36,21 @@ def plans(request: HttpRequest) -> HttpResponseBase:
         Select(
             "strategy", "Strategy", every("strategies", [(name, title_of(name)) for name in planning.plan_strategies()])
         ),
+        Select("hours", "Made", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
     )
-    rows = planning.plans(model=filters["model"], status=filters["status"], strategy=filters["strategy"])
+    rows = planning.plans(
+        model=filters["model"], status=filters["status"], strategy=filters["strategy"], since=filters.since
+    )
     titles, now = place_titles(), timezone.now()
     context = {**live_context(hub.state(), "overview,events"), "filters": filters, "generated": generated_past(now)}
     return list_page(
-        request, "console/plans/plans.html", rows, PLANS, "plans", context, lambda row: card_of(row, titles, now)
+        request,
+        "console/plans/plans.html",
+        rows,
+        PLANS,
+        "plans",
+        context,
+        lambda plans: [card_of(plan, titles, now) for plan in plans],
     )
 
 
@@ -85,7 +94,10 @@ def moves(request: HttpRequest) -> HttpResponseBase:
         model_select(model_names()),
         Select("region", "Region", every("regions", region_names())),
         Select("source", "Asked by", [("", "Asked by anything"), *MoveSource.choices]),
+        Select("hours", "Moved", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
     )
-    rows = planning.moves(model=filters["model"], region=filters["region"], source=filters["source"])
+    rows = planning.moves(
+        model=filters["model"], region=filters["region"], source=filters["source"], since=filters.since
+    )
     context = {**live_context(hub.state(), "overview,events"), "filters": filters, "titles": place_titles()}
     return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context)

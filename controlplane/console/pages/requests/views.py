@@ -9,13 +9,14 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, model_select
+from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, model_select, sort_by
+from controlplane.console.formats import milliseconds
 from controlplane.console.lists import list_page
 from controlplane.console.pages.requests import placements
-from controlplane.console.selectors.names import model_names
+from controlplane.console.selectors.names import model_names, region_names
 from controlplane.console.tables import Columns
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.models import Outcome
+from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import filter_requests, visible_requests
 
 COLUMNS: Columns = {
@@ -46,6 +47,8 @@ COLUMNS: Columns = {
 # Where in the fleet it ran: for the fleet's people alone, as in `/api/requests`.
 FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
 
+SORTED_BY = ("queue_ms", "ttft_ms", "itl_ms", "e2e_ms")
+SLO = [("", "SLO: all"), ("missed", "SLO missed"), ("met", "SLO met")]
 DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
 """Choices beside the outcomes: what became of the demand, whatever the outcome was."""
 
@@ -64,9 +67,12 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         model_select(model_names(), free=160),
         Select("outcome", "Outcome", every("outcomes", [*Outcome.choices, *DEMAND.items()])),
         Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
+        Select("slo", "SLO", SLO),
+        Select("region", "Region", every("regions", region_names()), free=40),
         whose,
         Select("hours", "Arrived", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
         *([Hidden("instance")] if sees_fleet else []),
+        sort_by(SORTED_BY, ""),
     )
     rows = filter_requests(
         visible_requests(request.user),
@@ -75,13 +81,16 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         tenant=filters["tenant"],
         instance=filters["instance"] if sees_fleet else "",
         slo_class=filters["class"],
+        region=filters["region"],
+        slo_met={"met": True, "missed": False}.get(filters["slo"]),
         unserved=True if filters["outcome"] == "unserved" else None,
         spilled=True if filters["outcome"] == "spilled" else None,
         request_id=filters["q"],
         since=filters.since,
     )
     columns = {**COLUMNS, **FLEET_COLUMNS} if sees_fleet else COLUMNS
-    return list_page(request, "console/requests/requests.html", rows, columns, "requests", {"filters": filters})
+    context = {"filters": filters}
+    return list_page(request, "console/requests/requests.html", rows, columns, "requests", context, order=filters.order)
 
 
 @require_safe
@@ -105,10 +114,32 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "slo": slo,
         "phases": phases,
         "trace": placements.steps(row.trace) if may(request, Role.VIEWER) else [],
+        "against_slo": against_slo(row, slo),
         "not_judged": placements.why_not_judged(row),
         "predicted": placements.predicted(row),
     }
     return render(request, "console/requests/request.html", context)
+
+
+def against_slo(row: LedgerRow, slo: SloClass | None) -> str:
+    """`TTFT 3.60 s, target 1.00 s`: the targets that *row* missed, or all of them where it met them.
+
+    Targets are those of the class today; the verdict is of then.
+    """
+    if slo is None or row.slo_met is None:
+        return ""
+    judged = [
+        (name, value, target)
+        for name, value, target in (
+            ("TTFT", row.ttft_ms, slo.ttft_target_ms),
+            ("ITL", row.itl_ms, slo.itl_target_ms),
+            ("E2E", row.e2e_ms, slo.e2e_target_ms),
+        )
+        if value is not None and target is not None
+    ]
+    missed = [part for part in judged if part[1] > part[2]]
+    shown = judged if row.slo_met else missed
+    return "; ".join(f"{name} {milliseconds(value)}, target {milliseconds(target)}" for name, value, target in shown)
 
 
 def _phases(queue_ms: float, ttft_ms: float | None, e2e_ms: float | None) -> tuple[tuple[str, float | None, int], ...]:

@@ -14,6 +14,7 @@ from controlplane.terminal import Column, console, progress, table
 
 class Command(BaseCommand):
     help = "Run a paper's experiment in our simulator and compare. docs/experiments.md lists all."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         experiments = parser.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")

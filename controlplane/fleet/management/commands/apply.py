@@ -18,6 +18,7 @@ class Command(BaseCommand):
         "Create and change rows of the inventory until it is what a TOML file says: regions, GPU types, nodes, models, "
         "deployments, instances, SLO classes and tenants. Shows the difference first. Running it again changes nothing."
     )
+    requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path, help="a fleet file, see docs/fleet-file.md")

@@ -15,6 +15,7 @@ KEPT_BACK = 0.5  # share of a machine's memory that instances on CPUs leave to t
 
 class Command(BaseCommand):
     help = "Print this machine's GPUs (as nvidia-smi finds them) or CPUs as tables of a fleet file, for `apply`."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--region", default="here", help="name of its region (default: %(default)s)")

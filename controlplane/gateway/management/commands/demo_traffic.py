@@ -16,6 +16,7 @@ ACTOR = "manage.py demo_traffic"
 
 class Command(BaseCommand):
     help = "Send made-up waves of requests from every region, until stopped; `manage.py up` runs this."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")

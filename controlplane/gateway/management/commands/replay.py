@@ -29,6 +29,7 @@ REFRESH_S = 0.25
 
 class Command(BaseCommand):
     help = "Send a real trace through the gateway at its own pace, then say what came of it and check the ledger."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, help="the trace; `.gz` is unpacked on the way")

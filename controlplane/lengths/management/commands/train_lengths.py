@@ -25,6 +25,7 @@ class Command(BaseCommand):
         "Train a length model from stored samples, or from a file with one JSON object a line (text, output_tokens, and"
         " model, tenant, slo_class, prompt_tokens, max_tokens where they are known), and put it into the shadow."
     )
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("kind", choices=list(MODELS))

@@ -26,6 +26,7 @@ class Command(BaseCommand):
         "Say how well each forecaster would have done: fit it on the first days of a series, then forecast every further"
         " window. Reads the ledger's minutes, or a trace; docs/forecasting.md explains the table."
     )
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, nargs="?", help="a trace; without one, the ledger's minute rows")

@@ -9,7 +9,7 @@ from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.management.commands.export_ledger import moment
-from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
+from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -20,6 +20,7 @@ REQUESTS = "requests.csv"
 
 class Command(BaseCommand):
     help = "Write the live fleet and the request ledger as a scenario: a folder with scenario.toml and requests.csv."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("folder", type=Path, help="made if it is not there")
@@ -30,7 +31,7 @@ class Command(BaseCommand):
         folder = options["folder"]
         models = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
         fleet = inventory.read(models)
-        rows = ledger_rows(options["since"], options["until"])
+        rows = asked_rows(options["since"], options["until"])
         tables = live_scenario(fleet, rows)
         if not tables["fleet"]:
             raise CommandError(

@@ -14,6 +14,7 @@ from controlplane.planning.forecasts.services import forget_fitted
 
 class Command(BaseCommand):
     help = "Create the demo inventory. Rows that exist are left as they are, so it can be run again at any time."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

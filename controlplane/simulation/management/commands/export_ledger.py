@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
+from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 
 
@@ -16,6 +16,7 @@ def moment(text: str) -> datetime:
 
 class Command(BaseCommand):
     help = "Write the request ledger as a trace (CSV) that `simulate` and `replay` read with the format `ledger`."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path)
@@ -24,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", default="", help="of this model only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        rows = ledger_rows(options["since"], options["until"], options["model"])
+        rows = asked_rows(options["since"], options["until"], options["model"])
         count = rows.count()
         if not count:
             raise CommandError("The ledger holds no such request.")

@@ -22,6 +22,7 @@ class Command(BaseCommand):
         "Fit performance profiles to published measurements or to our own ledger, and say how far off they are on "
         "configurations that were left out of the fit."
     )
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", type=Path, nargs="?", help="the measurements; `.gz` is unpacked on the way")

@@ -29,6 +29,7 @@ REQUEST_COLUMNS = (
 
 class Command(BaseCommand):
     help = "Run a scenario file through the simulator, say what came of it, and write it as tables."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("scenario", type=Path, help="a TOML file; docs/simulation.md describes it")

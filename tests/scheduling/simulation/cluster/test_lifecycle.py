@@ -117,6 +117,27 @@ def test_spot_instances_are_taken_back_in_a_minute_or_so():
     assert ready_s.max() <= 300
 
 
+def test_an_instance_whose_start_was_measured_takes_as_long():
+    rests = [State.EMPTY, State.EMPTY] + [State.SPOT] * 200
+    fleet = cluster(instance(), *(instance(state=rest, start_s=7.0) for rest in rests))
+    simulation = Simulation(fleet, make_requests([1000.0], **SHORT))
+    assert simulation.scale_out(0, 202) == 202
+    result = simulation.run()
+    ready = result.changes[result.changes["after"] == State.READY]
+    new = np.isin(ready["instance"], (1, 2))
+    assert ready["time_s"][new].tolist() == [7.0, 7.0]
+    assert 6 < np.median(ready["time_s"][~new]) < 8
+    assert ready["time_s"].max() <= 5 * 7.0
+    simulation = Simulation(fleet, make_requests([1000.0], **SHORT))
+    simulation.fail(0, 10.0)
+    simulation.fail(3, 10.0)
+    result = simulation.run()
+    ready = result.changes[result.changes["after"] == State.READY]
+    assert dict(zip(ready["instance"].tolist(), ready["time_s"].tolist(), strict=True)) == {0: 610.0, 3: 17.0}
+    with pytest.raises(ValueError, match="instance 0: start_s must be a number from 0 up, not -1"):
+        cluster(instance(start_s=-1))
+
+
 def test_scaling_out_goes_the_shortest_way():
     fleet = cluster(
         instance(),

@@ -1,0 +1,275 @@
+"""What the models page shows: each model with its endpoints, load, cost and policy, ready for a template."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Sum
+
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.formats import percent
+from controlplane.console.live.attention import SLO_WARNING
+from controlplane.console.live.deltas import rows_of
+from controlplane.console.live.state import SATURATED, LiveState
+from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.console.pages.models.charts import demand_and_capacity
+from controlplane.console.pages.scaling.tables import WORDS
+from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import bundles
+from controlplane.planning import selectors as planning
+from controlplane.planning.models import Quantity
+from controlplane.rows import narrowed
+
+HOURS = 3
+TIMES = "\N{MULTIPLICATION SIGN}"
+SLO_OVER = timedelta(hours=1)
+CHARTS_EVERY_S = 10
+Ratio = float | None
+Served = dict[tuple[str, str], dict[str, tuple[int, int]]]
+"""By (model, region) and SLO class: requests that met their targets, and that were judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One model in one region: what its deployments allow, its instances, and what the gateway says of it."""
+
+    key: str  # as in the live table of endpoints
+    region: str
+    title: str
+    least: int
+    most: int
+    states: Counter[str]
+    coming_since: datetime | None  # the eldest of those that start
+    usd_per_hour: float
+    capacity: Ratio  # output tokens a second of what is ready
+    live: dict[str, Any]
+    use: Ratio  # of its fullest instance
+    ttft_p95_ms: Ratio  # of its slowest instance
+    slo_met: Ratio  # over the last hour, of those that were served here
+
+    @property
+    def ready(self) -> int:
+        return self.states[InstanceState.READY]
+
+    @property
+    def coming(self) -> int:
+        return sum(self.states[state] for state in COMING)
+
+    @property
+    def status(self) -> str:
+        """The mark, by the names of instances' states: the worst that can be said of it."""
+        if self.coming:
+            return "loading"
+        if not self.ready:
+            return "failed" if self.least or self.states[InstanceState.FAILED] else "stopped"
+        return "saturated" if (self.use or 0.0) > SATURATED else "ready"
+
+    @property
+    def said(self) -> str:
+        """The word beside the number; how long a start takes by now is counted on by the page."""
+        match self.status:
+            case "loading":
+                return f"{self.coming} starting"
+            case "failed":
+                return (
+                    f"{self.states[InstanceState.FAILED]} failed" if self.states[InstanceState.FAILED] else "none ready"
+                )
+            case "saturated":
+                return f"use {percent(self.use)}"
+        return "ready" if self.ready else "none"
+
+    @property
+    def load(self) -> Ratio:
+        """Output tokens a second as a share of the capacity."""
+        output = self.live.get("output_tokens_per_s")
+        return output / self.capacity if output is not None and self.capacity else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One model. *endpoints* are in the order of the page's regions, None where it is not deployed."""
+
+    model: Model
+    endpoints: tuple[Endpoint | None, ...]
+    hardware: str
+    present: bundles.Present
+    live: dict[str, Any]
+    chart: Chart
+
+    @property
+    def there(self) -> list[Endpoint]:
+        return [endpoint for endpoint in self.endpoints if endpoint]
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def ready(self) -> int:
+        return sum(endpoint.ready for endpoint in self.there)
+
+    @property
+    def most(self) -> int:
+        return sum(endpoint.most for endpoint in self.there)
+
+    @property
+    def of_most(self) -> Ratio:
+        return self.ready / self.most if self.most else None
+
+    @property
+    def usd_per_hour(self) -> float:
+        return sum(endpoint.usd_per_hour for endpoint in self.there)
+
+    @property
+    def capacity(self) -> Ratio:
+        known = [endpoint.capacity for endpoint in self.there if endpoint.capacity is not None]
+        return sum(known) if known else None
+
+    @property
+    def demand(self) -> Ratio:
+        return self.live.get("output_tokens_per_s")
+
+    @property
+    def slo_met(self) -> Ratio:
+        return self.live.get("slo_met_ratio")
+
+    @property
+    def ttft_p95_ms(self) -> Ratio:
+        return self.live.get("ttft_p95_ms")
+
+    @property
+    def below(self) -> bool:
+        return self.slo_met is not None and self.slo_met < SLO_WARNING
+
+    @property
+    def policy(self) -> str:
+        return self.present.title
+
+    @property
+    def about(self) -> str:
+        """What its policy means, or of a custom one which bundle it is nearest to."""
+        nearest = self.present.nearest
+        if self.present.name != bundles.CUSTOM:
+            return nearest.about
+        return f"{nearest.title}, but for {', '.join(WORDS[each.what] for each in self.present.differences(nearest))}."
+
+
+def regions() -> list[tuple[str, str]]:
+    """(name, title) of every region where something is deployed."""
+    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    return sorted(set(active.values_list("region__name", "region__title")))
+
+
+def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow]:
+    """Every active model by name, or the one called *only*."""
+    models = list(narrowed(Model.objects.filter(active=True).order_by("name"), name=only))
+    places = [name for name, _ in regions()]
+    deployments: dict[str, list[Deployment]] = defaultdict(list)
+    for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(
+        "model", "region", "gpu_type"
+    ):
+        deployments[row.model.name].append(row)
+    presents = bundles.presents(models)
+    by_model = _endpoints(state, deployments, now)
+    return [
+        ModelRow(
+            model=model,
+            endpoints=tuple(by_model.get((model.name, place)) for place in places),
+            hardware=_hardware(deployments[model.name]),
+            present=presents[model.pk],
+            live=state.tile(model.name) or {},
+            chart=_chart(model.name, now),
+        )
+        for model in models
+    ]
+
+
+def _hardware(deployments: Sequence[Deployment]) -> str:
+    kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in deployments})
+    return " or ".join(kinds) or "not deployed"
+
+
+def _chart(model: str, now: datetime) -> Chart:
+    """Built once in ten seconds for everybody who looks."""
+    key = ("model", model, int(now.timestamp()) // CHARTS_EVERY_S)
+    return once(key, lambda: [demand_and_capacity(see(Asked(model, "", Quantity.OUTPUT, HOURS), now))])[0]
+
+
+def _endpoints(
+    state: LiveState, deployments: dict[str, list[Deployment]], now: datetime
+) -> dict[tuple[str, str], Endpoint]:
+    """By (model, region)."""
+    rows = [row for of_model in deployments.values() for row in of_model]
+    of_deployment: dict[int, list[Instance]] = defaultdict(list)
+    for instance in Instance.objects.filter(deployment__in=rows):
+        of_deployment[instance.deployment_id].append(instance)
+    live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
+    loads = state.instance_rows()
+    capability = planning.capabilities(Quantity.OUTPUT, now)
+    served = slo_by_class(now)
+    grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
+    for row in rows:
+        grouped[row.model.name, row.region.name].append(row)
+    endpoints = {}
+    for (model, region), group in grouped.items():
+        here = [instance for row in group for instance in of_deployment[row.pk]]
+        loaded = [loads[instance.pk] for instance in here if instance.pk in loads]
+        judged = served.get((model, region), {}).values()
+        endpoints[model, region] = Endpoint(
+            key=f"{model} {region}",
+            region=region,
+            title=group[0].region.title,
+            least=sum(row.min_instances for row in group),
+            most=sum(row.max_instances for row in group),
+            states=Counter(instance.state for instance in here),
+            coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
+            usd_per_hour=sum(_usd(row, of_deployment[row.pk]) for row in group),
+            capacity=_capacity(group, of_deployment, capability),
+            live=live.get((model, region), {}),
+            use=_highest(loaded, "use_ratio"),
+            ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
+            slo_met=share_of(judged),
+        )
+    return endpoints
+
+
+def _usd(deployment: Deployment, instances: Sequence[Instance]) -> float:
+    """An hour of what serves or will: what plans count."""
+    present = sum(instance.state in PRESENT for instance in instances)
+    return present * deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
+
+
+def _capacity(
+    group: Sequence[Deployment], of_deployment: dict[int, list[Instance]], capability: dict[tuple[str, str], float]
+) -> Ratio:
+    known = [
+        capability[row.model.name, row.gpu_type.name]
+        * sum(instance.state == InstanceState.READY for instance in of_deployment[row.pk])
+        for row in group
+        if (row.model.name, row.gpu_type.name) in capability
+    ]
+    return sum(known) if known else None
+
+
+def _highest(rows: Sequence[dict[str, Any]], name: str) -> Ratio:
+    return max((row[name] for row in rows if row[name] is not None), default=None)
+
+
+def share_of(pairs: Any) -> Ratio:
+    met, judged = (sum(numbers) for numbers in zip(*pairs, strict=True)) if pairs else (0, 0)
+    return met / judged if judged else None
+
+
+def slo_by_class(now: datetime) -> Served:
+    """Of the last hour's minutes, by the region that served."""
+    counted = MinuteRow.objects.filter(generated=False, minute__gte=now - SLO_OVER).order_by()
+    rows = counted.values_list("model", "region", "slo_class").annotate(Sum("slo_met"), Sum("slo_judged"))
+    served: Served = defaultdict(dict)
+    for model, region, slo_class, met, judged in rows:
+        served[model, region][slo_class] = met, judged
+    return served

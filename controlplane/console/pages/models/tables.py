@@ -1,0 +1,77 @@
+"""Tables of the models page as files: models, and the endpoints of one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from controlplane.console.formats import NONE
+from controlplane.console.pages.models.selectors import ModelRow
+from controlplane.console.tables import Columns
+from controlplane.planning.bundles import BUNDLES, CUSTOM
+from controlplane.planning.parts import PARTS
+
+MODELS: Columns = {
+    "Model": "name",
+    "Hardware of an instance": "hardware",
+    "Ready (instances)": "ready",
+    "Limit (instances)": "most",
+    "Output (tok/s)": "demand",
+    "Capacity (output tok/s)": "capacity",
+    "SLO met, 5 min (ratio)": "slo_met",
+    "TTFT p95 (ms)": "ttft_p95_ms",
+    "Cost (USD/h)": "usd_per_hour",
+    "Policy": "policy",
+    "Policy means": "about",
+}
+ENDPOINTS: Columns = {
+    "Region": "title",
+    "Ready (instances)": "ready",
+    "Starting (instances)": "coming",
+    "Minimum (instances)": "least",
+    "Maximum (instances)": "most",
+    "KV cache (ratio)": lambda row: row.live.get("kv_ratio"),
+    "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
+    "Capacity (output tok/s)": "capacity",
+    "SLO met, 1 h (ratio)": "slo_met",
+    "TTFT p95 of the slowest instance (ms)": "ttft_p95_ms",
+    "Cost (USD/h)": "usd_per_hour",
+}
+SORTED_BY = ("name", "ready", "demand", "slo_met", "ttft_p95_ms", "usd_per_hour", "policy")
+
+
+def bundle_rows(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:
+    """Every bundle with its five parts in words, and the models that have it; then what is custom, if anything is."""
+    used: dict[str, list[str]] = {}
+    for row in rows:
+        used.setdefault(row.present.name, []).append(row.name)
+    bundles = [
+        {
+            "title": bundle.title,
+            "about": bundle.about,
+            "parts": [part.choice(bundle.values()[part.name]).title for part in PARTS],
+            "used": used.get(name, []),
+        }
+        for name, bundle in BUNDLES.items()
+    ]
+    if CUSTOM in used:
+        about = "Values that are no bundle's; an open row shows them."
+        bundles.append({"title": "Custom", "about": about, "parts": [NONE] * len(PARTS), "used": used[CUSTOM]})
+    return bundles
+
+
+def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
+    """The numbers at the head, over all models."""
+    policies = Counter(row.present.title for row in rows)
+    capacities = [row.capacity for row in rows if row.capacity is not None]
+    below = sorted((row for row in rows if row.below), key=lambda row: row.slo_met or 0.0)
+    return {
+        "models": len(rows),
+        "endpoints": sum(len(row.there) for row in rows),
+        "ready": sum(row.ready for row in rows),
+        "most": sum(row.most for row in rows),
+        "below": below,
+        "demand": sum(row.demand or 0.0 for row in rows) if any(row.live for row in rows) else None,
+        "capacity": sum(capacities) if capacities else None,
+        "usd_per_hour": sum(row.usd_per_hour for row in rows),
+        "policies": len(policies),
+    }

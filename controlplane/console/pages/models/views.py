@@ -1,0 +1,95 @@
+"""Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
+
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import act_with_reason, back
+from controlplane.console.filters import Filters, Hidden, Search, sort_by
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.models.details import classes_of, parts_of
+from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
+from controlplane.console.pages.models.tables import ENDPOINTS, MODELS, SORTED_BY, bundle_rows, tiles
+from controlplane.console.pages.scaling.tables import bundle_choices
+from controlplane.console.tables import sorted_by, table
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Model
+from controlplane.planning import services
+from controlplane.planning.parts import PARTS
+
+
+def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
+    """The row that the query string opens, if it is there."""
+    return next((row for row in rows if row.name == request.GET.get("open")), None)
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def models(request: HttpRequest) -> HttpResponseBase:
+    now, state = timezone.now(), hub.state()
+    filters = Filters(
+        request.GET, Search("q", "Search by name"), Hidden("open", length=160), sort_by(SORTED_BY, "name")
+    )
+    every = model_rows(state, now)
+    rows = sorted_by(filters.order, [row for row in every if filters["q"].lower() in row.name.lower()])
+    one = opened(request, rows)
+    if request.GET.get("format") == "csv":
+        return _csv(request.GET.get("table", ""), rows, one)
+    context = {
+        **live_context(state, "overview,instances,events"),
+        "filters": filters,
+        "rows": rows,
+        "any_models": bool(every),
+        "regions": regions(),
+        "slo_met": (state.tile() or {}).get("slo_met_ratio"),
+        "tiles": tiles(every),
+        "one": one,
+        "classes": classes_of(one.name, now) if one else [],
+        "parts": parts_of(one, now) if one else [],
+        "chart": one.chart if one else None,
+        "bundles": bundle_choices([row.model for row in every]),
+        "bundle_rows": bundle_rows(every),
+        "part_titles": [part.title for part in PARTS],
+    }
+    return render(request, "console/models/models.html", context)
+
+
+def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseBase:
+    if one and name == one.chart.key:
+        return one.chart.csv(f"{one.name}-demand")
+    if one and name == "endpoints":
+        return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
+    return table(MODELS, rows).csv("models")
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/model-charts?charts=model&open=NAME`: the figure of the open row, redrawn."""
+    name = request.GET.get("open", "")
+    rows = model_rows(hub.state(), timezone.now(), name) if name else []
+    return redrawn(request, [row.chart for row in rows])
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def parts(request: HttpRequest, pk: int) -> HttpResponse:
+    """Give one model other parts than it has; those that the form does not name stay."""
+    model = get_object_or_404(Model, pk=pk)
+    values = {part.name: request.POST[part.name] for part in PARTS if part.name in request.POST}
+
+    def act(reason: str) -> str:
+        try:
+            made = services.switch_parts(model, values, user_of(request), reason)
+        except ValidationError as error:
+            raise ActionError(" ".join(error.messages)) from error
+        return f"The policy of {model}: {made.title}; the next decisions follow it."
+
+    act_with_reason(request, act, f"{model} goes on as before")
+    return back(request, "console:models")

@@ -1,0 +1,120 @@
+"""The five parts of how a model is served, each with every choice and a sentence on what it means: what a page offers.
+
+A bundle sets all of them (`bundles`); a part is set by itself with `services.switch_parts`. What the choices do is in
+docs/routing.md, docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from controlplane.fleet.models import OrderingPolicy, RoutingPolicy
+from controlplane.fleet.models.serving import LengthModelKind
+from controlplane.planning.execution import strategies
+from controlplane.planning.titles import title_of
+from controlplane.tuning.selectors import choices_of
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """*about* says in a sentence what comes of *value*."""
+
+    value: str
+    title: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """*name* is that of `Bundle.values`; *values* gives what it may be, with titles."""
+
+    name: str
+    title: str
+    abouts: Mapping[str, str]
+    values: Callable[[], Mapping[str, str]]
+
+    def choices(self) -> list[Choice]:
+        return [Choice(value, title, self.abouts[value]) for value, title in self.values().items()]
+
+    def choice(self, value: Any) -> Choice:
+        """That of *value*; of one that cannot be chosen, such as several of different deployments, the value itself."""
+        known = next((choice for choice in self.choices() if choice.value == value), None)
+        if known is not None:
+            return known
+        return Choice(str(value), OTHERS.get(value, str(value)), self.abouts.get(value, "Its deployments differ."))
+
+
+OTHERS: Final = {"none": "None"}
+"""Titles of what can be there and not be chosen."""
+ROUTERS: Final = {
+    "none": "It has no deployment.",
+    RoutingPolicy.ROUND_ROBIN: "Each instance of the endpoint in turn.",
+    RoutingPolicy.LEAST_REQUEST: "The instance with the fewest requests.",
+    RoutingPolicy.MINIMUM_USE: "The instance whose sequences and KV cache are used the least.",
+    RoutingPolicy.JOIN_SHORTEST_QUEUE: "The instance with the fewest tokens left to do.",
+    RoutingPolicy.PRESERVE: "The instance whose look-ahead map has the least load in the steps to come.",
+    RoutingPolicy.LEAST_DELAY: "The instance where a request delays itself and others the least, cached prefixes counted.",
+}
+ORDERS: Final = {
+    "none": "It has no deployment.",
+    OrderingPolicy.FCFS: "By arrival, whatever the class.",
+    OrderingPolicy.PRIORITY: "By the priority of the SLO class, then by arrival.",
+    OrderingPolicy.SSJF: "By class, then the shortest predicted answer first; aging lets no long one wait for ever.",
+    OrderingPolicy.DEADLINE: "The one whose deadline comes first.",
+    OrderingPolicy.SLACK: "The one with the least time to spare before its deadline.",
+}
+STRATEGIES: Final = {
+    "reactive": "One instance more above 70 % use, one less below 30 %; no forecast.",
+    "lt_i": "To the number of the hourly plan at once.",
+    "lt_u": "Towards the hourly plan one by one, more only above 70 % use, fewer only below 30 %.",
+    "lt_ua": "Towards the hourly plan by use; late in the hour also when demand is far from its forecast.",
+    "proactive": "To the next ten-minute window's number at its begin.",
+    "hybrid": "The next window's number, and between windows by use.",
+    "preserve": "The next window's number, and one more for each instance that the look-ahead map shows overloaded.",
+    "pilothouse": "Plans every 20 minutes from the forecast's band; an instance goes only if no plan soon wants it back.",
+    "none": "The reactive floor alone: more instances when an endpoint is full, none taken away.",
+}
+FORECASTERS: Final = {
+    "": "What does best in backtests, the blend.",
+    "seasonal_naive": "The same time of the day before.",
+    "arima": "ARIMA, its orders found once, fitted anew every day.",
+    "seasonal_arima": "ARIMA with the rhythm of the day.",
+    "ets": "Exponential smoothing of level, trend and day.",
+    "mlstm": "A multiplicative LSTM over the last windows (PreServe).",
+    "blend": "Many simple forecasts and trees, weighted by how well each did lately.",
+}
+LENGTH_MODELS: Final = {
+    "": "The version that is active for all models.",
+    LengthModelKind.STUDENT: "N-grams and measures of the prompt in small networks and trees; about 0.3 ms.",
+    LengthModelKind.OURS: "The student with an encoder's embedding: the most exact, and slower.",
+    LengthModelKind.TREES: "Boosted trees on measures of the prompt and on what the tenant usually gets.",
+    LengthModelKind.CLASS_MEAN: "The mean answer of the SLO class.",
+    LengthModelKind.TENANT_HISTOGRAM: "The lengths that the tenant got lately.",
+    LengthModelKind.PROMPT_BUCKETS: "The median answer to prompts about as long.",
+    LengthModelKind.SSJF_REG_L1: "An encoder with a regression on it, by absolute error.",
+    LengthModelKind.SSJF_REG_MSE: "An encoder with a regression on it, by squared error.",
+    LengthModelKind.SSJF_CLS: "An encoder that picks one of five classes of length.",
+    LengthModelKind.SSJF_ORDINAL_L1: "An encoder on ordered classes of length, by absolute error.",
+    LengthModelKind.SSJF_ORDINAL_MSE: "An encoder on ordered classes of length, by squared error.",
+    LengthModelKind.SSJF_BINARY: "An encoder that says short or long.",
+    LengthModelKind.SSJF_PAIRWISE: "An encoder trained to tell the longer of two.",
+    LengthModelKind.PRESERVE: "An encoder whose prompt tokens and last layer are tuned (PreServe).",
+}
+
+
+def _titled(names: list[str], of: str = "") -> dict[str, str]:
+    return {name: title_of(name) if name else of for name in names}
+
+
+PARTS: Final = (
+    Part("routing_policy", "Router", ROUTERS, lambda: dict(RoutingPolicy.choices)),
+    Part("ordering_policy", "Order", ORDERS, lambda: dict(OrderingPolicy.choices)),
+    Part("strategy", "Strategy", STRATEGIES, lambda: _titled(strategies.names())),
+    Part("FORECASTER", "Forecaster", FORECASTERS, lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests")),
+    Part(
+        "length_model",
+        "Length model",
+        LENGTH_MODELS,
+        lambda: {"": "The version in use"} | {str(kind): str(kind.label) for kind in LengthModelKind},
+    ),
+)

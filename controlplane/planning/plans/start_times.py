@@ -1,0 +1,58 @@
+"""How long instances take from being asked for until they serve: as it was seen, for plans and simulations alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance
+from controlplane.tuning.selectors import tuned
+
+Key = tuple[str, str]
+"""(model, GPU type), by name."""
+MOVES = 5_000
+"""Newest moves of instances in which starts are looked for."""
+STARTS = 50
+"""Newest starts of a model on a GPU type that count: a new image or a nearer disk must not be outvoted for weeks."""
+LONGEST_S = 7200.0
+"""What takes longer (SageServe 7.1: two hours, with weights from afar) happened while the stack was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTime:
+    """The median of the last *starts* of a model on a GPU type; of none, the usual one."""
+
+    seconds: float
+    starts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """By (model, GPU type) as far as any was seen to start; the usual one for all others."""
+
+    seen: Mapping[Key, StartTime]
+
+    def of(self, model: str, gpu_type: str) -> StartTime:
+        return self.seen.get((model, gpu_type)) or StartTime(tuned(model).USUAL_START_S)
+
+
+def read() -> StartTimes:
+    """From the events of the last moves. A start that failed on its way says nothing of how long one takes."""
+    instances = Instance.objects.order_by().values_list("pk", "deployment__model__name", "deployment__gpu_type__name")
+    keys = {str(pk): (model, gpu_type) for pk, model, gpu_type in instances}
+    moves = Event.objects.filter(kind="instance.moved").order_by("-pk").values_list("subject_id", "at", "after")
+    asked: dict[str, datetime] = {}
+    took_s: dict[Key, list[float]] = {}
+    for subject, at, after in reversed(moves[:MOVES]):
+        match after.get("state"):
+            case InstanceState.PROVISIONING:
+                asked[subject] = at
+            case InstanceState.READY if subject in asked and subject in keys:
+                took_s.setdefault(keys[subject], []).append((at - asked.pop(subject)).total_seconds())
+            case InstanceState.FAILED | InstanceState.STOPPED:
+                asked.pop(subject, None)
+    counted = {key: [each for each in took if each <= LONGEST_S][-STARTS:] for key, took in took_s.items()}
+    return StartTimes({key: StartTime(float(np.median(took)), len(took)) for key, took in counted.items() if took})

@@ -1,0 +1,176 @@
+"""The models page: endpoints, cost and policy of each model, what a row opens, and switching single parts."""
+
+import csv
+import io
+import re
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console.pages.models.details import promise_of
+from controlplane.console.pages.models.selectors import TIMES, model_rows
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment, Model, Region, SloClass
+from controlplane.gateway.models import MinuteRow
+from controlplane.planning import bundles, services
+from tests.console import planning_rows
+from tests.console.conftest import rows_of
+from tests.console.feed import Feed
+
+
+@pytest.fixture
+def two_regions(deployment, make_instance, gpu_type):
+    """Two instances ready and one loading in US East, one ready of at least none in US West."""
+    west = Region.objects.create(name="us-west", title="US West")
+    other = Deployment.objects.create(
+        model=deployment.model, region=west, gpu_type=gpu_type, tensor_parallel=2, min_instances=0, max_instances=5
+    )
+    rows = [make_instance(state=state) for state in ("ready", "ready", "loading")]
+    rows += [make_instance(state=state, deployment=other) for state in ("ready", "stopped")]
+    return rows
+
+
+@pytest.fixture
+def reader(client, viewer):
+    client.force_login(viewer)
+    return client
+
+
+def page(reader, **query) -> str:
+    answer = reader.get(reverse("console:models"), query)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def lines(answer) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reader):
+    live.show(Feed(rows_of(two_regions)))
+    (row,) = model_rows(live.hub.latest(), timezone.now())
+    east, west = row.there
+    assert (east.ready, east.coming, east.status, east.said) == (2, 1, "loading", "1 starting")
+    assert (west.ready, west.least, west.most, west.status) == (1, 0, 5, "ready")
+    assert (row.ready, row.most) == (3, 8)
+    assert row.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
+    assert row.slo_met == live.hub.latest().tile("llama-3.1-8b")["slo_met_ratio"]
+    html = page(reader)
+    assert "1 starting" in html
+    assert "$10.80" in html
+    assert f"2 {TIMES} A100 80 GB" in html
+
+
+def test_a_model_without_a_deployment_in_a_region_has_a_dash_there(two_regions, reader):
+    Model.objects.create(name="lonely", title="Lonely", weights_bytes=1, kv_bytes_per_token=1, context_tokens=1)
+    html = page(reader)
+    assert html.count('<span class="unseen">not deployed</span>') == 2
+    assert "No traffic" in html
+
+
+@pytest.mark.parametrize(
+    ("states", "least", "status", "said"),
+    [
+        (("failed",), 0, "failed", "1 failed"),
+        ((), 1, "failed", "none ready"),
+        ((), 0, "stopped", "none"),
+        (("provisioning",), 1, "loading", "1 starting"),
+    ],
+)
+def test_the_mark_of_an_endpoint_is_the_worst_that_can_be_said(
+    deployment, make_instance, live, states, least, status, said
+):
+    Deployment.objects.update(min_instances=least)
+    for state in states:
+        make_instance(state=state)
+    (endpoint,) = model_rows(live.hub.latest(), timezone.now())[0].there
+    assert (endpoint.status, endpoint.said) == (status, said)
+
+
+def test_demand_and_forecast_are_summed_over_regions(two_regions, live):
+    now = timezone.now()
+    planning_rows.furnish(now, hours=4)
+    chart = model_rows(live.hub.latest(), now)[0].chart
+    by_region = planning_rows.level
+    minute = now - timedelta(minutes=15)
+    both = by_region("llama-3.1-8b", "us-east", minute) + by_region("llama-3.1-8b", "us-west", minute)
+    known = [row[1] for row in chart.rows if row[1] is not None]
+    assert known[-1] == pytest.approx(both, rel=0.15)
+    ahead = chart.rows[-1]
+    assert ahead[1] is None
+    assert ahead[5] < ahead[3] < ahead[2] < ahead[4] < ahead[6]  # the bands of 95 and 80 % around the mean
+
+
+def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
+    now = timezone.now()
+    planning_rows.furnish(now, hours=2)
+    MinuteRow.objects.all().delete()
+    MinuteRow.objects.create(
+        minute=now - timedelta(minutes=5), model="llama-3.1-8b", region="us-east", slo_class="interactive",
+        requests=10, slo_judged=8, slo_met=6, output_tokens=600,
+    )  # fmt: skip
+    html = page(reader, open="llama-3.1-8b")
+    assert "75.0 %" in html
+    assert "of 8<" in html
+    for words in ("Router", "Join shortest queue", "The instance with the fewest tokens left to do.", "Mode "):
+        assert words in html
+    assert 'data-chart="model"' in html
+    assert "Switch the bundle" not in html  # a viewer reads
+    assert 'aria-expanded="false"' in page(reader, open="no-such-model")
+
+
+def test_a_promise_in_words():
+    assert promise_of(SloClass(ttft_target_ms=1000, itl_target_ms=200)) == "TTFT 1.00 s, ITL 200 ms"
+    assert promise_of(SloClass(deadline_s=86_400)) == "done in 1 d"
+    assert promise_of(SloClass()) == "nothing promised"
+
+
+def test_files_say_what_the_page_says(two_regions, live, reader):
+    live.show(Feed(rows_of(two_regions)))
+    url = reverse("console:models")
+    (row,) = lines(reader.get(url, {"format": "csv"}))
+    assert (row["Model"], row["Ready (instances)"], row["Policy"]) == ("llama-3.1-8b", "3", "Custom")
+    of_open = {"format": "csv", "open": "llama-3.1-8b", "table": "endpoints"}
+    assert [row["Region"] for row in lines(reader.get(url, of_open))] == ["US East", "US West"]
+
+
+def test_as_many_queries_for_any_number_of_instances(
+    two_regions, make_instance, reader, django_assert_max_num_queries, live
+):
+    page(reader)
+    for _ in range(20):
+        make_instance()
+    with django_assert_max_num_queries(45):
+        page(reader)
+
+
+def test_parts_are_given_with_a_reason_and_one_event(two_regions, client, operator):
+    client.force_login(operator)
+    model = Model.objects.get()
+    values = {"routing_policy": "round_robin", "ordering_policy": "priority", "length_model": "trees"}
+    answer = client.post(reverse("console:parts", args=[model.pk]), values | {"reason": "to compare"}, follow=True)
+    assert re.search("The policy of llama-3.1-8b: Custom; the next decisions", answer.content.decode())
+    event = Event.objects.get(kind="model.parts_switched")
+    assert event.before == {"routing_policy": "join_shortest_queue", "length_model": ""}
+    assert event.after == {"routing_policy": "round_robin", "length_model": "trees"}
+    assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
+    client.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
+    assert Event.objects.filter(kind="model.parts_switched").count() == 1
+
+
+def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
+    model = Model.objects.get()
+    services.switch_bundle(model, "pilothouse", operator)
+    (row,) = model_rows(live.hub.latest(), timezone.now())
+    assert (row.policy, row.about) == ("Pilothouse", bundles.BUNDLES["pilothouse"].about)
+    Deployment.objects.update(routing_policy="round_robin")
+    (row,) = model_rows(live.hub.latest(), timezone.now())
+    assert (row.policy, row.about) == ("Custom", "Pilothouse, but for router.")
+
+
+def test_on_the_first_day_it_says_how_to_begin(reader):
+    html = page(reader)
+    assert "No models yet." in html
+    assert "manage.py seed_demo" in html

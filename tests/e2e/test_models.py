@@ -1,0 +1,99 @@
+"""The models page as people use it: a row opens, a policy is switched in three clicks; in both themes and on a phone."""
+
+import re
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Model
+from controlplane.planning import bundles
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
+from tests.console import planning_rows
+from tests.e2e.conftest import DESKTOP, PHONE, keep
+from tests.e2e.test_accessibility import violations
+from tests.e2e.test_planning import settle
+
+MODEL = "llama-3.1-8b"
+OPEN = f"/models/?open={MODEL}"
+
+
+@pytest.fixture(scope="module")
+def furnished(console):
+    """The console with demand, forecasts, plans and policies, taken away again."""
+    from controlplane.gateway.models import MinuteRow
+    from controlplane.planning.models import Backtest, Forecast, ScalingMove, StrategyComparison
+
+    planning_rows.furnish(timezone.now(), 8)
+    yield console
+    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
+        rows.objects.all().delete()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(furnished, open_page, theme):
+    page = open_page(furnished, "/about/", theme=theme)
+    violations_of = {}
+    for name, path in {"models": "/models/", "models-open": OPEN}.items():
+        page.set_viewport_size(DESKTOP)
+        page.goto(path)
+        settle(page)
+        violations_of[name] = violations(page)
+        keep(page, f"{name}-{theme}-1440")
+        page.set_viewport_size(PHONE)
+        page.wait_for_timeout(500)
+        violations_of[name] += violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
+        keep(page, f"{name}-{theme}-390")
+    assert violations_of == {name: [] for name in violations_of}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
+    page = open_page(empty_console, "/models/", theme=theme)
+    expect(page.get_by_text("No models yet.")).to_be_visible()
+    assert violations(page) == []
+    keep(page, f"models-empty-{theme}-1440")
+
+
+def test_a_row_opens_and_closes(furnished, open_page):
+    page = open_page(furnished, "/models/")
+    row = page.get_by_role("link", name=MODEL, exact=True)
+    row.click()
+    expect(page).to_have_url(re.compile("open=llama-3.1-8b"))
+    expect(page.get_by_role("heading", name="Endpoints")).to_be_visible()
+    expect(page.locator("#chart-model .main-svg").first).to_be_visible()
+    expect(row).to_have_attribute("aria-expanded", "true")
+    expect(row).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".opened")).to_have_count(0)
+
+
+def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):
+    page = open_page(furnished, "/models/")
+    page.get_by_role("button", name=f"is the policy of {MODEL}").click()
+    dialog = page.locator("dialog[open]")
+    assert violations(page) == []
+    keep(page, "models-bundle-dark")
+    dialog.get_by_role("radio", name=re.compile("^SSJF")).click()
+    dialog.get_by_label("Reason, kept with the event").fill("short answers wait behind long ones")
+    dialog.get_by_role("button", name="Switch").click()
+    expect(page.locator(".messages")).to_contain_text(f"{MODEL} has the bundle SSJF")
+    assert bundles.present(Model.objects.get(name=MODEL)).name == "ssjf"
+    expect(page.locator("#bundles")).to_contain_text(MODEL)
+
+
+def test_a_single_part_is_changed_and_says_first_what_changes(furnished, open_page):
+    page = open_page(furnished, OPEN)
+    page.get_by_role("button", name="Change parts…").click()
+    dialog = page.locator("dialog[open]")
+    dialog.get_by_label("Router").select_option("round_robin")
+    expect(dialog.locator("[data-changed]")).to_contain_text("Router: Round robin instead of")
+    assert violations(page) == []
+    keep(page, "models-parts-dark")
+    dialog.get_by_label("Reason, kept with the event").fill("to compare with")
+    dialog.get_by_role("button", name="Change").click()
+    expect(page.locator(".parts")).to_contain_text("Round robin")
+    event = Event.objects.latest("pk")
+    assert (event.kind, event.after) == ("model.parts_switched", {"routing_policy": "round_robin"})
