@@ -232,7 +232,7 @@ class SageServe(Experiment):
                 f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items()
             )
             console.print(
-                f"[bold]SageServe[/], {result['days']:g} days, {each['demand']}: {each['requests']:,} requests, seed"
+                f"[bold]SageServe[/], {result['days']:g} day(s), {each['demand']}: {each['requests']:,} requests, seed"
                 f" {result['seed']}. Error of the forecasts: {errors}."
             )
             console.print(_table(result, each))
