@@ -25,7 +25,7 @@ ACCEPTED_PER_ITERATION = 64
 
 
 DIRECT = "pilothouse.direct"
-"""The ASGI extension that offers `Direct.write` and `Direct.watch`, as `write` and `watch`."""
+"""The ASGI extension that offers a `Direct`, as `answer`."""
 
 
 class HeadWithBody:
@@ -79,11 +79,21 @@ class Direct:
 
     def write(self, data: bytes) -> bool:
         """Whether *data* was written. Not while the client does not read: an ASGI message waits for that."""
+        return self.write_chunk(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def write_chunk(self, chunk: bytes) -> bool:
+        """As `write`; *chunk* has its size before it and the line end behind it already."""
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
             return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle.transport.write(chunk)
         return True
+
+
+def direct_of(scope: dict[str, Any]) -> Direct | None:
+    """What writes the answer to the request of *scope* without waiting; None if another server serves it."""
+    extension = (scope.get("extensions") or {}).get(DIRECT)
+    return extension["answer"] if extension else None
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -93,7 +103,7 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle.scope["method"] != "HEAD":  # no piece of a body would come that the head could go out with
             cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
         direct = self._direct = Direct(cycle)
-        cycle.scope["extensions"] = {DIRECT: {"write": direct.write, "watch": direct.watch}}
+        cycle.scope["extensions"] = {DIRECT: {"answer": direct}}
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:

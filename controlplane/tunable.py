@@ -8,7 +8,7 @@ field is marked `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` give
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, MultipleOf
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
@@ -116,6 +116,19 @@ class Plans(Group):
     """How long forecasts, and plans that were never carried out, are kept."""
 
 
+class Capability(Group):
+    """Capability of instances"""
+
+    CAPABILITY_HOURS: PositiveHours = 4.0
+    """Part of the ledger whose windows of ten minutes capability is learnt from."""
+    CAPABILITY_WINDOWS: Annotated[PositiveCount, PER_MODEL] = 12
+    """Windows with kept promises from which on they are believed; before, a simulation of the performance profile is."""
+    CAPABILITY_INSTANCES: Annotated[int, Field(ge=1, le=64), PER_MODEL] = 8
+    """Instances of the largest fleet that this simulation looks at, beside smaller ones."""
+    CAPABILITY_MOST_ABOVE: Annotated[float, Field(ge=1, allow_inf_nan=False), PER_MODEL] = 1.1
+    """How many times the most that an instance of these fleets served one of a larger fleet is planned to."""
+
+
 class Strategies(Group):
     """Strategies and their comparison"""
 
@@ -129,6 +142,52 @@ class Strategies(Group):
     """Requests that a comparison simulates at most, the newest first."""
     COMPARE_LIMIT_S: PositiveSeconds = 300.0
     """How long a comparison may take."""
+
+
+class Marks(Group):
+    """Marks of strategies"""
+
+    SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
+    """Use below which strategies that go by use take an instance away: SageServe's, and all others without a plan."""
+    SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
+    """Use above which they add one; 1 is full. `pilothouse` has a mark of its own."""
+    SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
+    """Least time between two changes of an endpoint by use."""
+    SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
+    """How long use stays below the mark before an instance goes, where use decides alone."""
+    SCALE_GAP_IN: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.5
+    """Share of the forecast's demand from which down LT-UA takes away an instance more than the plan."""
+    SCALE_GAP_OUT: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 5.0
+    """Times the forecast's demand from which on LT-UA adds an instance more than the plan."""
+    SCALE_GAP_LAST_S: Annotated[Seconds, PER_MODEL] = 1200.0
+    """End of a plan in which LT-UA looks at that; at most a third of the plan."""
+    PRESERVE_EASE_BELOW: Annotated[float, Field(gt=0, lt=1), PER_MODEL] = 0.3
+    """Use of the KV cache to come that PreServe's scaler takes instances away below, and keeps the others at."""
+    PRESERVE_EASE_S: Annotated[float, Field(ge=0, lt=600), Unit("s"), PER_MODEL] = 60.0
+    """How long it stays below before they go."""
+    POOL_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.9
+    """Use over all regions, smoothed, above which `pilothouse` adds instances whatever the plan; 1 is full."""
+    POOL_AIM: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.75
+    """Use that it adds instances for then, and that the others stay below when some go."""
+    POOL_CONFIRM_ABOVE: Annotated[float, Field(ge=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.5
+    """Use below which it does not believe yet that a plan needs more."""
+
+    @field_validator("SCALE_OUT_ABOVE", "SCALE_GAP_OUT", "POOL_OUT_ABOVE")
+    @classmethod
+    def _above_its_lower_mark(cls, above: float, info: ValidationInfo) -> float:
+        below = "SCALE_GAP_IN" if info.field_name == "SCALE_GAP_OUT" else "SCALE_IN_BELOW"
+        least = info.data.get(below, 0.0)
+        if above <= least:
+            raise ValueError(f"{info.field_name} must be above {below}, {least:g}")
+        return above
+
+    @field_validator("POOL_AIM", "POOL_CONFIRM_ABOVE")
+    @classmethod
+    def _not_above_the_pool_s(cls, mark: float, info: ValidationInfo) -> float:
+        most = info.data.get("POOL_OUT_ABOVE", mark + 1.0)
+        if mark > most or (mark == most and info.field_name == "POOL_CONFIRM_ABOVE"):
+            raise ValueError(f"{info.field_name} must be below POOL_OUT_ABOVE, {most:g}")
+        return mark
 
 
 class Routing(Group):
@@ -169,6 +228,21 @@ class Floor(Group):
         return out_above
 
 
+class LookAhead(Group):
+    """Looking ahead"""
+
+    LOOKAHEAD_ITERATIONS: Annotated[int, Field(ge=1, le=2048), PER_MODEL] = 100
+    """Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look ahead."""
+    LOOKAHEAD_MEMORY_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.8
+    """Use of the KV cache in one of them from which on these routers count a risk (PreServe's T_mem); 1 is full."""
+    LOOKAHEAD_BETA: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
+    """What a token beyond it weighs for the router `preserve` (PreServe's beta)."""
+    LOOKAHEAD_OVERLOAD_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.95
+    """Use of the KV cache above which PreServe's scaler sees an overload, for which it adds an instance; 1 is full."""
+    LOOKAHEAD_OVERLOAD_SHARE: Annotated[Share, PER_MODEL] = 0.1
+    """Share of the iterations that use must be above it for."""
+
+
 class Lengths(Group):
     """Output lengths"""
 
@@ -205,10 +279,10 @@ class Lengths(Group):
     """Share of the active version's mean absolute error by which a shadow must be better."""
 
 
-GROUPS: Final = (Forecasts, Plans, Strategies, Routing, Floor, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Floor, LookAhead, Lengths)
 
 
-class Tunable(Lengths, Floor, Routing, Strategies, Plans, Forecasts):
+class Tunable(Lengths, LookAhead, Floor, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
 
 
@@ -226,6 +300,8 @@ def limits_of(field: FieldInfo) -> str:
                 limits.append(f"at least {low}")
             case Gt(gt=low):
                 limits.append(f"above {low}")
+            case Lt(lt=high):
+                limits.append(f"below {high}")
             case Le(le=high):
                 limits.append(f"at most {high}")
             case MultipleOf(multiple_of=step):

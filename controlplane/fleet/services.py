@@ -94,9 +94,14 @@ def drain(instance: Instance, actor: User | str, reason: str) -> Instance:
 
 
 @transaction.atomic
-def resume(instance: Instance, actor: User | str, reason: str) -> Instance:
-    """Give a draining *instance* requests again. Raises ActionError, also while a stop or sleep is under way."""
+def resume(instance: Instance, actor: User | str, reason: str, withdrawn: InstanceCommand | None = None) -> Instance:
+    """Give a draining *instance* requests again. Raises ActionError, also while a stop or sleep is under way.
+
+    A command that is *withdrawn* is not, unless a worker has begun it meanwhile.
+    """
     row = _lock(instance, Action.RESUME)
+    if withdrawn is not None:
+        _withdraw(withdrawn, "superseded by resume")
     under_way = open_command(row)
     if under_way is not None:
         raise ActionError(f"{row.name} cannot resume: a {under_way.verb} is {under_way.state}")
@@ -237,6 +242,13 @@ def _moved(instance: Instance, row: Instance) -> Instance:
     return row
 
 
+def _withdraw(command: InstanceCommand, why: str) -> None:
+    """Let nobody carry *command* out, if nobody has begun to. Its instance is locked."""
+    InstanceCommand.objects.filter(pk=command.pk, state=CommandState.PENDING).update(
+        state=CommandState.FAILED, error=why, finished_at=timezone.now()
+    )
+
+
 def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: str) -> InstanceCommand:
     """The open command of *verb* for *instance*, or a new one; delivered when the transaction commits."""
     for other in instance.commands.open():
@@ -244,8 +256,7 @@ def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: s
             transaction.on_commit(partial(deliver, other))
             return other
         if other.state == CommandState.PENDING and other.verb in _SUPERSEDES.get(verb, ()):
-            other.state, other.error, other.finished_at = CommandState.FAILED, f"superseded by {verb}", timezone.now()
-            other.save(update_fields=["state", "error", "finished_at"])
+            _withdraw(other, f"superseded by {verb}")
         elif verb != CommandVerb.STOP:
             raise ActionError(f"{instance.name}: a {other.verb} is {other.state}; {verb} has to wait for it")
     command = InstanceCommand.objects.create(

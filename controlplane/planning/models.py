@@ -96,11 +96,12 @@ class ScalingPolicy(models.Model):
 
     def clean(self) -> None:
         from controlplane.planning.execution import strategies
+        from controlplane.tuning.selectors import tuned
 
         if not isinstance(self.parameters, dict):
             raise ValidationError({"parameters": "Parameters are a JSON object: name and value."})
         try:
-            strategies.make(self.strategy, self.parameters)
+            strategies.make(self.strategy, self.parameters, tuned(self.model.name if self.model_id else ""))
         except ValueError as error:
             known = self.strategy in strategies.names()
             raise ValidationError({"parameters" if known else "strategy": str(error)}) from error

@@ -20,7 +20,7 @@ from scheduling.planning.advisor import Band, Demand, EndpointDemand, FleetPlan,
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import MEASURED, Capability, niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
-from scheduling.planning.simulated_capability import simulated_capability
+from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
 from scheduling.scaling import Advice, EndpointView, PlansFor
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -170,6 +170,8 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
             promise,
             percentile=percentile,
             cv=max(POISSON_CV, cv),
+            sizes=fleet_sizes(scenario.planner.capability_instances),
+            most_above=scenario.planner.capability_most_above,
         )
     return made
 

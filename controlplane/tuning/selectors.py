@@ -6,7 +6,7 @@ The gateway reads `Values` with its inventory and hands them on; on its event lo
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
@@ -17,6 +17,9 @@ from pydantic import ValidationError as WrongValue
 from controlplane.tunable import GROUPS, PER_MODEL, Tunable, limits_of, unit_of
 from controlplane.tuning.models import Setting
 
+checks: Final[list[Callable[[str, Callable[[str], Tunable]], None]]] = []
+"""What apps above have against a change of the setting of that name: each raises ValueError with a sentence. The function
+gives the values that would be in force for a model."""
 KINDS: Final = {"bool": "boolean", "int": "integer", "float": "number", "str": "text"}
 FRESH_S = 1.0
 """How long values that were read are taken for those in force."""
@@ -160,4 +163,10 @@ def checked(name: str, value: object, model: str = "") -> Any:
             raise ValidationError({"value": f"{name} cannot be {value!r}{of}. {said}."}) from None
         if other == model:
             kept = getattr(made, name)
+    changed = Values({**values.rows, model: {**values.rows.get(model, {}), name: kept}})
+    for check in checks:
+        try:
+            check(name, changed.of)
+        except ValueError as error:
+            raise ValidationError({"value": f"{name} cannot be {value!r}. {error}."}) from None
     return kept

@@ -5,12 +5,14 @@ slot. An endpoint is all instances of one model in one region. Slots and endpoin
 caller that allocates the arrays.
 """
 
+from dataclasses import astuple
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.lookahead.rule import LookAheadRule
 
 EMPTY = -1
 COEFFICIENTS: Final = 7
@@ -54,6 +56,8 @@ class FleetArrays(NamedTuple):
     """Of those, what the decision being made may count on; 0 but within `dispatch`."""
     round_trips: NDArray[np.float64]
     """instances x TRIP_COLUMNS: how long it takes to replace a request that ends there, and how many end meanwhile."""
+    look_ahead: NDArray[np.float64]
+    """instances x fields of `LookAheadRule`: how far it is looked ahead, and what is too much then."""
 
 
 class EndpointArrays(NamedTuple):
@@ -87,6 +91,7 @@ def allocate_fleet(instances: int) -> FleetArrays:
         ahead_limit=np.zeros(instances, np.int32),
         ahead_open=np.zeros(instances, np.int32),
         round_trips=np.zeros((instances, TRIP_COLUMNS)),
+        look_ahead=np.tile(np.array(astuple(LookAheadRule()), np.float64), (instances, 1)),
     )
 
 

@@ -7,20 +7,13 @@ Pilothouse holds the queue, and what waits there is an overload all the same.) O
 left out: a request that began now would have produced little of it by then.
 """
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import FleetArrays, memory_tokens
+from scheduling.lookahead.rule import OVERLOAD_ABOVE, OVERLOAD_SHARE
 from scheduling.queueing.waiting_set import WaitingArrays
-
-ITERATIONS: Final = 100
-"""How far ahead the anticipator looks."""
-OVER_KV: Final = 0.95
-OVER_SHARE: Final = 0.1
-"""An instance is potentially overloaded with KV use above OVER_KV in more than OVER_SHARE of the next ITERATIONS."""
 
 
 @compiled
@@ -34,7 +27,8 @@ def waiting_tokens(waiting: WaitingArrays, endpoint: int) -> int:
 
 @compiled
 def look(fleet: FleetArrays, instance: int, tokens: NDArray[np.int64], waits: float) -> tuple[bool, float]:
-    """Whether *instance* is potentially overloaded, and its highest KV use, in the iterations that *tokens* projects.
+    """Whether *instance* is potentially overloaded, and its highest KV use, in the iterations that *tokens* projects, as
+    many as its `LookAheadRule` says.
 
     *waits* are the tokens that wait for its endpoint, by its instances that accept work.
     """
@@ -42,9 +36,9 @@ def look(fleet: FleetArrays, instance: int, tokens: NDArray[np.int64], waits: fl
     if capacity == 0:
         return False, 0.0  # not known yet
     queued = fleet.queued_prompt_tokens[instance] + waits
-    above, peak = 0, 0.0
+    above, peak, limit = 0, 0.0, fleet.look_ahead[instance, OVERLOAD_ABOVE] * capacity
     for at in range(tokens.size):
         held = tokens[at] + queued
-        above += held > OVER_KV * capacity
+        above += held > limit
         peak = max(peak, held)
-    return above > OVER_SHARE * tokens.size, peak / capacity
+    return above > fleet.look_ahead[instance, OVERLOAD_SHARE] * tokens.size, peak / capacity

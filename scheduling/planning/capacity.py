@@ -102,6 +102,7 @@ def profile_capability(
     expected: Capability | None = None,
     violations_allowed: ArrayLike = 0.0,
     cv: float = POISSON_CV,
+    least_windows: int = LEAST_WINDOWS,
 ) -> Capability:
     """Algorithm 1: the most tokens a second that an instance served in a window in which promises were kept.
 
@@ -111,7 +112,7 @@ def profile_capability(
     or of each. Windows count up to the load at which that share is reached (`highest_load_kept`): the highest of them alone
     would be the luckiest.
 
-    *expected* is what the performance profile says. It stands in when fewer than `LEAST_WINDOWS` windows can be used. It is
+    *expected* is what the performance profile says. It stands in when fewer than *least_windows* windows can be used. It is
     also a floor while no window has shown a violation, since instances that were never loaded show only how little was
     asked of them: planned with that, a fleet with too many instances would keep them for ever. Its reserve says how much of
     the *instances* could be used under arrivals of *cv*, so that windows of endpoints of different sizes are comparable.
@@ -137,8 +138,8 @@ def profile_capability(
     kept = known & (load <= limit)
     windows, limit_seen = int(kept.sum()), bool((known & ~kept).any())
 
-    if windows < LEAST_WINDOWS:
-        few = f"{windows} of {LEAST_WINDOWS} windows without violation are known"
+    if windows < least_windows:
+        few = f"{windows} of {least_windows} windows without violation are known"
         if expected is not None and expected.source != UNKNOWN:
             return replace(expected, windows=windows, note=f"{few}; {expected.note}".rstrip("; "))
         if windows == 0:
@@ -150,7 +151,7 @@ def profile_capability(
         float(load[kept].max()),
         MEASURED,
         windows,
-        "" if windows >= LEAST_WINDOWS else f"{few}, and there is no performance profile",
+        "" if windows >= least_windows else f"{few}, and there is no performance profile",
         reserve,
         100.0 * (1.0 - float(share[kept].mean())),
         cv,

@@ -36,6 +36,11 @@ SETTLE_S = 3600.0
 """After the last request came, until when it may be served."""
 
 
+def fleet_sizes(most: int) -> list[int]:
+    """Sizes of fleets to be tried, of which *most* instances is the largest: each twice as large as the one before."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
+
+
 def rough_requests_per_s(engine: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
     """What an instance might serve, from its profile: prefills one by one, decoding in full batches."""
     profile = engine.profile
@@ -56,12 +61,15 @@ def simulated_capability(
     percentile: float = 95.0,
     cv: float = POISSON_CV,
     sizes: Sequence[int] = SIZES,
+    most_above: float = MOST_ABOVE,
     seed: int = 0,
 ) -> Capability:
     """What *engine* serves of requests drawn from the pairs of lengths, *percentile* of which keep *promise* (and
     *normalised_s* an output token), under arrivals of *cv*.
 
-    Lengths are cut to what the engine takes. ValueError without lengths or for a percentile that is none.
+    *sizes* are those of the fleets that are tried, *most_above* says how many times the highest limit of theirs an instance
+    of very many may serve. Lengths are cut to what the engine takes. ValueError without lengths or for a percentile that is
+    none.
     """
     random = np.random.default_rng([seed, 3])
     prompts, outputs = np.asarray(prompt_tokens, np.int64), np.asarray(output_tokens, np.int64)
@@ -97,7 +105,7 @@ def simulated_capability(
         count = np.bincount(window, minlength=WINDOWS)
         # By the rate that was meant, as a plan has it, not by what came of it.
         limits.append(highest_load_kept(rates, np.bincount(window, late, WINDOWS), allowed * count, count))
-    requests_per_s, reserve = _fitted(fleets, limits)
+    requests_per_s, reserve = _fitted(fleets, limits, most_above)
     tokens = requests_per_s * np.array([prompts.mean(), outputs.mean()])
     if not requests_per_s:
         note += f"; {max(sizes)} instances keep the promise at no load"
@@ -127,11 +135,11 @@ def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -
     return rates, arrival_s, np.minimum((arrival_s // window_s).astype(np.int64), WINDOWS - 1)
 
 
-def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float]) -> tuple[float, float]:
+def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float], most_above: float) -> tuple[float, float]:
     """What one instance of many serves, and `Capability.reserve`: of the *limits* of *fleets* (size, cv), by least squares.
 
-    The limit falls from the first by the second times cv / sqrt(size). The first is held near the highest limit, since many
-    instances saturate. Fleets that keep the promise at no load say no more than that, and are left out.
+    The limit falls from the first by the second times cv / sqrt(size). The first is at most *most_above* times the highest
+    limit, since many instances saturate. Fleets that keep the promise at no load say no more than that, and are left out.
     """
     limit = np.array(limits)
     highest, able = float(limit.max()), limit > 0
@@ -139,5 +147,5 @@ def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float]) -> tup
         return highest, 0.0
     slope = np.array([cv / size**0.5 for size, cv in fleets])[able]
     (theta, _), *_ = np.linalg.lstsq(np.stack([np.ones(slope.size), -slope], axis=1), limit[able], rcond=None)
-    theta = min(max(float(theta), highest), MOST_ABOVE * highest)
+    theta = min(max(float(theta), highest), most_above * highest)
     return theta, float((slope * (1.0 - limit[able] / theta)).sum() / (slope**2).sum())

@@ -6,9 +6,9 @@ request in the waiting set, -1 for none (its prefix is not known then). Like the
 -1 if there is none, and ties go to the lowest slot.
 
 **preserve** (PreServe 4.3.3) adds tokens: prompts that wait to be prefilled with this one, output tokens to be generated
-with those of this one, and beta times the tokens by which the KV cache is to pass 80 % in one of the next 100 iterations
-if this request begins now. The least wins. (The paper writes argmax, and means the minimum: "the instance with the
-minimum estimated load".)
+with those of this one, and beta times the tokens by which the KV cache is to pass T_mem (80 %) in one of the next 100
+iterations if this request begins now; `LookAheadRule` has the three. The least wins. (The paper writes argmax, and means
+the minimum: "the instance with the minimum estimated load".)
 
 **least_delay** adds seconds, from each instance's own performance profile, so that different GPUs compare: until the first
 token of this request, until its last, what those that run there or will come lose by it, and the same memory risk. Tokens
@@ -16,7 +16,7 @@ of the prompt that are thought to be in the prefix cache need no prefill; they a
 passed by however much of the prompt it has. Where an instance with room has no profile, all are compared in tokens.
 
 A map is walked only where it matters. The KV tokens of an instance cannot rise faster than one a request and iteration:
-where not even that passes 80 %, there is no penalty to find out. And the penalty that is due already is a lower bound:
+where not even that passes T_mem, there is no penalty to find out. And the penalty that is due already is a lower bound:
 an instance that is beaten at its least is not walked either.
 """
 
@@ -36,7 +36,7 @@ from scheduling.fleet.arrays import (
 )
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
-from scheduling.lookahead.outlook import ITERATIONS
+from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, peek, pop
 from scheduling.routing.candidates import (
     CACHED,
@@ -64,11 +64,6 @@ from scheduling.routing.prefix_affinity import (
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
 
-MEMORY_SHARE: Final = 0.8
-"""T_mem: KV use that is not yet a risk."""
-BETA: Final = 1.0
-"""What a token beyond it weighs, for `preserve`."""
-
 # What loads weigh by which a request to come would suffer, for `least_delay`. Found by trial on ten minutes of lengths of
 # the Azure conversation trace near saturation; docs/routing.md has what they change.
 TO_PREFILL: Final = 10.0
@@ -76,7 +71,7 @@ TO_PREFILL: Final = 10.0
 TO_GENERATE: Final = 0.5
 """Seconds of a second in which what was given out is generated."""
 TO_HOLD: Final = 0.4
-"""Seconds of a token beyond MEMORY_SHARE, in times that the instance takes for one token."""
+"""Seconds of a token beyond T_mem, in times that the instance takes for one token."""
 
 
 @compiled_inline
@@ -94,7 +89,7 @@ def _delay(
     output_tokens: int,
     cached_tokens: int,
 ) -> tuple[float, float, float, float]:
-    """Seconds to the first token, from there to the last, and what the others lose; and of a token beyond MEMORY_SHARE."""
+    """Seconds to the first token, from there to the last, and what the others lose; and of a token beyond T_mem."""
     profile = fleet.profile
     t0, a, b, c = profile[instance, 0], profile[instance, 1], profile[instance, 2], profile[instance, 3]
     fixed, by_sequence, by_token = profile[instance, 4], profile[instance, 5], profile[instance, 6]
@@ -142,28 +137,30 @@ def _parts(
     prompt_tokens: int,
     output_tokens: int,
 ) -> tuple[float, float, float, float]:
-    """What *instance* has to prefill, to generate, and costs others; and what a token beyond MEMORY_SHARE weighs."""
+    """What *instance* has to prefill, to generate, and costs others; and what a token beyond T_mem weighs."""
     cached = matched_tokens(affinity, instance, slot, prompt_tokens)
     if in_seconds:
         return _delay(fleet, ahead, instance, prompt_tokens, output_tokens, cached)
     queued = fleet.queued_prompt_tokens[instance]
     prefill = queued + prompt_tokens - cached
-    return float(prefill), float(fleet.remaining_tokens[instance] - queued + output_tokens), 0.0, BETA
+    to_generate = fleet.remaining_tokens[instance] - queued + output_tokens
+    return float(prefill), float(to_generate), 0.0, float(fleet.look_ahead[instance, BETA])
 
 
 @compiled_inline
 def _over(fleet: FleetArrays, instance: int, tokens: int) -> float:
-    """By how much *tokens* are more than MEMORY_SHARE of what *instance* holds."""
-    return float(max(0.0, tokens - MEMORY_SHARE * memory_tokens(fleet, instance)))
+    """By how much *tokens* are more than T_mem of what *instance* holds."""
+    return float(max(0.0, tokens - fleet.look_ahead[instance, MEMORY_ABOVE] * memory_tokens(fleet, instance)))
 
 
 @compiled_inline
 def _excess(fleet: FleetArrays, ahead: LookAhead, instance: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Tokens by which the KV cache of *instance* will pass MEMORY_SHARE with one more request."""
-    most = tokens_now(ahead, instance) + prompt_tokens + (ITERATIONS - 1) * (ahead.active[instance] + 1)
+    """Tokens by which the KV cache of *instance* will pass T_mem with one more request."""
+    iterations = int(fleet.look_ahead[instance, ITERATIONS])
+    most = tokens_now(ahead, instance) + prompt_tokens + (iterations - 1) * (ahead.active[instance] + 1)
     if _over(fleet, instance, most) == 0.0:
         return 0.0
-    return _over(fleet, instance, peak_tokens(ahead, instance, ITERATIONS, prompt_tokens, output_tokens))
+    return _over(fleet, instance, peak_tokens(ahead, instance, iterations, prompt_tokens, output_tokens))
 
 
 @compiled
@@ -197,7 +194,8 @@ def _write_candidates(
                     instance, lowest = other, bound
         weighed[instance, 0] = np.nan  # it is written
         write_load(fleet, instance, prompt_tokens, output_tokens, rows, at)
-        peak = peak_tokens(ahead, instance, ITERATIONS, prompt_tokens, output_tokens)
+        iterations = int(fleet.look_ahead[instance, ITERATIONS])
+        peak = peak_tokens(ahead, instance, iterations, prompt_tokens, output_tokens)
         rows[at, IN_SECONDS] = 1.0 if in_seconds else 0.0
         rows[at, CACHED], rows[at, PEAK] = matched_tokens(affinity, instance, slot, prompt_tokens), peak
         if in_seconds and not has_profile(fleet, instance):

@@ -37,9 +37,9 @@ class EndpointView:
     since_change_s: float
     """Since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
-    """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations."""
+    """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations (`LookAheadRule`)."""
     peak_kv_sum: float = nan
-    """Sum over the ready instances of their highest KV use in the next 100 iterations; nan where no map is kept."""
+    """Sum over the ready instances of their highest KV use in those iterations; nan where no map is kept."""
     peak_kv_most: float = nan
     """The highest of those."""
     since_ready_s: float = inf
@@ -124,12 +124,14 @@ class Strategy(Protocol):
 class Sources(NamedTuple):
     """Where instances that are added come from, the quickest first (SageServe 6.5)."""
 
+    draining: int
     own_spot: int
     other_spot: int
     new: int
 
     def words(self) -> str:
         named = (
+            (self.draining, "what drains"),
             (self.own_spot, "own spot"),
             (self.other_spot, "other models' spot"),
             (self.new, "new machines"),
@@ -138,10 +140,11 @@ class Sources(NamedTuple):
 
 
 def sources(view: EndpointView, count: int) -> Sources:
-    """Where *count* more instances would come from: its own spot, then that of other models, then new machines."""
-    own = min(count, view.spot)
-    other = min(count - own, view.spot_other)
-    return Sources(own, other, count - own - other)
+    """Where *count* more instances would come from: what drains, its own spot, that of other models, then new machines."""
+    drain = min(count, view.draining)
+    own = min(count - drain, view.spot)
+    other = min(count - drain - own, view.spot_other)
+    return Sources(drain, own, other, count - drain - own - other)
 
 
 def bounded(view: EndpointView, delta: int) -> int:

@@ -76,8 +76,8 @@ class PreServe(Proactive):
         more = view.overloaded_instances - view.coming
         if more > max(delta, 0):
             return more, (
-                f"{view.overloaded_instances} of {view.ready} instances will be above 95 % KV in the next 100"
-                f" iterations, {view.coming} on the way"
+                f"{view.overloaded_instances} of {view.ready} instances will be overloaded by the look-ahead map,"
+                f" {view.coming} on the way"
             )
         if delta or low_s < self.ease_after_s:
             return delta, why
@@ -85,7 +85,7 @@ class PreServe(Proactive):
         if bounded_by_least(view, spare) < 1 or not self._first_sight("eased", view, advice):
             return 0, ""
         return -spare, (
-            f"KV use in the next 100 iterations has been below {percent(self.ease_below)} on all instances"
+            f"KV use to come has been below {percent(self.ease_below)} on all instances by the look-ahead map"
             f" for {low_s:.0f} s"
         )
 

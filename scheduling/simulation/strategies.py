@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.lookahead.outlook import ITERATIONS
+from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
     Advice,
@@ -134,8 +134,9 @@ class Control:
         self._changed_s = np.full(count, -np.inf)
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
-        self._lines = np.zeros((2, ITERATIONS + 1), np.int64)
-        self._tokens = np.zeros(ITERATIONS, np.int64)
+        iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
+        self._lines = np.zeros((2, iterations + 1), np.int64)
+        self._tokens = np.zeros(iterations, np.int64)
         self._overloaded = np.zeros(count, np.int64)
         self._peaks = np.full((2, count), np.nan)
         self._region = np.array([cluster.regions.index(region) for _, region in cluster.endpoints])

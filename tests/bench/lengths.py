@@ -86,10 +86,10 @@ def prompts(dice: random.Random) -> Iterator[str]:
 def call_of(text: str) -> Any:
     import orjson
 
-    from controlplane.gateway.admission.validation import parse
+    from controlplane.gateway.admission.validation import Kind, parse
 
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return parse(orjson.dumps(body), chat=True, max_depth=32)
+    return parse(orjson.dumps(body), Kind.CHAT, max_depth=32)
 
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:

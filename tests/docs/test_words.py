@@ -16,8 +16,10 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
-    "controlplane/gateway/admission/validation.py": {"turn", "turns"},
+    "controlplane/gateway/admission": {"turn", "turns"},
+    "controlplane/gateway/serving/prefixes.py": {"turn", "turns"},
     "controlplane/gateway/lengths/prediction.py": {"turns"},
+    "tests/gateway/test_responses.py": {"turns"},
     "tests/bench/_soak/mix.py": {"turn"},
     "tests/forecasting/lengths": {"turn", "turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template

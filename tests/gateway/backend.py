@@ -49,6 +49,7 @@ class Backend:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._complete)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -102,6 +103,8 @@ class Backend:
         if script.status != 200:
             error = {"message": "scripted", "type": "BadRequestError", "param": None, "code": script.status}
             return web.json_response({"error": error}, status=script.status)
+        if request.path.endswith("/responses"):
+            return await self._respond(request)
         chat = request.path.endswith("chat/completions")
         tokens = min(script.tokens, body.get("max_tokens") or script.tokens)
         usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
@@ -145,4 +148,26 @@ class Backend:
             await event(base | {"choices": [], "usage": usage} | stamp)
         await response.write(b"data: [DONE]\n\n")
         await asyncio.sleep(script.lingers_s)
+        return response
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        """A stream of the Responses API; "opened" as `die`: the server is lost before its engine began."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+
+        async def event(kind: str, **fields: object) -> None:
+            data = json.dumps({**fields, "type": kind}, separators=(",", ":"))
+            await response.write(f"event: {kind}\ndata: {data}\n\n".encode())
+
+        await event("response.created", response={"id": "r", "usage": None})
+        await event("response.in_progress", response={"id": "r", "usage": None})
+        if self.script.die == "opened":
+            request.transport.abort()
+            return response
+        await asyncio.sleep(self.script.first_token_s)
+        await event("response.output_item.added", item={"id": "i"})
+        for index in range(self.script.tokens):
+            await event("response.output_text.delta", delta=f"t{index} ")
+        usage = {"input_tokens": 7, "output_tokens": self.script.tokens, "total_tokens": 7 + self.script.tokens}
+        await event("response.completed", response={"id": "r", "usage": usage})
         return response

@@ -116,7 +116,7 @@ async def test_an_answer_without_a_body_has_its_head(method, status):
 
 async def test_a_stream_is_written_without_a_message():
     async def answer(scope, receive, send):
-        write = scope["extensions"][DIRECT]["write"]
+        write = scope["extensions"][DIRECT]["answer"].write
         assert not write(b"too soon")  # no status was sent
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert write(b"first")
@@ -137,7 +137,7 @@ async def test_a_client_that_goes_away_is_noticed_at_once():
     heard, answering = [], asyncio.Event()
 
     async def answer(scope, receive, send):
-        watch = scope["extensions"][DIRECT]["watch"]
+        watch = scope["extensions"][DIRECT]["answer"].watch
         watch(lambda: heard.append("not any more"))
         watch(lambda: heard.append("the client went away"))
         answering.set()

@@ -8,7 +8,7 @@ import sys
 import orjson
 import pytest
 
-from controlplane.gateway.admission.validation import Call, parse
+from controlplane.gateway.admission.validation import Call, Kind, parse
 from controlplane.gateway.serving.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
 from scheduling.routing.prefix_affinity import MOST_NOTED
 
@@ -21,7 +21,7 @@ BODIES = [
 
 
 def hashes(body, *, chat=True, model="m", prompt_tokens=1000):
-    call = parse(orjson.dumps({"model": model} | body), chat=chat, max_depth=20)
+    call = parse(orjson.dumps({"model": model} | body), Kind.CHAT if chat else Kind.COMPLETION, max_depth=20)
     return leading_hashes(call, prompt_tokens)
 
 

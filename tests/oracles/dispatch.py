@@ -29,6 +29,9 @@ class PlainInstance:
     ahead_limit: int = 0
     ahead_open: int = 0
     round_trip_s: float = 0.0
+    iterations: int = 100
+    memory_above: float = 0.8
+    beta: float = 1.0
     trips: list[list[float]] = field(default_factory=list)
     """Moments at which requests ended, by trip."""
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from scheduling.lookahead.maps import LookAhead, project
 from tests.oracles.dispatch import PlainFleet
 
-ITERATIONS = 100
-MEMORY_SHARE = 0.8
 HOLDERS = 8
 FORGOTTEN_TOKENS = 1 << 40
 
@@ -46,10 +44,10 @@ class PlainMap:
         now = self.clock + i
         return sum(prompt + now - began for prompt, began, expected in self.requests.values() if now < expected)
 
-    def peak(self, prompt_tokens: int, output_tokens: int) -> int:
-        """The most in the next ITERATIONS, with one more request."""
-        more = [prompt_tokens + i if i < output_tokens else 0 for i in range(ITERATIONS)]
-        return max(self.tokens(i) + more[i] for i in range(ITERATIONS))
+    def peak(self, prompt_tokens: int, output_tokens: int, iterations: int) -> int:
+        """The most in the next *iterations*, with one more request."""
+        more = [prompt_tokens + i if i < output_tokens else 0 for i in range(iterations)]
+        return max(self.tokens(i) + more[i] for i in range(iterations))
 
 
 def noted_places(blocks: int) -> list[int]:
@@ -125,8 +123,9 @@ class Sight:
 
 
 def excess_tokens(fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int) -> float:
-    peak = sight.maps[instance].peak(prompt_tokens, output_tokens)
-    return max(0.0, peak - MEMORY_SHARE * memory(fleet, instance))
+    this = fleet.instances[instance]
+    peak = sight.maps[instance].peak(prompt_tokens, output_tokens, this.iterations)
+    return max(0.0, peak - this.memory_above * memory(fleet, instance))
 
 
 def load_tokens(
@@ -136,7 +135,7 @@ def load_tokens(
     this = fleet.instances[instance]
     prefill = float(this.queued_prompt_tokens + prompt_tokens - cached)
     decode = float(this.remaining_tokens - this.queued_prompt_tokens + output_tokens)
-    return prefill + decode + excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
+    return prefill + decode + this.beta * excess_tokens(fleet, sight, instance, prompt_tokens, output_tokens)
 
 
 def delay_s(

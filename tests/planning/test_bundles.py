@@ -11,6 +11,7 @@ from controlplane.planning import bundles, parts, services
 from controlplane.planning.bundles import BUNDLES
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.tunable import Tunable
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import FORECASTERS
@@ -19,7 +20,7 @@ from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 
 
 @pytest.mark.parametrize("bundle", BUNDLES.values(), ids=BUNDLES)
 def test_every_value_of_a_bundle_is_one_that_there_is(bundle):
-    strategies.make(bundle.strategy, bundle.parameters)
+    strategies.make(bundle.strategy, bundle.parameters, Tunable())
     assert bundle.forecaster in FORECASTERS
     assert not bundle.length_model or bundle.length_model in LengthModelKind.values
 

@@ -307,10 +307,15 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     tuning.change("SPILL_ABOVE", 0.55, "test")
     tuning.change("MAX_HOLD_S", 40.0, "test")
     tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
+    model = Deployment.objects.get().model
+    tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
+    tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
     floors = []
 
     def run(cluster, requests, strategy, *, floor, **options):
         floors.append(floor)
+        assert {each.out_above for each in strategy._of.values()} == {0.6}
+        assert cluster.of(cluster.look_ahead, PLACE).overload_above == 0.5
         return run_strategy(cluster, requests, strategy, floor=floor, **options)
 
     monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run)
@@ -324,7 +329,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
 
 
 def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):
-    strategy = strategies.make("reactive", {})
+    strategy = strategies.make("reactive", {}, tuned(deployment.model.name))
     tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test", model=deployment.model)
     assert strategies.floored(strategy, tuned(deployment.model.name)).floor == Floor(above=0.8)
     tuning.change("FLOOR", False, "test")

@@ -7,10 +7,11 @@ from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Launcher, Node
 from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource, ScalingMove
+from workers.tasks.fleet import claim
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -75,6 +76,33 @@ class TestAdding:
         long_ago(failed, seconds=41)  # 5 s, doubled three times
         assert executor.add(*PLACE, why()).instance == failed.name
         assert states()[failed.name] == S.PROVISIONING
+
+    @pytest.mark.parametrize("actor", [executor.FLOOR_ACTOR, executor.PLANNER])
+    def test_one_whose_stop_no_worker_has_begun_is_taken_back(self, make_instance, deployment, actor):
+        deployment.min_instances = 0
+        deployment.save()
+        instance = make_instance()
+        executor.remove(*PLACE, why())
+        assert executor.finish_drain(Instance.objects.get(), 0, actor)
+        move = executor.add(*PLACE, why())
+        assert (move.instance, move.inputs["how"]) == (instance.name, "taken back while it drained")
+        assert states() == {instance.name: S.READY}
+        command = InstanceCommand.objects.get()
+        assert (command.state, command.error) == (CommandState.FAILED, "superseded by resume")
+        assert claim(command.pk) is None
+
+    def test_one_that_is_being_stopped_is_not(self, make_instance, deployment, operator):
+        deployment.min_instances, deployment.max_instances = 0, 9
+        deployment.save()
+        begun, by_hand = make_instance(), make_instance()
+        executor.remove(*PLACE, why(), load={begun.name: 0, by_hand.name: 1})
+        executor.remove(*PLACE, why())
+        assert executor.finish_drain(Instance.objects.get(pk=begun.pk), 0, executor.PLANNER)
+        assert claim(InstanceCommand.objects.get().pk)
+        fleet.stop(by_hand, operator, "new driver")
+        assert executor.add(*PLACE, why()).inputs["how"] == "new"
+        with pytest.raises(ActionError, match="cannot resume: a stop is pending"):
+            fleet.resume(by_hand, operator, "not yet")
 
     def test_one_that_an_operator_drains_is_left_alone(self, make_instance, operator):
         instance = make_instance()

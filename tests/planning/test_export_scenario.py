@@ -10,7 +10,10 @@ from django.core.management import CommandError, call_command
 
 from controlplane.fleet.models import PerformanceProfile
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.execution import strategies
 from controlplane.planning.models import ScalingPolicy
+from controlplane.tuning import services as tuning
+from controlplane.tuning.selectors import tuned
 from scheduling.simulation.scenario import load_scenario
 
 pytestmark = pytest.mark.django_db
@@ -35,6 +38,9 @@ def export(folder: Path, *arguments: str) -> str:
 
 def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
     ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", parameters={"out_above": 0.6})
+    tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.9, "test", model=deployment.model)
+    tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
+    tuning.change("CAPABILITY_INSTANCES", 4, "test")
     folder = tmp_path / "live"
     assert "40 requests and 1 deployments" in export(folder)
     scenario = load_scenario(folder / "scenario.toml")
@@ -42,7 +48,9 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     assert (group.model, group.regions, group.gpu) == ("llama-3.1-8b", ["us-east"], "a100-80gb")
     assert group.instances + group.empty == deployment.max_instances
     (endpoint,) = scenario.endpoints
-    assert (endpoint.strategy, endpoint.parameters) == ("lt_u", {"out_above": 0.6})
+    assert (endpoint.strategy, endpoint.parameters) == ("lt_u", strategies.marks("lt_u", tuned()) | {"out_above": 0.6})
+    assert endpoint.look_ahead.overload_above == 0.9
+    assert (scenario.scaling.floor_above, scenario.planner.capability_instances) == (0.8, 4)
     assert (endpoint.min_instances, endpoint.max_instances) == (deployment.min_instances, deployment.max_instances)
     assert endpoint.dispatch_round_trip_ms == pytest.approx(4.0)
     assert scenario.classes["interactive"].ttft_ms == 1000

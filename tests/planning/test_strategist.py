@@ -11,6 +11,7 @@ from controlplane.fleet.models import Deployment, GpuType, Instance, Performance
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.tuning import services as tuning
 from scheduling.scaling import EndpointView
 
 pytestmark = pytest.mark.django_db
@@ -104,6 +105,17 @@ class TestMoves:
         (move,) = run()
         assert (move.delta, move.instance) == (-1, idle.name)
         assert move.reason == "Use is 10 %, below 30 %: 2 → 1 instances."
+
+    def test_marks_are_those_of_the_settings_from_the_next_tick_on(
+        self, automatic, load, make_instance, language_model
+    ):
+        make_instance()
+        automatic("reactive")
+        load(use=0.65)
+        assert run() == []
+        tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=language_model)
+        (move,) = run(after_s=60)
+        assert (move.delta, move.reason[:26]) == (1, "Use is 65 %, above 60 %: 1")
 
     def test_all_places_of_the_model_are_locked_before_the_first_move(
         self, automatic, load, make_instance, monkeypatch

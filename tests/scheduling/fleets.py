@@ -55,6 +55,7 @@ def as_arrays(plain: PlainFleet, endpoint_count: int = ENDPOINTS) -> tuple[Fleet
         fleet.placed_tokens[slot] = instance.placed_tokens
         fleet.memory_tokens[slot] = instance.memory_tokens
         fleet.profile[slot] = instance.profile or 0.0
+        fleet.look_ahead[slot, :3] = instance.iterations, instance.memory_above, instance.beta
         fleet.ahead_limit[slot], fleet.ahead_open[slot] = instance.ahead_limit, instance.ahead_open
         fleet.round_trips[slot, ROUND_TRIP_S] = instance.round_trip_s
         for now_s in (each for trip in instance.trips for each in trip):

@@ -30,6 +30,8 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
         services.change("LENGTH_CACHE_ENTRIES", 0, "test")
         services.change("SPILL_ABOVE", 0.4, "test", model=Model.objects.get(name="m"))
         services.change("FLOOR_EASE_S", 7.0, "test")
+        services.change("LOOKAHEAD_ITERATIONS", 300, "test", model=Model.objects.get(name="m"))
+        services.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.6, "test")
 
     await database_sync_to_async(change)()
     gateway.refresh_now()
@@ -39,6 +41,8 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     assert (lengths.budget_s, lengths.answering.active.predictor.budget_s, lengths.cache) == (0.05, 0.05, None)
     (endpoint,) = gateway.topology.endpoints
     assert (endpoint.spec.tuned.SPILL_ABOVE, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
+    (slot,) = (replica.slot for replica in gateway.topology.members(endpoint))
+    assert gateway.topology.fleet.look_ahead[slot].tolist() == [300.0, 0.8, 1.0, 0.6, 0.1]
     assert (await served.chat()).status == 200
 
     # Nothing on the event loop reads rows: a request is served with the reader out of order.

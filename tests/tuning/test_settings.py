@@ -5,12 +5,17 @@ from django.core.exceptions import ValidationError
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Model
+from controlplane.planning.execution import strategies
+from controlplane.planning.models import ScalingPolicy
 from controlplane.tunable import GROUPS, Tunable
-from controlplane.tuning import selectors, services
+from controlplane.tuning import rules, selectors, services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
+from scheduling.lookahead.rule import LookAheadRule
+from scheduling.planning.capacity import LEAST_WINDOWS
+from scheduling.planning.simulated_capability import MOST_ABOVE, SIZES, fleet_sizes
 from scheduling.routing.regions import THRESHOLD
-from scheduling.scaling import FLOOR, Reactive
+from scheduling.scaling import FLOOR, STRATEGIES, Reactive
 
 pytestmark = pytest.mark.django_db
 
@@ -27,6 +32,38 @@ def test_defaults_are_those_of_the_library():
     assert Tunable.model_fields["FLOOR_BENEATH_ABOVE"].default == FLOOR.above
     marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.FLOOR_COOLDOWN_S
     assert marks == (Reactive().out_above, Reactive().in_below, Reactive().cooldown_s)
+    assert rules.look_ahead(declared) == LookAheadRule()
+    for name in strategies.names():
+        assert strategies.make(name, {}, declared) == STRATEGIES[name]()
+    limits = declared.CAPABILITY_INSTANCES, declared.CAPABILITY_MOST_ABOVE, declared.CAPABILITY_WINDOWS
+    assert limits == (SIZES[-1], MOST_ABOVE, LEAST_WINDOWS)
+    assert tuple(fleet_sizes(SIZES[-1])) == SIZES
+    assert fleet_sizes(6) == [1, 2, 4, 6]
+
+
+def test_marks_are_those_of_the_model_unless_its_policy_says_otherwise(language_model):
+    services.change("SCALE_OUT_ABOVE", 0.6, "test", model=language_model)
+    services.change("SCALE_GAP_OUT", 3.0, "test")
+    given = strategies.make("lt_ua", {"in_below": 0.2}, tuned("llama-3.1-8b"))
+    assert (given.out_above, given.in_below, given.gap_out) == (0.6, 0.2, 3.0)
+    assert strategies.make("lt_ua", {"out_above": 0.8}, tuned("llama-3.1-8b")).out_above == 0.8
+    assert strategies.make("pilothouse", {}, tuned("llama-3.1-8b")).out_above == 0.9
+    assert strategies.pace("lt_u", tuned("llama-3.1-8b")).endswith("above 60 %, and takes away only below 30 %")
+
+
+def test_a_mark_that_does_not_go_with_a_policy_is_refused(language_model):
+    ScalingPolicy.objects.create(model=language_model, strategy="lt_u", parameters={"out_above": 0.4})
+    with pytest.raises(ValidationError) as error:
+        services.change("SCALE_IN_BELOW", 0.5, "test")
+    (said,) = error.value.messages
+    assert said.startswith("SCALE_IN_BELOW cannot be 0.5. llama-3.1-8b is scaled by ")
+    assert said.endswith("in_below (0.5) must be at least 0 and below out_above (0.4).")
+    services.change("SCALE_IN_BELOW", 0.35, "test")
+    services.change("PLAN_EPSILON", 0.5, "test")
+    policy = ScalingPolicy.objects.get()
+    policy.parameters = {"out_above": 0.33}
+    with pytest.raises(ValidationError, match="below out_above"):
+        policy.full_clean()
 
 
 def test_the_models_own_value_goes_first_then_that_of_all_then_the_default(language_model, settings):
@@ -78,6 +115,13 @@ def test_a_change_is_an_event_with_before_and_after(operator, language_model):
         ("PLAN_DEMAND", "median", "'strategy', 'mean', 'upper_80' or 'upper_95'"),
         ("FLOOR_OUT_ABOVE", 0.2, "must be above FLOOR_IN_BELOW, 0.3"),
         ("FLOOR_IN_BELOW", 0.8, "must be above FLOOR_IN_BELOW, 0.8"),
+        ("SCALE_IN_BELOW", 0.8, "SCALE_OUT_ABOVE must be above SCALE_IN_BELOW, 0.8"),
+        ("SCALE_GAP_IN", 6.0, "SCALE_GAP_OUT must be above SCALE_GAP_IN, 6"),
+        ("POOL_OUT_ABOVE", 0.7, "POOL_AIM must be below POOL_OUT_ABOVE, 0.7"),
+        ("PRESERVE_EASE_S", 600.0, "less than 600"),
+        ("LOOKAHEAD_ITERATIONS", 4000, "less than or equal to 2048"),
+        ("LOOKAHEAD_OVERLOAD_SHARE", 1.5, "less than or equal to 1"),
+        ("CAPABILITY_MOST_ABOVE", 0.5, "greater than or equal to 1"),
         ("NO_SUCH", 1, "There is no setting 'NO_SUCH'."),
     ],
 )

@@ -16,6 +16,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hello engine"}]
 EXACT = {"ignore_eos": True}  # with max_tokens: exactly that many tokens
 COMPLETION = {"model": MODEL, "prompt": "Hello engine", "max_tokens": 12, **EXACT}
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, **EXACT}
+RESPONSE = {"model": MODEL, "input": "Hello engine", "max_output_tokens": 12, **EXACT}
 USAGE = {"stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 

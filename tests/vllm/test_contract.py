@@ -15,7 +15,7 @@ import aiohttp
 import openai
 import pytest
 
-from tests.vllm.calls import CHAT, COMPLETION, CONTINUOUS, EXACT, MESSAGES, USAGE, events, post
+from tests.vllm.calls import CHAT, COMPLETION, CONTINUOUS, EXACT, MESSAGES, RESPONSE, USAGE, events, post
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, Server
 
 SHAPES = Path(__file__).parent / "shapes.json"
@@ -54,6 +54,7 @@ def compare_shape(server: Server, name: str, value: Any) -> None:
         ("completion of two", "/v1/completions", {**COMPLETION, "n": 2}),
         ("chat", "/v1/chat/completions", CHAT),
         ("chat of two", "/v1/chat/completions", {**CHAT, "n": 2}),
+        ("response", "/v1/responses", RESPONSE),
         ("unknown model", "/v1/completions", {**COMPLETION, "model": "nobody"}),
         ("wrong type", "/v1/completions", {**COMPLETION, "max_tokens": "many"}),
     ],
@@ -81,6 +82,28 @@ async def test_shape_of_events(server: Server, http: aiohttp.ClientSession, name
         if not shapes or shape(event) != shape(shapes[-1]):
             shapes.append(event)
     compare_shape(server, name, {str(number): event for number, event in enumerate(shapes)})
+
+
+async def test_shape_of_response_events(server: Server, http: aiohttp.ClientSession) -> None:
+    """Named events, the last of which has the usage; nothing follows it."""
+    async with http.post(f"{server.url}/v1/responses", json={**RESPONSE, "stream": True}) as response:
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        *blocks, rest = (await response.text()).split("\n\n")
+    assert rest == ""
+    shapes: list[Any] = []
+    for number, block in enumerate(blocks):
+        name, data = block.removeprefix("event: ").split("\ndata: ")
+        event = json.loads(data)
+        assert (event["type"], event["sequence_number"]) == (name, number)
+        if not shapes or shape(event) != shape(shapes[-1]):
+            shapes.append(event)
+    assert [event["type"] for event in shapes[:3]] == [
+        "response.created",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert shapes[-1]["response"]["usage"]["output_tokens"] == RESPONSE["max_output_tokens"]
+    compare_shape(server, "response events", {str(number): event for number, event in enumerate(shapes)})
 
 
 async def test_shape_of_models(server: Server, http: aiohttp.ClientSession) -> None:
@@ -114,6 +137,19 @@ async def test_plain_chat(sdk: openai.AsyncOpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content
+
+
+async def test_plain_response(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.responses.create(
+        model=MODEL, input=[{"role": "user", "content": "Hello"}], max_output_tokens=20, extra_body=EXACT
+    )
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 20
+    assert answer.usage.input_tokens > 5
+    assert (answer.status, answer.object) == ("incomplete", "response")
+    assert answer.output_text
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        await sdk.responses.create(model=MODEL, input="Hello", previous_response_id="resp_1")
 
 
 async def test_streamed_completion(sdk: openai.AsyncOpenAI) -> None:
@@ -254,6 +290,23 @@ BAD: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
         "stream_options",
         "Stream options can only be defined when `stream=True`.",
     ),
+    ("responses", {"input": ...}, 400, "Bad Request", "body.input", "1 validation error:"),
+    (
+        "responses",
+        {"background": True},
+        400,
+        "invalid_request_error",
+        "background",
+        "This vLLM engine does not support",
+    ),
+    (
+        "responses",
+        {"previous_response_id": "r"},
+        404,
+        "invalid_request_error",
+        "response_id",
+        "Response with id 'r' not",
+    ),
     ("chat/completions", {"messages": ...}, 400, "Bad Request", "body.messages", "1 validation error:"),
     ("chat/completions", {"messages": []}, 400, "BadRequestError", None, "Cannot apply chat template to an empty"),
     ("chat/completions", {"max_tokens": -5}, 400, "BadRequestError", "max_tokens", "max_tokens must be at least 1"),
@@ -280,7 +333,7 @@ async def test_bad_requests(
     param: str | None,
     message: str,
 ) -> None:
-    base = CHAT if path.startswith("chat") else COMPLETION
+    base = {"chat/completions": CHAT, "responses": RESPONSE, "completions": COMPLETION}[path]
     body = {name: value for name, value in {**base, **fields}.items() if value is not ...}
     got, answer, _ = await post(http, server, f"/v1/{path}", body)
     assert got == status, answer

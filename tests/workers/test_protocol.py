@@ -12,6 +12,7 @@ from workers.emulator.protocol.generation import Generation, resolve
 
 SPEC = spec(max_model_len=1024)
 MESSAGES = [{"role": "user", "content": "Hello engine"}]
+F = {"type": "function", "function": {"name": "f"}}
 
 
 def ask(kind: Kind, **fields: object) -> Generation:
@@ -188,7 +189,29 @@ def test_tools_without_a_parser() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     assert refused("chat", tools=tools) == (400, "BadRequestError", message, None)
-    assert ask("chat", tools=tools, tool_choice="none").n == 1
+    assert ask("chat", tools=tools, tool_choice="none").tools == ()
+    asked = ask("chat", tools=tools, tool_choice="required")
+    assert ([tool.name for tool in asked.tools], asked.must_call, asked.named) == (["f"], True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set."),
+        ({"tools": [], "tool_choice": "auto"}, "`tools` must not be an empty array."),
+        ({"tools": [F], "tool_choice": "any"}, "Invalid value for `tool_choice`: any!"),
+        ({"tools": [F], "tool_choice": {"function": "f"}}, "Invalid value for `function`: `f` in `tool_choice`!"),
+        ({"tools": [F], "tool_choice": {"function": {}}}, "Expected field `name` in `function` in `tool_choice`!"),
+        (
+            {"tools": [F], "tool_choice": {"function": {"name": "g"}}},
+            "The tool specified in `tool_choice` does not match",
+        ),
+    ],
+)
+def test_wrong_choices_of_tools(fields: dict[str, Any], message: str) -> None:
+    code, kind, said, _ = refused("chat", **fields)
+    assert (code, kind) == (400, "BadRequestError")
+    assert said.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +220,7 @@ def test_tools_without_a_parser() -> None:
         {"logprobs": 1},
         {"use_beam_search": True},
         {"return_token_ids": True},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "structural_tag"}},
         {"structured_outputs": {"regex": "a"}},
         {"suffix": "x"},
     ],

@@ -2,9 +2,12 @@
 
 import uuid
 
+import orjson
+
 from workers.emulator import requested_length, text
 from workers.emulator.protocol.answers import Answer, Sequence
-from workers.emulator.protocol.generation import Generation, Prompt
+from workers.emulator.protocol.generation import Generation, Prompt, Tool
+from workers.emulator.protocol.schema import example
 from workers.emulator.spec import InstanceSpec
 
 
@@ -20,7 +23,27 @@ class Content:
     def sequence(self, answer: Answer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float) -> Sequence:
         """Decide what sequence *index* of *answer* will say, and how much of it."""
         generation = answer.generation
-        offset, wanted = self._draw(generation, prompt, index)
+        number, wanted = self._draw(generation, prompt, index)
+        tool = _called(generation, number)
+        formed = tool.parameters if tool else generation.schema
+        if formed is not None:
+            pieces = text.pieces_of(orjson.dumps(example(formed, number)).decode())
+            return Sequence(
+                engine_id=uuid.uuid4().hex,
+                answer=answer,
+                index=index,
+                prompt=prompt,
+                max_tokens=max_tokens,
+                output_tokens=min(len(pieces), max_tokens),
+                offset=0,
+                finish_reason="stop" if len(pieces) <= max_tokens else "length",
+                stop_reason=None,
+                pieces=pieces,
+                arrival_s=arrival_s,
+                tool=tool.name if tool else "",
+                call_id=f"chatcmpl-tool-{uuid.uuid4().hex[:16]}" if tool else "",
+            )
+        offset = number % len(text.WORDS)
         count, finish_reason = max_tokens, "length"
         if not generation.ignore_eos and max(wanted, generation.min_tokens) < max_tokens:
             count, finish_reason = max(wanted, generation.min_tokens, 1), "stop"
@@ -43,7 +66,7 @@ class Content:
         )
 
     def _draw(self, generation: Generation, prompt: Prompt, index: int) -> tuple[int, int]:
-        """Where in the prose an answer begins, and its length in tokens when nothing cuts it.
+        """The number that decides what is said, and the answer's length in tokens when nothing cuts it.
 
         With a seed or temperature 0 the same prompt gives the same answer; otherwise the next number of this server's
         own series decides, so that a run can be repeated.
@@ -58,4 +81,11 @@ class Content:
             length = requested_length.draw(requested, text.mixed(self._model_seed, prompt.digest), number)
         else:
             length = text.output_tokens(number, self._spec.output_median_tokens, self._spec.output_sigma)
-        return number % len(text.WORDS), length
+        return number, length
+
+
+def _called(generation: Generation, number: int) -> Tool | None:
+    """The tool that an answer calls; where the choice is free, half of the answers call one."""
+    if not generation.tools or (not generation.must_call and number % 2):
+        return None
+    return generation.tools[(number >> 1) % len(generation.tools)]

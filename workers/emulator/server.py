@@ -34,6 +34,9 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("GET", "/v1/models", service.models),
     ("POST", "/v1/completions", service.completions),
     ("POST", "/v1/chat/completions", service.chat_completions),
+    ("POST", "/v1/responses", service.responses),
+    ("GET", "/v1/responses/{response}", service.stored_response),
+    ("POST", "/v1/responses/{response}/cancel", service.stored_response),
 )
 DEV_ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/sleep", service.sleep),

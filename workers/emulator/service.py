@@ -13,13 +13,19 @@ from aiohttp import web
 
 from workers.emulator.instance import EmulatedInstance, SleepMode
 from workers.emulator.protocol.answers import CutError, PlainAnswer, StreamAnswer
-from workers.emulator.protocol.bodies import Kind, read_body
+from workers.emulator.protocol.bodies import Kind, ResponseBody, read_body
 from workers.emulator.protocol.errors import ApiError, entry, malformed
 from workers.emulator.protocol.generation import resolve
+from workers.emulator.protocol.responses import PlainResponse, StreamResponse
 
 VERSION = "0.32.0"
 JSON = "application/json"
 EXPOSITION = "text/plain; version=1.0.0; charset=utf-8"
+PREFIXES = {"chat": "chatcmpl", "completion": "cmpl"}
+NO_BACKGROUND = (
+    "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable these "
+    "features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
+)
 SLEEP_MODES = ("abort", "wait", "keep")
 
 
@@ -91,6 +97,19 @@ async def chat_completions(instance: EmulatedInstance, request: web.Request) -> 
     return await _generate(instance, request, "chat")
 
 
+async def responses(instance: EmulatedInstance, request: web.Request) -> web.StreamResponse:
+    return await _generate(instance, request, "response")
+
+
+async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """As a vLLM that stores none, which is its default."""
+    raise _no_response(request.match_info["response"])
+
+
+def _no_response(response_id: str) -> ApiError:
+    return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
+
+
 async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
     if not instance.spec.enable_server_load_tracking:
         return await _answer(instance, request, kind)
@@ -117,16 +136,21 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
             f"The model `{model}` does not exist. Valid aliases: {instance.spec.model}.",
             "model",
         )
+    if isinstance(body, ResponseBody):
+        if body.background:
+            raise ApiError(400, "invalid_request_error", NO_BACKGROUND, "background")
+        if body.previous_response_id is not None:
+            raise _no_response(body.previous_response_id)
     instance.admit(body.n or 1)
     generation = resolve(body, instance.spec)
     given_id = request.headers.get("X-Request-Id")
-    request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{given_id or _random_id()}"
+    request_id = f"resp_{_random_id()}" if kind == "response" else f"{PREFIXES[kind]}-{given_id or _random_id()}"
     headers = {}
     if instance.spec.enable_request_id_headers:
         headers["X-Request-Id"] = given_id or uuid.uuid4().hex
 
     if not generation.stream:
-        plain = PlainAnswer(generation, request_id, model, int(time.time()))
+        plain = (PlainResponse if kind == "response" else PlainAnswer)(generation, request_id, model, int(time.time()))
         instance.submit(plain)
         try:
             await plain.done
@@ -141,7 +165,8 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
     await response.prepare(request)
     if request.transport is None:
         raise CutError
-    stream = StreamAnswer(generation, request_id, model, int(time.time()), request.transport)
+    streamed = StreamResponse if kind == "response" else StreamAnswer
+    stream = streamed(generation, request_id, model, int(time.time()), request.transport)
     instance.submit(stream)
     try:
         await stream.done

@@ -44,6 +44,7 @@ class InstanceSpec(BaseModel):
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
+    enable_auto_tool_choice: bool = False
     dev_mode: bool = True
     enable_lora: bool = True
     # On in vLLM. Here it costs up to half a kilobyte of memory a KV block, which a large fleet feels.

@@ -39,6 +39,12 @@ def count_tokens(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
+def pieces_of(written: str) -> list[str]:
+    """The tokens of a text that is no prose, and the end-of-sequence token, which has no text."""
+    step = CHARACTERS_PER_TOKEN
+    return [*(written[at : at + step] for at in range(0, len(written), step)), ""]
+
+
 def words(offset: int, count: int) -> list[str]:
     """*count* words of the prose from word *offset* on, going round at its end."""
     return [WORDS[(offset + i) % len(WORDS)] for i in range(count)]

@@ -34,7 +34,7 @@ from workers.vllm.client import VllmClient, VllmError
 
 logger = logging.getLogger(__name__)
 
-ACTOR = "planner"
+ACTOR = executor.PLANNER
 FORECAST_LIMIT_S = 1800
 LONG_WORK = "long_work"
 """Lock of what takes minutes and can wait for each other: a process of the worker is left to short tasks."""

@@ -113,6 +113,7 @@ class EmulatedLauncher:
             "block_size_tokens": spec.block_size_tokens,
             "kv_blocks": spec.kv_blocks,
             "enable_prefix_caching": spec.prefix_caching,
+            "enable_auto_tool_choice": True,
             "startup_s": spec.startup_s,
         }
         status, answer = await self._call("PUT", spec.name, body)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from controlplane.dispatch.floor.observation import EndpointMemory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.tuning.floor_rules import alone, beneath
+from controlplane.tuning.rules import alone, beneath
 from scheduling.scaling import EndpointView, floor_move
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.scaling.reactive import is_easy, reactive_wish

@@ -14,6 +14,7 @@ from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
+from scheduling.lookahead.rule import ITERATIONS
 
 FIRST_REQUESTS = 1024
 
@@ -21,7 +22,7 @@ FIRST_REQUESTS = 1024
 class Anticipation:
     def __init__(self, instances: int) -> None:
         self.maps = lookahead.allocate(instances, FIRST_REQUESTS)
-        self._tokens = np.zeros(outlook.ITERATIONS, np.int64)  # scratch
+        self._tokens = np.zeros(0, np.int64)  # scratch
 
     def add(self, request: Request, instance: int) -> None:
         """*request* begins to decode on the instance in slot *instance*, or began a few tokens ago.
@@ -75,18 +76,22 @@ class Anticipation:
         accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]
         overloaded, peaks = 0, []
         for slot in accepting:
-            lookahead.project(self.maps, slot, self._tokens)
-            is_over, peak = outlook.look(fleet, slot, self._tokens, waiting_tokens / len(accepting))
+            iterations = int(fleet.look_ahead[slot, ITERATIONS])
+            if self._tokens.size < iterations:
+                self._tokens = np.zeros(iterations, np.int64)
+            coming = self._tokens[:iterations]
+            lookahead.project(self.maps, slot, coming)
+            is_over, peak = outlook.look(fleet, slot, coming, waiting_tokens / len(accepting))
             overloaded += is_over
             peaks.append(peak)
         return Outlook(overloaded, sum(peaks), max(peaks, default=0.0))
 
 
 class Outlook(NamedTuple):
-    """The next 100 iterations of an endpoint's instances (PreServe 4.3.2)."""
+    """The next iterations of an endpoint's instances (PreServe 4.3.2), as many as their `LookAheadRule` says."""
 
     overloaded_instances: int
-    """Those above 95 % KV use in more than 10 % of them."""
+    """Those that will hold too much for too many of them."""
     peak_kv_sum: float
     """Sum over the instances of their highest KV use."""
     peak_kv_most: float

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
 from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import without_rows
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
@@ -223,6 +224,7 @@ class Topology:
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
         self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
+        self.fleet.look_ahead[replica.slot] = astuple(look_ahead(replica.endpoint.spec.tuned))
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
         self.settle(replica)

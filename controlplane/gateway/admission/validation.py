@@ -4,17 +4,27 @@ Only what we act on, and what would otherwise fail late or cost much, is checked
 vLLM untouched. Each error names the field, as `param` in the OpenAI error body.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import orjson
 
+from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid
 from forecasting.lengths.query import Conversation
 from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
 
 MAX_CHOICES = 128
 MAX_PRIORITY = 2**31
+
+
+class Kind(StrEnum):
+    """A call that instances answer; its value is the path below `/v1/`."""
+
+    CHAT = "chat/completions"
+    COMPLETION = "completions"
+    RESPONSE = "responses"
 
 
 @dataclass(slots=True)
@@ -24,17 +34,19 @@ class Call:
     body: dict[str, Any]
     model: str
     stream: bool
-    include_usage: bool
+    include_usage: bool  # the tenant gets usage at the end of a stream
     sequences: int  # prompts x choices: what vLLM runs at once for this request
     prompt_tokens: int | None  # exact when the prompt came as token ids
-    prompt_characters: int  # of text, when it did not
+    prompt_characters: int  # of text and of tools, when it did not
     max_tokens: int | None
     min_tokens: int
     ignore_eos: bool
+    kind: Kind = Kind.COMPLETION
+    turns: list[Turn] = field(default_factory=list)  # of a conversation
 
 
-def parse(raw: bytes, *, chat: bool, max_depth: int) -> Call:
-    """Check the body *raw* of a chat (or plain) completion. Raises ApiError with status 400."""
+def parse(raw: bytes, kind: Kind, *, max_depth: int) -> Call:
+    """Check the body *raw* of a call. Raises ApiError with status 400."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -47,15 +59,23 @@ def parse(raw: bytes, *, chat: bool, max_depth: int) -> Call:
     if not isinstance(model, str) or not model:
         raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
     stream = _boolean(body, "stream")
-    include_usage = _stream_options(body, stream)
-    choices = _integer(body, "n", least=1, most=MAX_CHOICES) or 1
-    max_tokens = _integer(body, "max_tokens", least=1)
-    if chat:
-        max_tokens = _integer(body, "max_completion_tokens", least=1) or max_tokens
-        prompts, prompt_tokens, prompt_characters = _messages(body)
+    choices, min_tokens, turns = 1, 0, []
+    if kind is Kind.RESPONSE:  # usage is in its last event, asked for or not
+        include_usage, prompts, prompt_tokens, turns = True, 1, None, response_turns(body)
+        max_tokens = _integer(body, "max_output_tokens", least=1)
     else:
+        include_usage = _stream_options(body, stream)
+        choices = _integer(body, "n", least=1, most=MAX_CHOICES) or 1
+        min_tokens = _integer(body, "min_tokens", least=0) or 0
+        max_tokens = _integer(body, "max_tokens", least=1)
+    if kind is Kind.CHAT:
+        max_tokens = _integer(body, "max_completion_tokens", least=1) or max_tokens
+        prompts, prompt_tokens, turns = 1, None, chat_turns(body)
+    elif kind is Kind.COMPLETION:
         prompts, prompt_tokens, prompt_characters = _prompt(body)
-    min_tokens = _integer(body, "min_tokens", least=0) or 0
+    if turns:
+        tools = _typed(body, "tools", (list,), "a list")
+        prompt_characters = characters(turns) + (len(orjson.dumps(tools)) if tools else 0)
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"`min_tokens` ({min_tokens}) is larger than `max_tokens` ({max_tokens}).", "min_tokens")
     _number(body, "temperature", least=0.0, most=2.0)
@@ -73,6 +93,8 @@ def parse(raw: bytes, *, chat: bool, max_depth: int) -> Call:
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=_boolean(body, "ignore_eos"),
+        kind=kind,
+        turns=turns,
     )
 
 
@@ -136,36 +158,6 @@ def _stop(body: dict[str, Any]) -> None:
         raise invalid("`stop` must be a string or a list of strings.", "stop", "invalid_type")
 
 
-def _messages(body: dict[str, Any]) -> tuple[int, None, int]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
-    size = 0
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise invalid(f"`messages[{index}]` must be an object with a `role`.", f"messages[{index}]", "invalid_type")
-        content = message.get("content")
-        if isinstance(content, str):
-            size += len(content)
-        elif isinstance(content, list):
-            for part in content:
-                if not isinstance(part, dict):
-                    raise invalid(
-                        f"`messages[{index}].content` must be text or a list of parts.",
-                        f"messages[{index}].content",
-                        "invalid_type",
-                    )
-                text = part.get("text")
-                size += len(text) if isinstance(text, str) else 0
-        elif content is not None:
-            raise invalid(
-                f"`messages[{index}].content` must be text or a list of parts.",
-                f"messages[{index}].content",
-                "invalid_type",
-            )
-    return 1, None, size
-
-
 def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
     """(prompts, exact tokens or None, bytes of text) of a string, token ids, or a list of either."""
     prompt = body.get("prompt")
@@ -196,17 +188,16 @@ def _token_ids(ids: Any, param: str) -> None:
         raise invalid(f"`{param}` must be a list of token ids (integers from 0).", param, "invalid_type")
 
 
-def prompt_text(body: dict[str, Any]) -> tuple[str, int, Conversation | None]:
-    """(text, turns, conversation) of the checked *body*: what its length is predicted from, as `read_turns` bounds it.
+def prompt_text(call: Call) -> tuple[str, int, Conversation | None]:
+    """(text, turns, conversation) of *call*: what its length is predicted from, as `read_turns` bounds it.
 
     Prompts of a batch come one after the other, and are no conversation. Token ids have no text.
     """
-    messages = body.get("messages")
-    if isinstance(messages, list):
-        read = [(str(message.get("role")), _content(message.get("content"))) for message in messages[-MOST_TURNS_READ:]]
-        text, conversation = read_turns(read, _content(messages[0].get("content")))
-        return text, len(messages), conversation
-    prompt = body.get("prompt")
+    if call.turns:
+        read = [(role, _content(content)) for role, content in call.turns[-MOST_TURNS_READ:]]
+        text, conversation = read_turns(read, _content(call.turns[0][1]))
+        return text, len(call.turns), conversation
+    prompt = call.body.get("prompt")
     turns = [_content(each) for each in (prompt[-MOST_TURNS_READ:] if isinstance(prompt, list) else [prompt])]
     return joined(turns, turns[0] if turns else ""), 1, None
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,10 +64,20 @@ class Entry(NamedTuple):
 
 
 _QUOTE = connection.ops.quote_name
-_INSERT_LEDGER = (
-    f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "  # noqa: S608 - our own names
-    f"VALUES ({', '.join(['%s'] * len(Entry._fields))})"
-)
+_ONE_ROW = f"({', '.join(['%s'] * len(Entry._fields))})"
+
+
+def _insert(rows: int) -> str:
+    return (
+        f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "  # noqa: S608 - our own names
+        f"VALUES {', '.join([_ONE_ROW] * rows)}"
+    )
+
+
+AT_ONCE = 32
+"""Rows of one `INSERT`. SQLite lets go of the interpreter at each statement, and the event loop stalls whenever it is taken
+back: with a statement a row the loop was stopped at every row."""
+_INSERT_MANY, _INSERT_ONE = _insert(AT_ONCE), _insert(1)
 _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} ({', '.join(SERIES + SUMS)}) "  # noqa: S608
@@ -128,7 +139,10 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
         for (minute, *names), sums in minute_sums(entries).items()
     ]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.executemany(_INSERT_LEDGER, rows)
+        whole = len(rows) // AT_ONCE * AT_ONCE
+        many = [tuple(chain.from_iterable(rows[at : at + AT_ONCE])) for at in range(0, whole, AT_ONCE)]
+        cursor.executemany(_INSERT_MANY, many)
+        cursor.executemany(_INSERT_ONE, rows[whole:])
         cursor.executemany(_UPSERT_MINUTE, minutes)
 
 

@@ -51,7 +51,7 @@ class Prediction:
 
 def query_of(call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> LengthQuery:
     """What a length model is asked about *call*."""
-    text, turns, conversation = prompt_text(call.body)
+    text, turns, conversation = prompt_text(call)
     tools = call.body.get("tools")
     return LengthQuery(
         text, prompt_tokens, asked.model, tenant, asked.slo_class, asked.max_tokens, turns, conversation,

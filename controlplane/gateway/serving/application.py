@@ -11,6 +11,7 @@ from django.conf import settings
 
 from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.pace import Pace
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.serving.catalog import Catalog
@@ -19,7 +20,7 @@ from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.responder import Responder
 
 logger = logging.getLogger(__name__)
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+KINDS = {f"/v1/{kind}": kind for kind in Kind}
 
 
 class Application:
@@ -39,7 +40,7 @@ class Application:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         request = HttpRequest.of(scope, receive)
-        responder = Responder(send, request.request_id, scope.get("extensions"))
+        responder = Responder(send, request.request_id, request.direct)
         self.active += 1
         try:
             await self._route(request, responder)
@@ -58,7 +59,7 @@ class Application:
         if self.stopping:
             raise STOPPING
         path, authorization = request.path, request.headers.get(b"authorization")
-        if path in (CHAT, COMPLETIONS):
+        if (kind := KINDS.get(path)) is not None:
             request.require("POST")
             grant = await self.keys.check(authorization)
             if not self.owns():
@@ -66,7 +67,7 @@ class Application:
             if (wait := self.pace.enter()) is not None:
                 await wait
             raw = await request.body(settings.MAX_BODY_BYTES)
-            await self.completions.complete(grant, raw, request, responder, chat=path == CHAT)
+            await self.completions.complete(grant, raw, request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")
             await self.keys.check(authorization)
@@ -77,7 +78,15 @@ class Application:
             raise ApiError(
                 404,
                 "Embeddings are not served here: Pilothouse schedules text generation. "
-                "Use /v1/chat/completions or /v1/completions.",
+                "Use /v1/chat/completions, /v1/responses or /v1/completions.",
+                code="unsupported_endpoint",
+            )
+        elif path.startswith("/v1/responses/"):
+            await self.keys.check(authorization)
+            raise ApiError(
+                404,
+                "Responses are not stored here: they can be neither read again nor cancelled by name. "
+                "Closing the connection stops one.",
                 code="unsupported_endpoint",
             )
         else:

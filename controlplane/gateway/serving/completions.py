@@ -15,7 +15,7 @@ from django.conf import settings
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
-from controlplane.gateway.admission.validation import Call, parse
+from controlplane.gateway.admission.validation import Call, Kind, parse
 from controlplane.gateway.errors import STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
@@ -59,11 +59,9 @@ class Completions:
         self.records = records
         self.clock = clock
 
-    async def complete(
-        self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, *, chat: bool
-    ) -> None:
+    async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
-        call = parse(raw, chat=chat, max_depth=settings.MAX_JSON_DEPTH)
+        call = parse(raw, kind, max_depth=settings.MAX_JSON_DEPTH)
         model = self.catalog.model(call.model)
         known_classes = self.keys.known_classes
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)
@@ -85,7 +83,7 @@ class Completions:
             raise
         unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
         try:
-            await self._serve(ticket, responder, chat=chat)
+            await self._serve(ticket, responder)
         finally:
             unwatch()
             self.requests.leave(ticket)
@@ -152,7 +150,7 @@ class Completions:
             task=asyncio.current_task(),
         )
 
-    async def _serve(self, ticket: Ticket, responder: Responder, *, chat: bool) -> None:
+    async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
         course, asked = ticket.course, ticket.call.body.get("priority")
         try:
@@ -163,7 +161,7 @@ class Completions:
                 priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
                 body = payload(ticket.call, ticket.raw, priority)
                 try:
-                    usage = await self.upstream.carry(ticket, placed, body, responder, chat=chat)
+                    usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
                 except InstanceLost as lost:
                     self.requests.place_again(ticket, str(lost), lost.failure)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from controlplane.gateway.errors import ApiError, invalid
-from controlplane.listening import DIRECT
+from controlplane.listening import Direct, direct_of
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,80}")
 NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
@@ -26,8 +26,7 @@ class HttpRequest:
     receive: Any
     request_id: str
     """The client's own where it sent a usable one."""
-    watch: Callable[[Callable[[], object] | None], None] | None = None
-    """`controlplane.listening.Direct.watch`, where the server has it."""
+    direct: Direct | None = None
 
     @classmethod
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
@@ -35,8 +34,8 @@ class HttpRequest:
         given = headers.get(b"x-request-id", b"")
         # Distinct, not secret: no system call and no UUID object, 3 us of a request.
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
-        watch = (scope.get("extensions") or {}).get(DIRECT, {}).get("watch")
-        return cls(scope["method"], scope["path"], headers, receive, request_id, watch)
+        direct = direct_of(scope)
+        return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
 
     def require(self, method: str) -> None:
         """Raise ApiError 405 for any other method."""
@@ -91,9 +90,9 @@ class HttpRequest:
 
     def on_disconnect(self, left: Callable[[], object]) -> Callable[[], object]:
         """Have *left* called when the client goes away, until what is returned is called."""
-        if self.watch is not None:
-            self.watch(left)
-            return partial(self.watch, None)
+        if self.direct is not None:
+            self.direct.watch(left)
+            return partial(self.direct.watch, None)
         return asyncio.create_task(self._disconnected(left)).cancel
 
     async def _disconnected(self, left: Callable[[], object]) -> None:

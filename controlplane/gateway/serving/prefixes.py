@@ -30,15 +30,15 @@ def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
         prompt = prompt[0]
     if isinstance(prompt, list):
         return _chain(call.model, prompt, BLOCK_IDS), BLOCK_IDS
-    text = prompt if isinstance(prompt, str) else _chat(call.body)
+    text = prompt if isinstance(prompt, str) else _conversation(call)
     characters = max(call.prompt_characters, 1)
     return _chain(call.model, text, BLOCK_CHARACTERS), max(1, BLOCK_CHARACTERS * prompt_tokens // characters)
 
 
-def _chat(body: dict[str, Any]) -> str:
-    """The begin of a conversation as a chat template would lay it out: tools, then each message's role and text."""
+def _conversation(call: Call) -> str:
+    """The begin of a conversation as a chat template would lay it out: tools, then each turn's role and text."""
     pieces, size = [], 0
-    for piece in _pieces(body):
+    for piece in _pieces(call):
         pieces.append(piece[: LONGEST - size])
         size += len(pieces[-1])
         if size >= LONGEST:
@@ -46,12 +46,11 @@ def _chat(body: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _pieces(body: dict[str, Any]) -> Iterator[str]:
-    if body.get("tools"):
-        yield orjson.dumps(body["tools"]).decode()
-    for message in body.get("messages") or []:
-        yield f"\n{message['role']}\n"
-        content = message.get("content")
+def _pieces(call: Call) -> Iterator[str]:
+    if call.body.get("tools"):
+        yield orjson.dumps(call.body["tools"]).decode()
+    for role, content in call.turns:
+        yield f"\n{role}\n"
         for part in content if isinstance(content, list) else [{"text": content}]:
             text = part.get("text")
             yield text if isinstance(text, str) else "\0"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from controlplane.gateway.errors import ApiError
-from controlplane.listening import DIRECT
+from controlplane.listening import Direct
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -14,9 +14,9 @@ SSE_TYPE = b"text/event-stream; charset=utf-8"
 class Responder:
     """The answer to one request: status once, then bytes. Knows whether anything has been sent yet."""
 
-    def __init__(self, send: Send, request_id: str, extensions: dict[str, Any] | None = None) -> None:
+    def __init__(self, send: Send, request_id: str, direct: Direct | None = None) -> None:
         self._send = send
-        self._write_now: Callable[[bytes], bool] | None = (extensions or {}).get(DIRECT, {}).get("write")
+        self._direct = direct
         self.held: list[bytes] = []
         """What `write_now` could not write: `drain` does."""
         self._request_id = request_id.encode()
@@ -35,10 +35,14 @@ class Responder:
 
     def write_now(self, chunk: bytes) -> bool:
         """Write without waiting, or hold *chunk*; False if it is held, and `drain` comes before the next."""
-        if self._write_now is not None and self.started and not self.held and self._write_now(chunk):
+        if self._direct is not None and self.started and not self.held and self._direct.write(chunk):
             return True
         self.held.append(chunk)
         return False
+
+    def write_chunk(self, chunk: bytes) -> bool:
+        """Whether *chunk*, as `Direct.write_chunk` takes it, was written; nothing is held."""
+        return self._direct is not None and self.started and not self.held and self._direct.write_chunk(chunk)
 
     async def drain(self) -> None:
         """Write what is held, once the client has read enough."""

@@ -11,6 +11,7 @@ import aiohttp
 from yarl import URL
 
 from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.responder import Responder
@@ -34,16 +35,17 @@ MOST_SERVERS = 10_000
 class Server:
     """What is kept of one start of an instance's server."""
 
-    __slots__ = ("chat_head", "completions_head", "fingerprint", "origin")
+    __slots__ = ("fingerprint", "heads", "origin")
 
     def __init__(self, address: str) -> None:
         url = URL(address)
         self.origin = Origin(url)
         path, name = url.raw_path.rstrip("/").encode(), self.origin.name
-        self.chat_head, self.completions_head = (
-            b"POST %b/v1/%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n" % (path, what, name)
-            for what in (b"chat/completions", b"completions")
-        )
+        self.heads = {
+            kind: b"POST %b/v1/%b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
+            % (path, kind.encode(), name)
+            for kind in Kind
+        }
         self.fingerprint = b""
         """`Withheld.fingerprint`."""
 
@@ -93,7 +95,7 @@ class Upstream:
             server = self._servers[key] = Server(placed.url)
         return server
 
-    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder, *, chat: bool) -> Usage:
+    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder) -> Usage:
         """Send *body* to where *ticket* was placed and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
@@ -101,7 +103,7 @@ class Upstream:
         """
         usage, server = Usage(), self._server(placed)
         streamed = ticket.call.stream
-        head = _head(ticket, placed, server.chat_head if chat else server.completions_head, len(body))
+        head = _head(ticket, placed, server.heads[ticket.call.kind], len(body))
         connection: Connection | None = None
         try:
             connection = await self.connections.get(server.origin)
@@ -111,7 +113,7 @@ class Upstream:
                 await self._refused(ticket, placed, connection, responder)
             elif streamed:
                 self.requests.headers_came(ticket)
-                stream = Stream(ticket, responder, usage, server.fingerprint, self.requests.began, chat=chat)
+                stream = Stream(ticket, responder, usage, server.fingerprint, self.requests.began)
                 await stream.carry(connection)
                 server.fingerprint = stream.fingerprint
             else:

@@ -19,6 +19,8 @@ JOINED_BYTES = 2**16  # larger bodies are a write of their own: joining would co
 
 Take = Callable[[bytes], bool]
 """Takes a piece of a body as it comes; False if `Connection.wait` is to return before the next one."""
+TakeChunk = Callable[[bytes, int], bool]
+"""Takes one HTTP chunk of a body just as it came, what it holds from the index given; False if it did not: `Take` has to."""
 
 
 class AnswerCutOff(ConnectionError):
@@ -39,6 +41,8 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._take: Take | None = None
+        self._take_chunk: TakeChunk | None = None
+        self._between_chunks = False  # what comes next is the size of a chunk
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._headers_came = False
@@ -62,7 +66,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.complete = 0, b"", False
-        self._headers_came = self._framed = False
+        self._headers_came = self._framed = self._between_chunks = False
         if silence_s:
             self._silence_s, self._heard_s = silence_s, self._loop.time()
             self._silence_timer = self._loop.call_later(silence_s, self._listen)
@@ -82,9 +86,12 @@ class Connection(asyncio.Protocol):
             await self.wait()
         return b"".join(self._pieces)
 
-    def pass_to(self, take: Take) -> None:
-        """Give the body to *take* from now on, what is here already at once. What it raises is the answer's end."""
-        self._take = take
+    def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
+        """Give the body to *take* from now on, what is here already at once. What it raises is the answer's end.
+
+        A chunk that comes alone is offered to *take_chunk* first, unparsed: most of a stream's are of that kind.
+        """
+        self._take, self._take_chunk = take, take_chunk
         self._give()
 
     async def wait(self) -> None:
@@ -111,7 +118,7 @@ class Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """The request is over. An answer that is not whole is aborted: its instance sees a client that went away."""
-        self._take = None
+        self._take = self._take_chunk = None
         self._pieces = []
         if self._silence_timer is not None:
             self._silence_timer.cancel()
@@ -136,8 +143,13 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self._heard_s = self._loop.time()
+        if self._between_chunks and self._take_chunk is not None:
+            begin = chunk_begin(data)
+            if begin and self._take_chunk(data, begin):
+                return
         try:
             self._parser.feed_data(data)
+            self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # else a size has begun
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(AnswerCutOff(f"not HTTP: {error}"))
         if self._take is not None:
@@ -170,6 +182,12 @@ class Connection(asyncio.Protocol):
         if self.status >= 200:  # not "100 Continue"
             self._headers_came = True
             self._wake()
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:
@@ -206,7 +224,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         if self._error is None:
-            self._error = error
+            self._error, self._take_chunk = error, None
         self._wake()
 
     def _wake(self) -> None:
@@ -223,6 +241,13 @@ class Connection(asyncio.Protocol):
             self._fail(TimeoutError(f"no byte for {self._silence_s:g} s"))
         else:
             self._silence_timer = self._loop.call_later(left_s, self._listen)
+
+
+def chunk_begin(data: bytes) -> int:
+    """Where what the HTTP chunk *data* holds begins; 0 if *data* is not one such chunk, whole, with something in it."""
+    begin = data.find(b"\r\n", 1, 9) + 2
+    size = len(data) - begin - 2
+    return begin if size > 0 and data.startswith(b"%x\r\n" % size) and data.endswith(b"\r\n") else 0
 
 
 class Origin:

@@ -4,11 +4,20 @@ import re
 
 import orjson
 
+from controlplane.gateway.upstream.failures import ERROR_MARK
+
 USAGE_MARK = b'"usage":{'
 NO_CHOICES_MARK = b'"choices":[]'
 FINISH_MARK = b'"finish_reason":"'
 FINGERPRINT = re.compile(rb'"system_fingerprint":"(?:[^"\\]|\\.)*"')
+TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 DONE_MARK = b"data: [DONE]"  # the last event of a stream
+END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
+
+# A Responses stream names its events. No line of text can look like one: JSON has no raw line ends.
+OPENING_MARKS = (b"event: response.created\n", b"event: response.in_progress\n")
+DELTA_MARK = b".delta\ndata: "
+COMPLETED_MARK = b"event: response.completed\n"
 
 
 class Usage:
@@ -24,12 +33,13 @@ class Usage:
     def read(self, body: bytes) -> None:
         """Take the usage out of a JSON body; leaves things as they are if there is none."""
         try:
-            usage = orjson.loads(body).get("usage")
+            answer = orjson.loads(body)
+            usage = answer.get("response", answer).get("usage")
         except (orjson.JSONDecodeError, AttributeError):
             return
         if isinstance(usage, dict):
-            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
-            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
+            self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", self.prompt_tokens))
+            self.output_tokens = usage.get("completion_tokens", usage.get("output_tokens", self.output_tokens))
 
     def read_events(self, events: bytes) -> None:
         """Take the last usage out of server-sent events."""
@@ -48,6 +58,22 @@ def split_events(data: bytes) -> tuple[bytes, bytes]:
     return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
 
 
+def only_opens(events: bytes) -> bool:
+    """Whether *events* of a Responses stream are those that vLLM sends before it gives the request to its engine."""
+    return sum(map(events.count, OPENING_MARKS)) == events.count(b"\n\n")
+
+
+def around_text(event: bytes) -> tuple[bytes, bytes]:
+    """(prefix, suffix) around the text of *event*, the suffix to the end of its HTTP chunk; no bytes if it says more.
+
+    An event that begins and ends so, without a quote between, differs from it in its text alone.
+    """
+    text = TEXT.search(event)
+    if text is None or any(mark in event for mark in (USAGE_MARK, FINISH_MARK, NO_CHOICES_MARK, ERROR_MARK)):
+        return b"", b""
+    return event[: text.start(1)], event[text.end(1) :] + END
+
+
 class Withheld:
     """A stream less its closing usage event (`"choices":[]` with usage), which the tenant did not ask for.
 
@@ -62,6 +88,11 @@ class Withheld:
         self._held = b""
         self.fingerprint = fingerprint
         """As the server last sent it, a name and a value of JSON; empty while it is not known, or the server has none."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
 
     def take(self, events: bytes) -> bytes:
         """What of *events*, whole ones, the tenant gets now."""

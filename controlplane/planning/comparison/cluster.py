@@ -1,6 +1,6 @@
 """The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
+from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
                 "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
                 "requests_ahead_limit": row.requests_ahead_limit,
                 "queue_bound": 0,
+                "look_ahead": asdict(look_ahead(tuned(model))),
             },
         )
         endpoint["queue_bound"] += row.queue_bound

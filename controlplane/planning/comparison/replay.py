@@ -126,11 +126,13 @@ class Replay:
         )
 
     def line(self, name: str) -> dict[str, Any]:
-        """What came of the strategy *name* with its standard parameters."""
-        from controlplane.tuning.floor_rules import beneath
+        """What came of the strategy *name* with the marks of each model's settings."""
+        from controlplane.tuning.rules import beneath
+        from scheduling.scaling import Assigned
         from scheduling.simulation.strategies import Bounds, run_strategy
 
-        strategy = strategies.make(name, {})
+        of_model = {model: strategies.make(name, {}, tuned(model)) for model, _ in self.cluster.endpoints}
+        strategy = Assigned({endpoint: of_model[endpoint[0]] for endpoint in self.cluster.endpoints})
         least, most = Counter[demand.Endpoint](), Counter[demand.Endpoint]()
         for row in self.deployments:
             least[row.model.name, row.region.name] += row.min_instances

@@ -24,6 +24,7 @@ from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.lifecycle.states import PRESENT, ActionError, InstanceState
 from controlplane.fleet.models import (
+    CommandState,
     CommandVerb,
     Deployment,
     Instance,
@@ -74,10 +75,11 @@ class Why:
             case MoveSource.STRATEGY:
                 return f"strategy {self.strategy}"
             case _:
-                return "planner"
+                return PLANNER
 
 
 FLOOR_ACTOR = "reactive floor"
+PLANNER = "planner"
 
 
 def present_count(deployment: Deployment) -> int:
@@ -268,7 +270,7 @@ class _Method:
             return row, "new"
         match row.state:
             case InstanceState.DRAINING:
-                fleet.resume(row, why.actor, reason)
+                fleet.resume(row, why.actor, reason, withdrawn=_stop_to_come(row))
                 return row, "taken back while it drained"
             case InstanceState.SLEEPING:
                 fleet.wake(row, why.actor, reason)
@@ -321,7 +323,7 @@ def _source(row: Instance) -> int | None:
     """From where *row* would be added; None if it is not to be touched."""
     from scheduling.scaling.ranking import Source
 
-    if fleet.open_command(row) is not None:
+    if fleet.open_command(row) != _stop_to_come(row):
         return None
     match row.state:
         case InstanceState.DRAINING:  # not one that an operator drains
@@ -333,6 +335,12 @@ def _source(row: Instance) -> int | None:
     if row.state == InstanceState.STOPPED:
         return Source.STOPPED
     return Source.FAILED if restarts.is_due(row) else None
+
+
+def _stop_to_come(row: Instance) -> InstanceCommand | None:
+    """The stop of a drained *row* that `finish_drain` asked for, and that no worker has begun; None without one."""
+    ours = row.commands.filter(verb=CommandVerb.STOP, state=CommandState.PENDING, actor__in=(FLOOR_ACTOR, PLANNER))
+    return ours.first() if row.state == InstanceState.DRAINING else None
 
 
 def _drained_by_scaling(row: Instance) -> bool:

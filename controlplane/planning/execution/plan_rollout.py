@@ -16,6 +16,7 @@ from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.planning.execution import executor, live_views, strategies
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
+from controlplane.tuning.selectors import tuned
 
 ACTOR = "planner"
 TO_CARRY_OUT = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS)
@@ -165,7 +166,7 @@ def _followed(plan: ScalingPlan) -> str:
     since = plan.made_at - executor.REFUSAL_REPEATED_AFTER  # what is refused again is no new event
     refused = Event.objects.filter(kind="scaling.refused", at__gte=since, after__model=plan.model.name)
     obstacle = refused.order_by("-pk").values_list("reason", flat=True).first()
-    why = f"refused: {obstacle}" if obstacle else strategies.pace(plan.strategy)
+    why = f"refused: {obstacle}" if obstacle else strategies.pace(plan.strategy, tuned(plan.model.name))
     return f"{min(moved, wanted)} of {wanted} moves made; {why}"
 
 

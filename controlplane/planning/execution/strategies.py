@@ -1,7 +1,7 @@
 """The strategies by which a model may be scaled, as the policy library names them, made from a policy's row."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from controlplane.planning.titles import title_of
 from controlplane.tunable import Tunable
@@ -17,6 +17,21 @@ ONLY_SIMULATED = {
 """Strategies that no model can be scaled by, and why."""
 
 
+MARKS: Final = {
+    "out_above": "SCALE_OUT_ABOVE",
+    "in_below": "SCALE_IN_BELOW",
+    "cooldown_s": "SCALE_COOLDOWN_S",
+    "patience_s": "SCALE_EASE_S",
+}
+"""Settings of marks by the parameter of all strategies that they stand for, where a policy gives none."""
+OWN_MARKS: Final = {
+    "lt_ua": {"gap_out": "SCALE_GAP_OUT", "gap_in": "SCALE_GAP_IN", "gap_last_s": "SCALE_GAP_LAST_S"},
+    "preserve": {"ease_below": "PRESERVE_EASE_BELOW", "ease_after_s": "PRESERVE_EASE_S"},
+    "pilothouse": {"out_above": "POOL_OUT_ABOVE", "aim": "POOL_AIM", "confirm_above": "POOL_CONFIRM_ABOVE"},
+}
+"""The same of single strategies."""
+
+
 def names() -> list[str]:
     """The strategies that a model may be scaled by, in the order in which they are listed."""
     from scheduling.scaling import STRATEGIES  # brings Numba, which few pages need
@@ -24,8 +39,10 @@ def names() -> list[str]:
     return [name for name in STRATEGIES if name not in ONLY_SIMULATED]
 
 
-def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] | None = None) -> "ByEndpoint":
-    """The strategy *name* with *parameters*, remembering *memory*.
+def make(
+    name: str, parameters: Mapping[str, Any], values: Tunable, memory: Mapping[str, float] | None = None
+) -> "ByEndpoint":
+    """The strategy *name* with *parameters*, else the marks of *values*, remembering *memory*.
 
     Raises ValueError, in words to show, if there is no such strategy, it is only simulated, or the parameters do not fit.
     """
@@ -33,16 +50,34 @@ def make(name: str, parameters: Mapping[str, Any], memory: Mapping[str, float] |
 
     if name in ONLY_SIMULATED:
         raise ValueError(ONLY_SIMULATED[name])
-    made = make_strategy(name, parameters)
+    made = make_strategy(name, {**marks(name, values), **parameters})
     made.memory.update(memory or {})
     return made
+
+
+def marks(name: str, values: Tunable) -> dict[str, float]:
+    """The parameters of the strategy *name* that *values* have a mark for."""
+    return {parameter: getattr(values, setting) for parameter, setting in (MARKS | OWN_MARKS.get(name, {})).items()}
+
+
+def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
+    """Raise ValueError if *setting* is a mark and does not go with the parameters that a model's policy gives."""
+    from controlplane.planning.models import ScalingPolicy
+
+    if not any(setting in own.values() for own in (MARKS, *OWN_MARKS.values())):
+        return
+    for model, name, parameters in ScalingPolicy.objects.values_list("model__name", "strategy", "parameters"):
+        try:
+            make(name, parameters, values_of(model))
+        except ValueError as error:
+            raise ValueError(f"{model} is scaled by {title_of(name)} with parameters of its own: {error}") from error
 
 
 def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
     """*strategy* with the floor of *values* under it, as simulations have it at its ticks; between them the gateway's looks
     alone. Without a floor where that is off.
     """
-    from controlplane.tuning.floor_rules import beneath
+    from controlplane.tuning.rules import beneath
     from scheduling.scaling import Floored
 
     return Floored(strategy, beneath(values)) if values.FLOOR else strategy
@@ -62,8 +97,6 @@ def plans_for(name: str) -> "PlansFor":
     return STRATEGIES[name]().plans_for if name in STRATEGIES else PlansFor()
 
 
-def pace(name: str) -> str:
-    """When the strategy *name* moves instances to a plan's targets, in words."""
-    from scheduling.scaling import STRATEGIES
-
-    return f"{title_of(name)} {STRATEGIES[name]().pace}" if name in STRATEGIES else ""
+def pace(name: str, values: Tunable) -> str:
+    """When the strategy *name* with the marks of *values* moves instances to a plan's targets, in words."""
+    return f"{title_of(name)} {make(name, {}, values).pace}" if name in names() else ""

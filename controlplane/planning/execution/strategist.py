@@ -61,7 +61,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     model, now_s = policy.model.name, now.timestamp()
     memory = dict(policy.memory)
     ticked_s = memory.pop(TICKED, -math.inf)
-    strategy = strategies.make(policy.strategy, policy.parameters, memory)
+    strategy = strategies.make(policy.strategy, policy.parameters, tuned(model), memory)
     floored = strategies.floored(strategy, tuned(model))
     # Beat comes every STRATEGY_EVERY_S, never to the millisecond: half of that early is on time.
     if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - tuned().STRATEGY_EVERY_S / 2:

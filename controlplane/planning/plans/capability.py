@@ -19,6 +19,7 @@ from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.fleet.profile import Profile
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 """(model, GPU type), by name."""
-LEDGER = timedelta(hours=4)
-"""How far back windows are read: instances change, and so does what they are asked."""
 WINDOW_S = 600
 MISSED_SHARE = 0.05
 """Promises that may break in a class that is not known any more; otherwise its percentile says it."""
@@ -67,6 +66,7 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
             expected=by_profile(deployment, *lengths[model], cv, now),
             violations_allowed=allowed / np.maximum(requests, 1.0),
             cv=cv,
+            least_windows=tuned(model).CAPABILITY_WINDOWS,
         )
         if one.source != UNKNOWN and one.total_tokens_per_s > 0:
             capabilities[key] = one
@@ -82,24 +82,29 @@ def by_profile(
     Lengths are those of the newest requests; with none, all are of *prompt_tokens* and *output_tokens*. It is measured
     again when the mean lengths change by a tenth or *cv* by a quarter.
     """
-    from scheduling.planning.simulated_capability import simulated_capability
+    from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
 
     row = deployment.profile()
     if row is None:
         return None
     steps = round(10 * log(prompt_tokens)), round(10 * log(output_tokens)), max(1.0, round(4 * cv) / 4)
     engine, (promise, percentile) = engine_of(deployment, row.coefficients()), strictest()
-    key = deployment.model.name, repr(engine), promise, percentile, steps
+    values = tuned(deployment.model.name)
+    limits = values.CAPABILITY_INSTANCES, values.CAPABILITY_MOST_ABOVE
+    key = deployment.model.name, repr(engine), promise, percentile, steps, limits
     if key not in _simulated:
         if len(_simulated) >= MOST_KEPT:
             _simulated.clear()
         done = LedgerRow.objects.filter(
-            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - LEDGER, prompt_tokens__gt=0,
+            model=deployment.model.name, outcome=Outcome.DONE, arrived_at__gte=now - looked_back(), prompt_tokens__gt=0,
             output_tokens__gt=0,
         )  # fmt: skip
         pairs = list(done.order_by("-arrived_at").values_list("prompt_tokens", "output_tokens")[:PAIRS])
         prompts, outputs = np.array(pairs or [(round(prompt_tokens), max(1, round(output_tokens)))]).T
-        _simulated[key] = simulated_capability(engine, prompts, outputs, promise, percentile=percentile, cv=steps[2])
+        _simulated[key] = simulated_capability(
+            engine, prompts, outputs, promise, percentile=percentile, cv=steps[2], sizes=fleet_sizes(limits[0]),
+            most_above=limits[1],
+        )  # fmt: skip
     return _simulated[key]
 
 
@@ -131,12 +136,17 @@ def strictest() -> tuple["Promise", float]:
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
     """Mean prompt and output tokens of the requests of *model*, as far back as windows are read."""
-    rows = MinuteRow.objects.filter(model=model, minute__gte=now - LEDGER, minute__lt=now)
+    rows = MinuteRow.objects.filter(model=model, minute__gte=now - looked_back(), minute__lt=now)
     asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
     sums = rows.aggregate(requests=Sum("requests"), **asked)
     if not sums["requests"] or not sums["prompt"] or not sums["output"]:
         return USUAL_LENGTHS
     return sums["prompt"] / sums["requests"], sums["output"] / sums["requests"]
+
+
+def looked_back() -> timedelta:
+    """How far back windows are read: instances change, and so does what they are asked."""
+    return timedelta(hours=tuned().CAPABILITY_HOURS)
 
 
 def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
@@ -150,7 +160,7 @@ def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
     }
     may_break = {row.name: 1.0 - row.percentile / 100.0 for row in SloClass.objects.all()}
     until_s = int(now.timestamp()) // WINDOW_S * WINDOW_S
-    since_s = until_s - int(LEDGER.total_seconds())
+    since_s = until_s - int(looked_back().total_seconds())
     rows = LedgerRow.objects.filter(
         arrived_at__gte=datetime.fromtimestamp(since_s, UTC),
         arrived_at__lt=datetime.fromtimestamp(until_s, UTC),

@@ -55,6 +55,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
         key = spec.model, spec.region
+        fleet.look_ahead[at] = astuple(cluster.of(cluster.look_ahead, key))
         fleet.ahead_limit[at], fleet.round_trips[at, ROUND_TRIP_S] = cluster.ahead_limit(key), cluster.round_trip_s(key)
     index_members(fleet, members)
 

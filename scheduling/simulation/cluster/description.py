@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduling.fleet.profile import Profile
+from scheduling.lookahead.rule import LookAheadRule
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.regions import THRESHOLD as REGION_THRESHOLD
 from scheduling.routing.regions import by_preference
@@ -118,6 +119,7 @@ class Cluster:
     """Requests at the most that an instance is given beyond what it runs; None: as many as end in a round trip."""
     batching: PerEndpoint[Batching] = field(default_factory=Batching)
     queue_bound: PerEndpoint[int] | None = None
+    look_ahead: PerEndpoint[LookAheadRule] = field(default_factory=LookAheadRule)
     threshold: float = REGION_THRESHOLD
     sweeps: bool = False
     """Whether what waits is looked at every second, as live: it moves to where it is better off, and is refused when it was
@@ -182,6 +184,7 @@ class Cluster:
         if ahead is not None and not 0 <= ahead < 1 << 31:
             raise ValueError(f"{where}: requests_ahead_limit must be a count from 0 up or nothing, not {ahead}")
         self.of(self.batching, key)
+        self.of(self.look_ahead, key)
         bound = self.bound(key)
         if bound < 1:
             raise ValueError(f"{where}: queue_bound must be at least 1, not {bound}")

@@ -119,6 +119,7 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
+        fleet.look_ahead[instance] = astuple(self._cluster.of(self._cluster.look_ahead, key))
         fleet.ahead_limit[instance], fleet.round_trips[instance] = self._cluster.ahead_limit(key), 0.0
         fleet.round_trips[instance, ROUND_TRIP_S] = self._cluster.round_trip_s(key)
         configure(self.world.engines, instance, config)

@@ -15,6 +15,7 @@ from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.lookahead.maps import advance, enter
 from scheduling.lookahead.outlook import look, waiting_tokens
+from scheduling.lookahead.rule import ITERATIONS
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import pressure
 from scheduling.scaling.view import use_now
@@ -176,7 +177,7 @@ def project_engine(
     """Write the KV tokens of *instance* in this and the coming iterations into *tokens*.
 
     Those are of requests whose prefill is over. The engine must have been brought up to the moment (`loop.control`).
-    *ending* and *ending_tokens* are scratch, one element longer than *tokens*.
+    *ending* and *ending_tokens* are scratch, at least one element longer than *tokens*.
     """
     engine: Any = engines.instances[instance]
     ending[:] = 0
@@ -218,8 +219,9 @@ def endpoint_outlook(
             instance = int(endpoints.members[at])
             if fleet.accepting[instance] == 0:
                 continue
-            project_engine(engines, instance, ending, ending_tokens, tokens)
-            is_over, peak = look(fleet, instance, tokens, waiting_tokens(waiting, endpoint) / accepting)
+            coming = tokens[: int(fleet.look_ahead[instance, ITERATIONS])]
+            project_engine(engines, instance, ending, ending_tokens, coming)
+            is_over, peak = look(fleet, instance, coming, waiting_tokens(waiting, endpoint) / accepting)
             overloaded[endpoint] += is_over
             peak_sum[endpoint] += peak
             peak_most[endpoint] = max(peak_most[endpoint], peak)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
+from scheduling.lookahead.rule import MOST_ITERATIONS
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import make_strategy
@@ -33,6 +34,16 @@ class BatchingOf(Part):
     wait_timeout_s: AtLeast0 = 0.0
 
 
+class LookAheadOf(Part):
+    """As `scheduling.lookahead.rule.LookAheadRule`."""
+
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
+    memory_above: Positive = 0.8
+    beta: AtLeast0 = 1.0
+    overload_above: Positive = 0.95
+    overload_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.1
+
+
 class EndpointOf(Part):
     """Policies of one model, in one region or in all, where they differ from those of all endpoints. Later ones count."""
 
@@ -45,6 +56,7 @@ class EndpointOf(Part):
     requests_ahead_limit: Count | None = None
     queue_bound: Size | None = None
     batching: BatchingOf | None = None
+    look_ahead: LookAheadOf | None = None
     strategy: str | None = None
     parameters: Parameters = {}
     """Of `strategy`."""
@@ -73,3 +85,4 @@ class Policies(Part):
     max_hold_s: AtLeast0 = 600.0
     """How long a request waits for an instance with room, where its class has no deadline."""
     batching: BatchingOf = BatchingOf()
+    look_ahead: LookAheadOf = LookAheadOf()

@@ -45,6 +45,10 @@ class PlannerOf(Part):
     epsilon: Share = 0.8
     """Share of its own demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0
+    capability_instances: Annotated[int, Field(ge=1, le=64)] = 8
+    """Of the largest fleet by whose simulation capability is measured where `[[capabilities]]` gives none."""
+    capability_most_above: Annotated[FiniteFloat, Field(ge=1)] = 1.1
+    """How many times the most that an instance of such fleets served one of a larger fleet is planned to."""
 
 
 class ForecastOf(Part):

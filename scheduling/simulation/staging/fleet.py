@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from scheduling.fleet.profile import Profile
+from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import NO_BOUND, Batching, Cluster, Delays, EndpointKey, InstanceSpec
 from scheduling.simulation.cluster.world import State
@@ -111,6 +112,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             threshold=scenario.policies.region_threshold,
             queue_bound=per_endpoint("queue_bound", lambda bound: NO_BOUND if bound is None else bound),
             batching=batching,
+            look_ahead=per_endpoint("look_ahead", lambda given: LookAheadRule(**given.model_dump())),
             delays=delays,
         )
     except ValueError as error:

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 from channels.db import database_sync_to_async
 
-from controlplane.gateway.admission.validation import parse
+from controlplane.gateway.admission.validation import Kind, parse
 from forecasting.lengths import OutputQuery
 
 LONG = "Write a long and friendly letter to the neighbours about the summer party in our street, with the lemon cake."
@@ -40,4 +40,4 @@ async def prediction_of(served):
 def asked(text):
     """Arguments of `predict` for one question."""
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return parse(orjson.dumps(body), chat=True, max_depth=32), "acme", OutputQuery("m", "acme", "interactive"), 5
+    return parse(orjson.dumps(body), Kind.CHAT, max_depth=32), "acme", OutputQuery("m", "acme", "interactive"), 5

@@ -1,5 +1,7 @@
 """What is coming to an instance: what decodes there, its prompts that are not prefilled, its part of those that wait."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,19 +9,21 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_fleet
 from scheduling.lookahead.maps import add, allocate, project
-from scheduling.lookahead.outlook import ITERATIONS, OVER_KV, OVER_SHARE, look, waiting_tokens
+from scheduling.lookahead.outlook import look, waiting_tokens
+from scheduling.lookahead.rule import LookAheadRule
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, pop
 
 
-def seen(tokens, capacity, given=0, waits=0.0):
+def seen(tokens, capacity, given=0, waits=0.0, rule=LookAheadRule()):  # noqa: B008
     fleet = allocate_fleet(1)
+    fleet.look_ahead[0] = astuple(rule)
     fleet.kv_capacity_tokens[0], fleet.queued_prompt_tokens[0] = capacity, given
     return look(fleet, 0, np.array(tokens, np.int64), waits)
 
 
 @pytest.mark.parametrize(("iterations_above", "expected"), [(10, False), (11, True)])
 def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, expected):
-    ahead, tokens = allocate(1, 2), np.zeros(ITERATIONS, np.int64)
+    ahead, tokens = allocate(1, 2), np.zeros(LookAheadRule().iterations, np.int64)
     add(ahead, 0, 951, iterations_above)
     project(ahead, 0, tokens)
     assert seen(tokens, 1000) == (expected, (950 + iterations_above) / 1000)
@@ -32,12 +36,14 @@ def test_overloaded_is_more_than_a_tenth_of_the_next_hundred(iterations_above, e
     st.integers(1, 1200),
     st.integers(0, 300),
     st.floats(0, 300),
+    st.sampled_from([0.95, 0.5, 1.5]),
+    st.sampled_from([0.1, 0.0, 0.6]),
 )
-def test_what_is_queued_counts_in_every_iteration(tokens, capacity, given, waits):
+def test_what_is_queued_counts_in_every_iteration(tokens, capacity, given, waits, limit, share):
     held = [each + given + waits for each in tokens]
-    above = sum(each > OVER_KV * capacity for each in held)
-    overloaded, peak = seen(tokens, capacity, given, waits)
-    assert overloaded == (above > OVER_SHARE * len(tokens))
+    above = sum(each > limit * capacity for each in held)
+    overloaded, peak = seen(tokens, capacity, given, waits, LookAheadRule(overload_above=limit, overload_share=share))
+    assert overloaded == (above > share * len(tokens))
     assert peak == pytest.approx(max(held) / capacity)  # added up in another order
 
 

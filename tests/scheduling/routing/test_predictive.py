@@ -65,6 +65,9 @@ def loads(draw):
         memory_tokens=draw(st.sampled_from([0, 0, 16, 128])),
         profile=draw(profiles),
         ahead_open=draw(st.sampled_from([0, 0, 1, 2])),
+        iterations=draw(st.sampled_from([100, 1, 5])),
+        memory_above=draw(st.sampled_from([0.8, 0.25, 1.0])),
+        beta=draw(st.sampled_from([1.0, 0.0, 2.0])),
     )
     return instance, requests
 

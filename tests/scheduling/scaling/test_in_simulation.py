@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.maps import add, allocate, finish, token
+from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.regions import pressure
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
 from scheduling.scaling.reactive import reactive_move
@@ -140,6 +141,22 @@ def test_what_queues_at_an_instance_counts_for_its_map_but_holds_no_memory():
     memory_held(simulation.fleet, simulation.endpoints, simulation.world.engines, mean, most)
     assert mean[0] == most[0]
     assert 0.5 < most[0] < 0.95
+
+
+def test_what_is_an_overload_is_each_endpoint_s_own_rule():
+    specs = [InstanceSpec("m", region, ENGINE) for region in ("east", "west", "north")]
+    rules = {
+        ("m", "east"): LookAheadRule(iterations=500, overload_above=0.1, overload_share=0.0),
+        ("m", "west"): LookAheadRule(overload_above=5.0),
+        ("m", "north"): LookAheadRule(iterations=1),
+    }
+    requests = make_requests(np.zeros(60), 200, 100, region=np.arange(60) % 3)
+    simulation = Simulation(Cluster(specs, look_ahead=rules), requests)
+    control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
+    simulation.advance(1.0)
+    east, west, north = control.views(simulation)
+    assert (east.overloaded_instances, west.overloaded_instances) == (1, 0)
+    assert north.peak_kv_most < east.peak_kv_most
 
 
 # The compiled trigger and the strategy are one heuristic

@@ -341,10 +341,11 @@ def test_preserve_needs_no_plan_for_its_second_tier():
 
 
 @given(views, st.integers(0, 30))
-def test_own_spot_first_then_that_of_others(one, count):
+def test_what_drains_first_then_own_spot_then_that_of_others(one, count):
     taken = sources(one, count)
     assert sum(taken) == count
-    assert taken.own_spot == min(count, one.spot)
+    assert taken.draining == min(count, one.draining)
+    assert taken.own_spot == min(count - taken.draining, one.spot)
     assert taken.other_spot == 0 or taken.own_spot == one.spot
     assert taken.new == 0 or taken.other_spot == one.spot_other
 

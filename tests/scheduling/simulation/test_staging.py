@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scheduling.lookahead.rule import LookAheadRule
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import ScenarioError, load_scenario
@@ -152,6 +153,16 @@ def test_prefixes_need_one_block_size_that_divides_the_traces(tmp_path: Path, si
 def test_what_the_cluster_refuses_is_named(tmp_path: Path, lines: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         staged(tmp_path, RIGHT.replace("[demand]", lines + "[demand]"))
+
+
+def test_how_far_is_looked_ahead_is_said_for_all_endpoints_or_for_some(tmp_path: Path) -> None:
+    for_all = "[policies.look_ahead]\niterations = 50\noverload_above = 0.5\n"
+    cluster = staged(tmp_path, RIGHT.replace("[demand]", for_all + "[demand]")).cluster
+    assert {cluster.of(cluster.look_ahead, key) for key in cluster.endpoints} == {LookAheadRule(50, overload_above=0.5)}
+    model, region = cluster.endpoints[0]
+    own = f"[[endpoints]]\nmodel = '{model}'\nregion = '{region}'\nlook_ahead = {{ beta = 2.0 }}\n"
+    cluster = staged(tmp_path, RIGHT.replace("[demand]", own + for_all + "[demand]")).cluster
+    assert cluster.of(cluster.look_ahead, (model, region)) == LookAheadRule(beta=2.0)
 
 
 @pytest.mark.parametrize("name", ["small", "day_with_bursts"])

@@ -41,8 +41,10 @@ class Sequence:
     offset: int
     finish_reason: str  # what it will be: "stop" or "length"; "abort" when it is stopped from outside
     stop_reason: str | None
-    pieces: list[str] | None  # the text token by token when a stop string cuts it, else None
+    pieces: list[str] | None  # the text token by token when it is not prose, or a stop string cuts it, else None
     arrival_s: float
+    tool: str = ""  # the function that is called: its arguments are the text
+    call_id: str = ""
     produced: int = 0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -65,6 +67,12 @@ class Sequence:
     def written(self) -> str:
         """The text of all tokens so far."""
         return "".join(self.piece(number) for number in range(self.produced))
+
+    @property
+    def said_reason(self) -> str:
+        """`finish_reason` as a chat says it: vLLM's "tool_calls", unless the caller named the tool."""
+        calls = self.tool and self.finish_reason == "stop" and not self.answer.generation.named
+        return "tool_calls" if calls else self.finish_reason
 
 
 class Answer(ABC):
@@ -96,6 +104,10 @@ class Answer(ABC):
 
     def closed(self) -> None:
         """All sequences ended."""
+        self.finish()
+
+    def finish(self) -> None:
+        """Wake the task that waits for the answer."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -151,19 +163,25 @@ class PlainAnswer(Answer):
 
 
 def _chat_choice(sequence: Sequence) -> dict[str, Any]:
+    said = sequence.written()
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if sequence.tool:
+        function = {"name": sequence.tool, "arguments": said}
+        message["content"] = "" if sequence.answer.generation.must_call else None
+        message["tool_calls"] = [{"id": sequence.call_id, "type": "function", "function": function}]
+    message["reasoning"] = None
     return {
         "index": sequence.index,
-        "message": {
-            "role": "assistant",
-            "content": sequence.written(),
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": None,
-        },
+        "message": message,
         "logprobs": None,
-        "finish_reason": sequence.finish_reason,
+        "finish_reason": sequence.said_reason,
         "stop_reason": sequence.stop_reason,
         "token_ids": None,
         "routed_experts": None,
@@ -212,19 +230,19 @@ class StreamAnswer(Answer):
         if self.generation.echo and number == 0:
             piece = sequence.prompt.echo + piece
         last = number == sequence.output_tokens - 1
-        self._write(_framed(self._opening() + self._event(sequence, piece, sequence.finish_reason if last else None)))
+        self._write(framed(self._opening() + self._event(sequence, piece, sequence.finish_reason if last else None)))
 
     def aborted(self, sequence: Sequence) -> None:
         """End *sequence* with an event that says so. (A caller that disconnected needs none.)"""
-        self._write(_framed(self._opening() + self._event(sequence, "", "abort")))
+        self._write(framed(self._opening() + self._event(sequence, "", "abort")))
 
     def closed(self) -> None:
         end = b"data: [DONE]\n\n"
         if self.generation.include_usage:
             chunk = {**self._head(), "choices": [], "usage": self.usage(), "system_fingerprint": FINGERPRINT}
             end = b"data: " + orjson.dumps(chunk) + b"\n\n" + end
-        self._write(_framed(end))
-        super().closed()
+        self._write(framed(end))
+        self.finish()
 
     def _head(self) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.generation.kind == "chat" else "text_completion"
@@ -249,7 +267,10 @@ class StreamAnswer(Answer):
         choice: dict[str, Any] = {"index": sequence.index}
         stop_reason = sequence.stop_reason if finish_reason else None
         if self.generation.kind == "chat":
-            choice |= {"delta": {"content": piece}, "logprobs": None, "finish_reason": finish_reason}
+            if finish_reason and finish_reason != "abort":
+                finish_reason = sequence.said_reason
+            delta = _tool_delta(sequence, piece) if sequence.tool else {"content": piece}
+            choice |= {"delta": delta, "logprobs": None, "finish_reason": finish_reason}
             choice |= {"stop_reason": stop_reason, "token_ids": None} if finish_reason else {"token_ids": None}
         else:
             choice |= {"text": piece, "logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
@@ -265,5 +286,14 @@ class StreamAnswer(Answer):
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _framed(data: bytes) -> bytes:
+def _tool_delta(sequence: Sequence, piece: str) -> dict[str, Any]:
+    """A piece of a tool call's arguments; the first one names the call."""
+    if sequence.produced > 1:
+        return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
+    function = {"name": sequence.tool, "arguments": piece}
+    return {"tool_calls": [{"id": sequence.call_id, "type": "function", "index": 0, "function": function}]}
+
+
+def framed(data: bytes) -> bytes:
+    """*data* as a chunk of HTTP/1.1."""
     return b"%x\r\n%b\r\n" % (len(data), data)

@@ -16,7 +16,7 @@ NATURAL = Annotated[int, Field(ge=0)]
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 1024
 
-Kind = Literal["completion", "chat"]
+Kind = Literal["completion", "chat", "response"]
 
 
 class _Body(BaseModel):
@@ -36,10 +36,22 @@ class Part(_Body):
 class Message(_Body):
     role: str
     content: str | list[Part | str] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ResponseFormat(_Body):
     type: str
+    json_schema: dict[str, Any] | None = None
+
+
+class Function(_Body):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(_Body):
+    type: Literal["function"] = "function"
+    function: Function
 
 
 class GenerationBody(_Body):
@@ -86,10 +98,33 @@ class ChatBody(GenerationBody):
     max_tokens: int | None = None
     n: int | None = 1
     tool_choice: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ChatTool] | None = None
 
 
-def read_body(kind: Kind, content_type: str, raw: bytes) -> CompletionBody | ChatBody:
+class ResponseBody(GenerationBody):
+    background: bool | None = False
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    logprobs: None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    n: Literal[1] = 1
+    parallel_tool_calls: bool | None = True
+    previous_response_id: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
+    store: bool | None = True
+    text: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]] = []
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    user: str | None = None
+
+
+Body = CompletionBody | ChatBody | ResponseBody
+BODIES: dict[Kind, type[Body]] = {"completion": CompletionBody, "chat": ChatBody, "response": ResponseBody}
+
+
+def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
     """Decode and check types. Raises ApiError as vLLM answers."""
     if content_type != "application/json":
         raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
@@ -104,7 +139,7 @@ def read_body(kind: Kind, content_type: str, raw: bytes) -> CompletionBody | Cha
         raise malformed([entry("model_attributes_type", "body", message, data)], "body")
     _check_raw(kind, data)
     try:
-        return CompletionBody.model_validate(data) if kind == "completion" else ChatBody.model_validate(data)
+        return BODIES[kind].model_validate(data)
     except ValidationError as error:
         raise _invalid(error) from None
 
@@ -113,12 +148,14 @@ def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
     """What vLLM checks before the types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    if data.get("stream_options") and not data.get("stream"):
+    if kind != "response" and data.get("stream_options") and not data.get("stream"):
         raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
     if kind == "chat" and data.get("tools") == []:
         raise wrong(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools"
         )
+    if kind == "chat":
+        _check_tool_choice(data)
     prompts = data.get("prompt")
     if isinstance(prompts, list) and len(prompts) > MAX_PROMPTS and not all(type(item) is int for item in prompts):
         raise wrong(
@@ -126,6 +163,31 @@ def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
             "limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
             "prompt",
         )
+
+
+def _check_tool_choice(data: dict[str, Any]) -> None:
+    choice, tools = data.get("tool_choice"), data.get("tools")
+    if choice in (None, "none"):
+        return
+    if tools is None:
+        raise wrong("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if not isinstance(choice, dict):
+        if choice not in ("auto", "required"):
+            raise wrong(
+                f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are '
+                "supported.",
+                "tool_choice",
+            )
+        return
+    function = choice.get("function")
+    usage = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
+    if not isinstance(function, dict):
+        raise wrong(f"Invalid value for `function`: `{function}` in `tool_choice`! {usage}", "tool_choice.function")
+    if "name" not in function:
+        message = f"Expected field `name` in `function` in `tool_choice`! {usage}"
+        raise wrong(message, "tool_choice.function.name")
+    if not any(tool.get("function", {}).get("name") == function["name"] for tool in tools if isinstance(tool, dict)):
+        raise wrong("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
 
 
 def _bad_json(raw: bytes) -> ApiError:

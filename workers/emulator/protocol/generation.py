@@ -1,16 +1,19 @@
 """What a request asks the engine for, checked against the server's limits as vLLM 0.32 does.
 
-Fields whose effect cannot be emulated without a model (log probabilities, beam search, constrained decoding, token ids in
+Fields whose effect cannot be emulated without a model (log probabilities, beam search, grammars, token ids in
 the answer, prompt embeddings) are answered with 501 instead of an answer that lacks what was asked for.
 """
 
 import math
 import zlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
 
 from workers.emulator import text
-from workers.emulator.protocol.bodies import ChatBody, CompletionBody, Kind
+from workers.emulator.protocol.bodies import Body, ChatBody, CompletionBody, Kind, ResponseBody
 from workers.emulator.protocol.errors import ApiError, wrong
 from workers.emulator.spec import InstanceSpec
 
@@ -54,6 +57,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that may be called; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A checked request: `n` sequences for each prompt. Lengths in tokens."""
 
@@ -72,16 +83,24 @@ class Generation:
     seed: int | None
     greedy: bool
     echo: bool
+    tools: tuple[Tool, ...] = ()  # those that may be called
+    must_call: bool = False
+    named: bool = False  # the caller named the tool
+    schema: dict[str, Any] | None = None  # what the answer's JSON has to fit, if it is to be JSON
+    asked: dict[str, Any] = field(default_factory=dict)  # what a response repeats of its request
 
 
-def resolve(body: CompletionBody | ChatBody, spec: InstanceSpec) -> Generation:
+def resolve(body: Body, spec: InstanceSpec) -> Generation:
     """Check values against the server's limits. Raises ApiError as vLLM answers."""
     _check_emulated(body)
+    tools, must_call, named = _tools(body, spec)
     prompts: tuple[Prompt, ...]
     if isinstance(body, ChatBody):
         prompts = (_chat_prompt(body),)
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         asked_name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    elif isinstance(body, ResponseBody):
+        prompts, asked, asked_name = (_response_prompt(body),), body.max_output_tokens, "max_output_tokens"
     else:
         prompts = _completion_prompts(body)
         asked, asked_name = (16 if body.max_tokens is None else body.max_tokens), "max_tokens"
@@ -103,11 +122,11 @@ def resolve(body: CompletionBody | ChatBody, spec: InstanceSpec) -> Generation:
     include_usage = bool(options and options.include_usage)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return Generation(
-        kind="chat" if isinstance(body, ChatBody) else "completion",
+        kind=_KINDS[type(body)],
         prompts=prompts,
         n=1 if body.n is None else body.n,
         max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
+        min_tokens=0 if isinstance(body, ResponseBody) else body.min_tokens,
         ignore_eos=body.ignore_eos,
         stop=tuple(stop),
         include_stop=body.include_stop_str_in_output,
@@ -117,43 +136,131 @@ def resolve(body: CompletionBody | ChatBody, spec: InstanceSpec) -> Generation:
         priority=body.priority,
         seed=body.seed,
         greedy=body.temperature == 0,
-        echo=bool(body.echo) and isinstance(body, CompletionBody),
+        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        tools=tools,
+        must_call=must_call,
+        named=named,
+        schema=_schema(body),
+        asked=_repeated(body) if isinstance(body, ResponseBody) else {},
     )
 
 
-def _check_emulated(body: CompletionBody | ChatBody) -> None:
-    """Refuse what needs a model. `tools` with automatic choice is refused as by a vLLM without a tool parser."""
+_KINDS: dict[type[Body], Kind] = {CompletionBody: "completion", ChatBody: "chat", ResponseBody: "response"}
+
+
+def _check_emulated(body: Body) -> None:
+    """Refuse what needs a model."""
     unsupported = {
         "logprobs": body.logprobs not in (None, False),
         "prompt_logprobs": body.prompt_logprobs is not None,
         "use_beam_search": body.use_beam_search,
         "return_token_ids": bool(body.return_token_ids),
         "structured_outputs": body.structured_outputs is not None,
-        "response_format": body.response_format is not None and body.response_format.type != "text",
+        "response_format": body.response_format is not None and body.response_format.type not in _FORMATS,
         "suffix": isinstance(body, CompletionBody) and bool(body.suffix),
         "prompt_embeds": isinstance(body, CompletionBody) and bool(body.prompt_embeds),
         "echo": isinstance(body, ChatBody) and body.echo,
     }
-    if isinstance(body, ChatBody) and body.tools and body.tool_choice != "none":
-        if body.tool_choice in (None, "auto"):
-            raise wrong('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
-        unsupported["tool_choice"] = True
     for name, asked in unsupported.items():
         if asked:
             raise ApiError(501, "NotImplementedError", f"`{name}` is not supported by the emulated server.", name)
 
 
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _schema(body: Body) -> dict[str, Any] | None:
+    """The schema of an answer that has to be JSON; an object with one text where any object will do."""
+    if isinstance(body, ResponseBody):
+        form: dict[str, Any] = (body.text or {}).get("format") or {}
+        kind, schema = form.get("type"), form.get("schema")
+    else:
+        kind = body.response_format.type if body.response_format else None
+        schema = ((body.response_format and body.response_format.json_schema) or {}).get("schema")
+    if kind == "json_schema" and isinstance(schema, dict):
+        return schema
+    return {"properties": {"answer": {"type": "string"}}} if kind in ("json_object", "json_schema") else None
+
+
+def _tools(body: Body, spec: InstanceSpec) -> tuple[tuple[Tool, ...], bool, bool]:
+    """(tools that may be called, whether one has to be, whether it was named). Raises ApiError as vLLM answers."""
+    if isinstance(body, CompletionBody) or not body.tools or body.tool_choice == "none":
+        return (), False, False
+    choice = body.tool_choice or "auto"
+    if isinstance(body, ChatBody):
+        tools = [Tool(tool.function.name, tool.function.parameters or {"type": "object"}) for tool in body.tools]
+        last = body.messages[-1].role if body.messages else ""
+        name = choice["function"]["name"] if isinstance(choice, dict) else ""
+    else:
+        functions = [tool for tool in body.tools if tool.get("type") == "function" and tool.get("name")]
+        tools = [Tool(tool["name"], tool.get("parameters") or {"type": "object"}) for tool in functions]
+        last = str(body.input[-1].get("type", "")) if isinstance(body.input, list) and body.input else ""
+        name = str(choice.get("name", "")) if isinstance(choice, dict) else ""
+        if name and name not in {tool.name for tool in tools}:
+            raise wrong("Tool choice 'function' not found in 'tools' parameter.", "tool_choice")
+    if choice == "auto":
+        if not spec.enable_auto_tool_choice:
+            if isinstance(body, ResponseBody):  # vLLM answers with text
+                return (), False, False
+            raise wrong('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        if last in ("tool", "function_call_output"):  # what a tool said is answered in words
+            return (), False, False
+    return tuple(tool for tool in tools if name in ("", tool.name)), choice != "auto", bool(name)
+
+
+_TOOL_FIELDS = {"allowed_callers", "async", "defer_loading", "description", "output_schema"}
+
+
+def _repeated(body: ResponseBody) -> dict[str, Any]:
+    """What a response says of its request, defaults filled in as vLLM does."""
+    return {
+        "instructions": body.instructions,
+        "metadata": body.metadata,
+        "parallel_tool_calls": True if body.parallel_tool_calls is None else body.parallel_tool_calls,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "tool_choice": body.tool_choice if body.tools else "none",
+        "tools": [{"strict": None} | tool | dict.fromkeys(_TOOL_FIELDS - tool.keys()) for tool in body.tools],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "service_tier": body.service_tier,
+        "text": body.text,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+    }
+
+
+def _templated(messages: list[tuple[str, str]], tools: list[dict[str, Any]]) -> Prompt:
+    """A conversation as a chat template would write it."""
+    head = f"<|tools|>\n{orjson.dumps(tools).decode()}<|end|>\n" if tools else ""
+    return Prompt(head + "".join(f"<|{role}|>\n{said}<|end|>\n" for role, said in messages) + "<|assistant|>\n")
+
+
 def _chat_prompt(body: ChatBody) -> Prompt:
-    """The conversation as a chat template would write it."""
     if not body.messages:
         raise wrong("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    parts = []
+    messages = []
     for message in body.messages:
         content = message.content or ""
         if isinstance(content, list):
             content = "\n".join(item if isinstance(item, str) else item.text or "" for item in content)
-        parts.append(f"<|{message.role}|>\n{content}<|end|>\n")
-    return Prompt("".join(parts) + "<|assistant|>\n")
+        messages.append(
+            (message.role, content + (orjson.dumps(message.tool_calls).decode() if message.tool_calls else ""))
+        )
+    tools = body.tools if body.tool_choice != "none" else None
+    return _templated(messages, [tool.model_dump() for tool in tools or ()])
+
+
+def _response_prompt(body: ResponseBody) -> Prompt:
+    messages = [("system", body.instructions)] if body.instructions else []
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for item in items:
+        said = item.get("content") or item.get("output") or item.get("arguments") or ""
+        if isinstance(said, list):
+            said = "\n".join(str(part.get("text") or "") for part in said if isinstance(part, dict))
+        role = "tool" if item.get("type") == "function_call_output" else str(item.get("role") or "assistant")
+        messages.append((role, str(said)))
+    return _templated(messages, body.tools)
 
 
 def _completion_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
@@ -201,7 +308,7 @@ def _check_length(prompt: Prompt, limit: int) -> None:
     )
 
 
-def _check_sampling(body: CompletionBody | ChatBody, max_tokens: int) -> None:
+def _check_sampling(body: Body, max_tokens: int) -> None:
     """The order and texts of vLLM's SamplingParams."""
     if body.n is not None and body.n < 1:
         raise wrong(f"n must be at least 1, got {body.n}.")

@@ -7,6 +7,7 @@ from datetime import datetime
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
+from controlplane.tuning.selectors import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Card:
     @property
     def pace(self) -> str:
         """When the strategy that follows the plan moves instances, in words."""
-        return strategies.pace(self.plan.strategy)
+        return strategies.pace(self.plan.strategy, tuned(self.plan.model.name))
 
     @property
     def decidable(self) -> bool:

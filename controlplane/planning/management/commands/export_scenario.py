@@ -5,11 +5,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.fleet.models import Deployment
 from controlplane.planning.comparison.cluster import live_scenario
+from controlplane.planning.execution import strategies
 from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.round import plan_settings
 from controlplane.simulation.management.commands.export_ledger import moment
 from controlplane.simulation.selectors import LEDGER_COLUMNS, asked_rows, ledger_trace
+from controlplane.tuning.rules import beneath
+from controlplane.tuning.selectors import tuned
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
@@ -57,7 +60,7 @@ class Command(BaseCommand):
 
 
 def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
-    """Strategies, bounds and planner as they are live. A model without a policy has `reactive`."""
+    """Strategies, bounds, floor and planner as they are live. A model without a policy has `reactive`."""
     policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
     endpoints = []
     for endpoint in tables["endpoints"]:
@@ -65,18 +68,34 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         own = [row for place, row in fleet.deployments.items() if place[:2] == key]
         bounds = {name: sum(getattr(row, name) for row in own) for name in ("min_instances", "max_instances")}
         policy = policies.get(endpoint["model"])
-        followed = {"strategy": policy.strategy, "parameters": policy.parameters} if policy else {}
+        followed = strategy_of(policy) if policy else {}
         endpoints.append({**endpoint, **followed, **bounds})
-    plans = plan_settings()
+    plans, floor = plan_settings(), beneath(tuned())
     return {
         "endpoints": endpoints,
-        "scaling": {"strategy": "reactive", "min_instances": 0, "max_instances": 1},
+        "scaling": {
+            "strategy": "reactive",
+            "parameters": strategies.marks("reactive", tuned()),
+            "min_instances": 0,
+            "max_instances": 1,
+            "floor": tuned().FLOOR,
+            "floor_above": floor.above,
+            "floor_cooldown_s": floor.cooldown_s,
+        },
         "planner": {
             **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
             "epsilon": plans.epsilon,
             "time_limit_s": float(plans.time_limit_s),
+            "capability_instances": tuned().CAPABILITY_INSTANCES,
+            "capability_most_above": tuned().CAPABILITY_MOST_ABOVE,
         },
     }
+
+
+def strategy_of(policy: ScalingPolicy) -> dict[str, Any]:
+    """The strategy of *policy*, with its parameters and the marks of its model's settings."""
+    marks = strategies.marks(policy.strategy, tuned(policy.model.name))
+    return {"strategy": policy.strategy, "parameters": {**marks, **policy.parameters}}
 
 
 def without_none(value: Any) -> Any:
