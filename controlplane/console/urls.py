@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
 from controlplane.console.pages.instances import rollouts
@@ -21,6 +22,7 @@ from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
+from controlplane.console.pages.usage import views as usage
 
 app_name = "console"
 urlpatterns = [
@@ -32,6 +34,8 @@ urlpatterns = [
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
     path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
     path("models/", models.models, name="models"),
+    path("models/deploy/", deploy.deploy, name="deploy"),
+    path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
     path("models/<int:pk>/parts/", models.parts, name="parts"),
     path("console/api/model-charts", models.charts, name="model-charts"),
     path("requests/", requests.requests, name="requests"),
@@ -51,6 +55,8 @@ urlpatterns = [
     path("lengths/train/", lengths.train, name="train-lengths"),
     path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("console/api/length-charts", lengths.charts, name="length-charts"),
+    path("usage/", usage.usage_page, name="usage"),
+    path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),

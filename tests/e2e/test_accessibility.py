@@ -19,6 +19,8 @@ PAGES = {
     "instance-failed": f"/instances/{seed.FAILED}/",
     "requests": "/requests/",
     "request": "/requests/{request}/",
+    "usage": "/usage/",
+    "usage-by-model": "/usage/?by=model&show=tokens&period=dates&table=usage",
     "keys": "/keys/?show=all",
     "events": "/events/",
     "event": "/events/{event}/",
@@ -27,7 +29,7 @@ PAGES = {
     "about": "/about/",
     "not-violated": "/no/such/page/",
 }
-EMPTY = ("overview", "instances", "requests", "keys", "events", "system", "about")
+EMPTY = ("overview", "instances", "requests", "usage", "keys", "events", "system", "about")
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
