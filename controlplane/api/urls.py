@@ -14,6 +14,7 @@ from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
+    deploy,
     instances,
     inventory,
     lengths,
@@ -22,6 +23,7 @@ from controlplane.api.routers import (
     settings,
     simulations,
     system,
+    usage,
 )
 
 
@@ -55,6 +57,7 @@ api = PilothouseApi(
 errors.install(api)
 api.add_router("", instances.router)
 api.add_router("", inventory.router)
+api.add_router("", deploy.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
@@ -62,6 +65,7 @@ api.add_router("", lengths.router)
 api.add_router("", settings.router)
 api.add_router("", simulations.router)
 api.add_router("", system.router)
+api.add_router("", usage.router)
 
 
 rest_of_paths = Router()

@@ -68,7 +68,7 @@ def new_instance(deployment: Deployment) -> Instance:
     if not launchers:
         raise ActionError("Pilothouse has started none of its instances, so it does not know how to start one")
     row = Instance(
-        name=_free_name(deployment),
+        name=free_name(deployment),
         deployment=deployment,
         launcher=launchers.most_common(1)[0][0],
         node=pick(deployment),
@@ -78,7 +78,7 @@ def new_instance(deployment: Deployment) -> Instance:
     return row
 
 
-def _free_name(deployment: Deployment) -> str:
+def free_name(deployment: Deployment) -> str:
     """`<model>-<region>-<number>` with the first number that is free."""
     model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
     base = f"{model}-{deployment.region.name}"[:70]

@@ -40,7 +40,7 @@ def _store(model: Model, gpu_type: GpuType, fit: Fit, source: str, actor: str) -
     row = row or PerformanceProfile(model=model, gpu_type=gpu_type, tensor_parallel=fit.setting.tensor_parallel)
     for name in names:
         setattr(row, name, getattr(fit.profile, name))
-    row.source = f"{source} {fit.setting.variant}".strip()[:255]
+    row.source, row.estimated = f"{source} {fit.setting.variant}".strip()[:255], False
     row.prefill_error_pct = fit.prefill_error.held_out_pct if fit.prefill_error else None
     row.decode_error_pct = fit.decode_error.held_out_pct if fit.decode_error else None
     row.full_clean()

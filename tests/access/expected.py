@@ -46,6 +46,8 @@ CONSOLE = {
     "act": Reach(OPERATOR, {"name": "INSTANCE", "action": "drain"}, REASON),
     "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT", "action": "start"}, REASON),
     "models": Reach(VIEWER),
+    "deploy": Reach(OPERATOR),
+    "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
     "parts": Reach(OPERATOR, {"pk": "MODEL_ID"}, {"routing_policy": "round_robin"} | REASON),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
@@ -61,6 +63,8 @@ CONSOLE = {
     "roll-back-lengths": Reach(OPERATOR, {}, REASON),
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "decide-length-version": Reach(OPERATOR, {"version_number": 3, "decision": "reject"}, REASON),
+    "usage": Reach(TENANT),
+    "usage-charts": Reach(TENANT),
     "keys": Reach(TENANT),
     "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
     "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
@@ -105,6 +109,7 @@ REST = {
     "list_events": Reach(SIGNED_IN),
     "list_requests": Reach(SIGNED_IN, key=True),
     "get_usage": Reach(SIGNED_IN, key=True),
+    "sum_usage": Reach(SIGNED_IN, key=True),
     "get_summary": Reach(VIEWER),
     "list_forecasts": Reach(VIEWER),
     "list_backtests": Reach(VIEWER),
@@ -136,6 +141,7 @@ REST = {
     "get_system": Reach(OPERATOR),
     "get_instance_log": Reach(OPERATOR, {"name": "INSTANCE"}),
     "list_nodes": Reach(VIEWER),
+    "deploy": Reach(OPERATOR, {}, {"region": "us-east", "gpu_type": "a100-80gb", "model": "MODEL", "gpus": 8}),
     "create_region": Reach(ADMIN, {}, {"name": "eu-new", "title": "New"}),
     "change_region": Reach(ADMIN, {"name": "us-east"}, {"title": "Newer"}),
     "delete_region": Reach(ADMIN, {"name": "us-east"}, {}),
@@ -201,6 +207,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "planning.strategycomparison": (VIEWER, ()),
     "simulation.simulationrun": (VIEWER, ()),
     "tuning.setting": (VIEWER, EDITED),
+    "usage.usagehour": (VIEWER, ()),
 }
 # Pages of the admin beside those of its models.
 ADMIN_PAGES = {

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course
 from controlplane.gateway.upstream.connections import Connection, chunk_begin
@@ -50,11 +51,11 @@ class Passage:
         self.connection.complete = False
         self.course = Course(7, 3.0)
         self.usage = Usage()
-        call = SimpleNamespace(include_usage=include_usage, sequences=sequences)
+        call = SimpleNamespace(include_usage=include_usage, sequences=sequences, kind=Kind.CHAT)
         self.responder = Responder(None, "r-1", self)
         self.responder.started = True
         self.stream = Stream(
-            SimpleNamespace(call=call, course=self.course), self.responder, self.usage, b"", self.began, chat=True
+            SimpleNamespace(call=call, course=self.course), self.responder, self.usage, b"", self.began
         )
         self.connection.data_received(HEAD)
         self.connection.pass_to(self.take, self.stream._take_chunk if whole_chunks else None)

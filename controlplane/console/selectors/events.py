@@ -31,6 +31,7 @@ VERBS = {
     "job.recovered": "done again",
     "part.down": "down",
     "part.recovered": "up again",
+    "model.deployed": "deployed",
     "model.bundle_switched": "policy bundle switched",
     "model.parts_switched": "parts of its policy switched",
     "plan.approved": "plan approved",

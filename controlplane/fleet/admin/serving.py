@@ -44,8 +44,8 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
 
 @admin.register(PerformanceProfile)
 class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
-    list_display = ["model", "gpu_type", "tensor_parallel", "example", "prefill_error", "decode_error"]
-    list_filter = ["model", "gpu_type", "tensor_parallel"]
+    list_display = ["model", "gpu_type", "tensor_parallel", "example", "prefill_error", "decode_error", "estimated"]
+    list_filter = ["model", "gpu_type", "tensor_parallel", "estimated"]
     list_select_related = ["model", "gpu_type"]
     search_fields = ["model__name", "gpu_type__name", "source"]
     autocomplete_fields = ["model", "gpu_type"]
@@ -66,7 +66,7 @@ class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
                 "description": "In seconds; one step gives one token to every sequence.",
             },
         ),
-        ("Evidence", {"fields": ["source", "prefill_error_pct", "decode_error_pct", "created_at"]}),
+        ("Evidence", {"fields": ["source", "estimated", "prefill_error_pct", "decode_error_pct", "created_at"]}),
     ]
 
     @admin.display(description="1,024 tokens in / a token at 32 sequences")

@@ -38,6 +38,7 @@ class LengthModelKind(models.TextChoices):
     SSJF_ORDINAL_MSE = "ssjf-ordinal-mse", "SSJF: ordered classes, MSE"
     SSJF_BINARY = "ssjf-binary", "SSJF: two classes"
     SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
+    SSJF_CLS_PAIRWISE = "ssjf-cls-pairwise", "SSJF: five classes, ties broken by pairs"
     PRESERVE = "preserve", "PreServe: prompt tuning"
 
 
@@ -110,6 +111,9 @@ class PerformanceProfile(models.Model):
         "c (s per context token)", default=0.0, validators=[MinValueValidator(0.0)]
     )
     source = models.CharField(max_length=255)
+    estimated = models.BooleanField(
+        default=False, help_text="From sizes and data sheets, not measured; `fit_profiles --write` measures it."
+    )
     prefill_error_pct = models.FloatField(
         "prefill error (%)", null=True, blank=True, help_text="Mean absolute error on held-out settings."
     )

@@ -130,8 +130,10 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
             entry for entry in entries if (entry.request_id, datetime.fromtimestamp(entry.arrived_at, UTC)) not in there
         ]
 
+    adapted = connection.ops.adapt_datetimefield_value  # looked up once: Django finds the thread's connection each time
+
     def adapt(epoch_s: float) -> Any:
-        return connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(epoch_s, UTC))
+        return adapted(datetime.fromtimestamp(epoch_s, UTC))
 
     rows = [(entry[0], adapt(entry[1]), *entry[2:]) for entry in entries]
     minutes = [

@@ -1,6 +1,9 @@
 // Filters that apply themselves, forms that are sent once, dialogs for browsers without invoker commands, and copying.
 
+import { swap } from "./swap.js";
+
 const RESEND_MS = 5_000;
+const ESTIMATE_MS = 300;
 
 export function startFilters() {
   for (const form of document.querySelectorAll("[data-filters]")) {
@@ -36,6 +39,21 @@ export function startChanges() {
     const changed = [...form.querySelectorAll("select")].filter((select) => !select.selectedOptions[0].defaultSelected);
     const said = changed.map((select) => `${select.dataset.part}: ${select.selectedOptions[0].text} instead of ${select.dataset.now}. ${select.selectedOptions[0].title}`);
     form.querySelector("[data-changed]").replaceChildren(...(said.length ? said : ["Nothing changes."]).flatMap((text, at) => at ? [document.createElement("br"), text] : [text]));
+  });
+}
+
+// A form whose consequences the server says in another element while it is filled in. The address holds what was entered.
+export function startEstimates() {
+  const form = document.querySelector("form[data-estimates]");
+  if (!form) return;
+  let timer = 0;
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "");
+      history.replaceState(null, "", `?${new URLSearchParams(entered)}`);
+      swap([form.dataset.estimates], location.href);
+    }, ESTIMATE_MS);
   });
 }
 

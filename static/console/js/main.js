@@ -1,7 +1,8 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
-import { startChanges, startCopying, startDialogs, startFilters, startSending } from "./forms.js";
+import { startDocs } from "./docs.js";
+import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
@@ -53,6 +54,8 @@ startKeys(live);
 startFilters();
 startDialogs();
 startChanges();
+startEstimates();
 startSending();
 startCopying();
 startSwapLinks();
+startDocs();

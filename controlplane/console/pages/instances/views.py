@@ -141,6 +141,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "instance": row,
         "row": instance_row(row, state.instance_rows().get(row.pk)),
         "engine": row.engine,
+        "profile": row.deployment.profile(),
         "outdated": revisions.outdated([row]).get(row.pk, ()),
         "log": _log(row) if may(request, Role.OPERATOR) else None,
         "charts": charts,

@@ -18,7 +18,7 @@ from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.pages.models.charts import demand_and_capacity
 from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import bundles
 from controlplane.planning import selectors as planning
@@ -97,6 +97,7 @@ class ModelRow:
     model: Model
     endpoints: tuple[Endpoint | None, ...]
     hardware: str
+    estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
     live: dict[str, Any]
     chart: Chart
@@ -175,12 +176,14 @@ def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow
     ):
         deployments[row.model.name].append(row)
     presents = bundles.presents(models)
+    estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
     by_model = _endpoints(state, deployments, now)
     return [
         ModelRow(
             model=model,
             endpoints=tuple(by_model.get((model.name, place)) for place in places),
             hardware=_hardware(deployments[model.name]),
+            estimated=model.name in estimated,
             present=presents[model.pk],
             live=state.tile(model.name) or {},
             chart=_chart(model.name, now),

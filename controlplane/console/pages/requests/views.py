@@ -68,7 +68,10 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         Select("outcome", "Outcome", every("outcomes", [*Outcome.choices, *DEMAND.items()])),
         Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
         Select("slo", "SLO", SLO),
-        Select("region", "Region", every("regions", region_names()), free=40),
+        # A tenant reads the regions of its own requests alone, so the list of all is the fleet's.
+        Select("region", "Region", every("regions", region_names()), free=40)
+        if sees_fleet
+        else Hidden("region", length=40),
         whose,
         Select("hours", "Arrived", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
         *([Hidden("instance")] if sees_fleet else []),

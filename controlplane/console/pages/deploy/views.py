@@ -1,0 +1,68 @@
+"""Deploy: one form from hardware and model to instances that start, then the way to the first token."""
+
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.html import format_html
+from django.views.decorators.http import require_http_methods, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context
+from controlplane.console.pages.deploy.forms import DeployForm
+from controlplane.fleet.inventory import deploy as deploying
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.models import Deployment
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@fleet_role(Role.OPERATOR)
+def deploy(request: HttpRequest) -> HttpResponse:
+    """With a query string, the form is filled from it: a page with another estimate, and a link that can be sent."""
+    data = request.POST if request.method == "POST" else request.GET or None
+    form = DeployForm(data, may_address=may(request, Role.ADMIN))
+    posted = request.method == "POST"
+    if form.is_valid() and posted:
+        try:
+            made = deploying.deploy(form.wanted(), user_of(request), form.cleaned_data["reason"])
+            return redirect("console:deployed", made.deployment.pk)
+        except ValidationError as error:
+            for name, texts in error.message_dict.items():
+                form.add_error(name if name in form.fields else None, texts)
+        except ActionError as error:
+            form.add_error(None, str(error))
+    context = {
+        "form": form,
+        "posted": posted,
+        "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
+        "places": deploying.gpus_by_place(),
+    }
+    return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def deployed(request: HttpRequest, pk: int) -> HttpResponse:
+    """The instances of one deployment as they start, and the request to send once one is ready."""
+    rows = Deployment.objects.select_related("model", "region", "gpu_type")
+    deployment = get_object_or_404(rows, pk=pk)
+    instances = list(deployment.instances.exclude(state=InstanceState.STOPPED).order_by("pk"))
+    context = {
+        **live_context(hub.state(), "overview,instances,events"),
+        "deployment": deployment,
+        "instances": instances,
+        "ready": any(instance.state == InstanceState.READY for instance in instances),
+        "failed": [instance for instance in instances if instance.state == InstanceState.FAILED],
+        "profile": deployment.profile(),
+        "curl": format_html(
+            CURL, address=request.build_absolute_uri("/v1/chat/completions"), model=deployment.model.name
+        ),
+    }
+    return render(request, "console/deploy/deployed.html", context)
+
+
+CURL = """curl -N {address} \\
+  -H "Authorization: Bearer $PILOTHOUSE_API_KEY" -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'"""

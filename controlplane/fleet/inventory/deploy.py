@@ -1,0 +1,352 @@
+"""Deploying a model in one go: hardware, model, deployment, performance profile and instances, from what an operator knows.
+
+What is there already is taken by its name, what is not is created; all of it in one transaction, or nothing. Without a
+measured profile one is estimated (`scheduling.fleet.profile_estimate`), and marked so until it is measured.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db import transaction
+
+from controlplane.accounts.models import User
+from controlplane.events.audit import record_creation
+from controlplane.events.services import record
+from controlplane.fleet import places
+from controlplane.fleet.inventory import services
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, REGION
+from controlplane.fleet.models import (
+    Deployment,
+    Device,
+    GpuType,
+    Instance,
+    Launcher,
+    Model,
+    Node,
+    PerformanceProfile,
+    Region,
+)
+
+if TYPE_CHECKING:
+    from scheduling.fleet.profile import Profile
+
+GB: Final = 1e9
+KIB: Final = 1024
+KV_BYTES: Final = 2
+"""Of an element of the KV cache, as vLLM computes by default."""
+LOCAL: Final = "127.0.0.1"
+SOURCE: Final = "estimated from weights, KV bytes and the GPU's data sheet"
+FIELDS: Final = {
+    "weights_bytes": "weights_gb",
+    "kv_bytes_per_token": "kv_kib_per_token",
+    "gpu_count": "gpus",
+    "node": "gpus",
+    "title": "model",
+    "memory_bytes": "gpu_type",
+    "on_demand_usd_per_hour": "usd_per_gpu_hour",
+}
+"""Fields of rows that have another name here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be deployed. Sizes that are None are not known; those of a model that is there are its own."""
+
+    region: str
+    gpu_type: str
+    gpus: int = 0
+    """Of a new node for it; 0: the nodes that there are."""
+    address: str = LOCAL
+    """Of the new node."""
+    usd_per_gpu_hour: Decimal | None = None
+    """Of a GPU type that is not there yet."""
+    model: str
+    source: str = ""
+    weights_gb: float | None = None
+    parameters_billion: float | None = None
+    bits: int = 16
+    """Of a parameter."""
+    kv_kib_per_token: float | None = None
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    context_tokens: int | None = None
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 64
+    min_instances: int = 1
+    max_instances: int = 4
+    launcher: str = ""
+    """Empty: that of most instances that Pilothouse starts."""
+
+    @property
+    def weights_bytes(self) -> int | None:
+        if self.weights_gb:
+            return round(self.weights_gb * GB)
+        return round(self.parameters_billion * 1e9 * self.bits / 8) if self.parameters_billion else None
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """Keys and values of every layer, as `workers.vllm.model_shape` counts them."""
+        if self.kv_kib_per_token:
+            return round(self.kv_kib_per_token * KIB)
+        if self.layers and self.kv_heads and self.head_dim:
+            return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What would come of it, as far as it is known: None where sizes are missing. Nothing is written for it."""
+
+    weights_bytes: int | None
+    kv_bytes_per_token: int | None
+    context_tokens: int | None
+    memory_bytes: int | None  # of an instance, as far as vLLM may use it
+    kv_tokens: int | None
+    fits: bool | None
+    usd_per_hour: float | None  # of one instance
+    free_gpus: int  # of the nodes of this type in this region, with those of the new node
+    instances: int  # to be started at once
+    room: bool  # whether the GPUs suffice for these
+    ttft_ms: float | None  # of a prompt of 1,024 tokens, alone
+    itl_ms: float | None  # with 16 sequences of 1,024 tokens
+    measured: bool  # whether the profile is a measured one
+
+    @property
+    def requests(self) -> int | None:
+        """Requests of full context that the KV cache holds at once."""
+        if self.kv_tokens is None or not self.context_tokens:
+            return None
+        return max(0, self.kv_tokens) // self.context_tokens
+
+
+def estimate(wanted: Wanted) -> Estimate:
+    model = Model.objects.filter(name=wanted.model).first()
+    gpu_type = GpuType.objects.filter(name=wanted.gpu_type).first()
+    weights = model.weights_bytes if model else wanted.weights_bytes
+    kv_bytes = model.kv_bytes_per_token if model else wanted.kv_bytes_per_token
+    context = model.context_tokens if model else wanted.context_tokens
+    each, usd = _gpu(wanted, gpu_type)
+    memory = int(each * wanted.tensor_parallel * wanted.gpu_memory_utilization) if each else None
+    tokens = (memory - weights) // kv_bytes if memory and weights and kv_bytes else None
+    measured = _measured(model, gpu_type, wanted.tensor_parallel)
+    profile = measured.coefficients() if measured else _profile(wanted, weights, kv_bytes)
+    free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
+    instances = max(1, wanted.min_instances)
+    return Estimate(
+        weights_bytes=weights,
+        kv_bytes_per_token=kv_bytes,
+        context_tokens=context,
+        memory_bytes=memory,
+        kv_tokens=tokens,
+        fits=None if tokens is None else tokens >= (context or 1),
+        usd_per_hour=usd * wanted.tensor_parallel if usd is not None else None,
+        free_gpus=free,
+        instances=instances,
+        room=free >= instances * wanted.tensor_parallel,
+        ttft_ms=1e3 * profile.step_time_s(1024, 0, 0) if profile else None,
+        itl_ms=1e3 * profile.step_time_s(0, 16, 16 * 1024) if profile else None,
+        measured=measured is not None and not measured.estimated,
+    )
+
+
+def _gpu(wanted: Wanted, row: GpuType | None) -> tuple[int | None, float | None]:
+    """Memory and dollars an hour of one GPU."""
+    if row:
+        return row.memory_bytes, float(row.on_demand_usd_per_hour)
+    from scheduling.fleet.profile_estimate import GPUS
+
+    facts = GPUS.get(wanted.gpu_type)
+    usd = wanted.usd_per_gpu_hour
+    return facts.memory_bytes if facts else None, float(usd) if usd is not None else None
+
+
+def _measured(model: Model | None, gpu_type: GpuType | None, tensor_parallel: int) -> PerformanceProfile | None:
+    rows = PerformanceProfile.objects.filter(model=model, gpu_type=gpu_type, tensor_parallel=tensor_parallel)
+    return rows.first() if model and gpu_type else None
+
+
+def _profile(wanted: Wanted, weights: int | None, kv_bytes: int | None) -> "Profile | None":
+    """The estimated one; None without sizes, or of hardware whose speed is not known."""
+    from scheduling.fleet import profile_estimate
+
+    facts = profile_estimate.facts_of(wanted.gpu_type)
+    if facts is None or not weights or not kv_bytes:
+        return None
+    parameters = (wanted.parameters_billion or 0.0) * 1e9
+    return profile_estimate.estimate(weights, kv_bytes, facts, wanted.tensor_parallel, parameters)
+
+
+def _nodes(wanted: Wanted) -> list[Node]:
+    return list(Node.objects.filter(region__name=wanted.region, gpu_type__name=wanted.gpu_type, active=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    deployment: Deployment
+    profile: PerformanceProfile | None
+    instances: tuple[Instance, ...]
+
+
+@transaction.atomic
+def deploy(wanted: Wanted, actor: User | str, reason: str = "") -> Deployed:
+    """Create what is missing, start as many instances as the minimum (one at least), and record `model.deployed`.
+
+    Raises ValidationError naming the field of `Wanted` at fault; nothing is written then.
+    """
+    with _naming("region"):
+        region = Region.objects.filter(name=wanted.region).first() or services.create(
+            REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason
+        )
+    gpu_type = _gpu_type(wanted, actor, reason)
+    if wanted.gpus:
+        values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
+        with _naming("gpus"):
+            services.create(NODE, {"name": _node_name(wanted)} | values, actor, reason)
+    elif not _nodes(wanted):
+        text = f"{region} has no node with {gpu_type}: say how many GPUs a new one has."
+        raise ValidationError({"gpus": text})
+    with _naming("model"):
+        model = Model.objects.filter(name=wanted.model).first() or services.create(MODEL, _sizes(wanted), actor, reason)
+    with _naming("gpu_type"):
+        deployment = services.create(DEPLOYMENT, _deployment(wanted), actor, reason)
+    profile = _store_profile(wanted, model, gpu_type, actor, reason)
+    instances = _start(wanted, deployment, actor, reason)
+    record(
+        "model.deployed",
+        model,
+        actor=actor,
+        after={
+            "deployment": str(deployment),
+            "tensor_parallel": deployment.tensor_parallel,
+            "profile": "none" if profile is None else "estimated" if profile.estimated else "measured",
+            "instances": [instance.name for instance in instances],
+        },
+        reason=reason,
+    )
+    return Deployed(deployment, profile, instances)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Errors of rows as errors of `Wanted`: fields by their names there, what concerns none of them at *field*."""
+    try:
+        yield
+    except ValidationError as error:
+        messages = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
+        named: dict[str, list[str]] = {}
+        for name, texts in messages.items():
+            own = FIELDS.get(name, name)
+            named.setdefault(own if own in Wanted.__dataclass_fields__ else field, []).extend(texts)
+        raise ValidationError(named) from error
+
+
+def _gpu_type(wanted: Wanted, actor: User | str, reason: str) -> GpuType:
+    row = GpuType.objects.filter(name=wanted.gpu_type).first()
+    if row:
+        return row
+    from scheduling.fleet.profile_estimate import GPUS
+
+    facts = GPUS.get(wanted.gpu_type)
+    if facts is None:
+        known = ", ".join(sorted({*GPUS, *GpuType.objects.values_list("name", flat=True)}))
+        raise ValidationError({"gpu_type": f"Nothing is known of {wanted.gpu_type!r}; known are {known}."})
+    if wanted.usd_per_gpu_hour is None:
+        raise ValidationError({"usd_per_gpu_hour": f"{facts.title} is new here: say what one costs an hour."})
+    values = {
+        "title": facts.title,
+        "memory_bytes": facts.memory_bytes,
+        "on_demand_usd_per_hour": wanted.usd_per_gpu_hour,
+    }
+    with _naming("gpu_type"):
+        made: GpuType = services.create(GPU_TYPE, {"name": wanted.gpu_type} | values, actor, reason)
+    return made
+
+
+def _node_name(wanted: Wanted) -> str:
+    """`<region>-<GPU>-<number>` with the first number that is free."""
+    base = f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56]
+    taken, number = set(Node.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True)), 1
+    while f"{base}-{number}" in taken:
+        number += 1
+    return f"{base}-{number}"
+
+
+def _sizes(wanted: Wanted) -> dict[str, Any]:
+    """Of a new model. What is not given is read from its source."""
+    return {
+        "name": wanted.model,
+        "source": wanted.source,
+        "weights_bytes": wanted.weights_bytes,
+        "kv_bytes_per_token": wanted.kv_bytes_per_token,
+        "context_tokens": wanted.context_tokens,
+    }
+
+
+def _deployment(wanted: Wanted) -> dict[str, Any]:
+    names = (
+        "model", "region", "gpu_type", "tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances",
+        "max_instances",
+    )  # fmt: skip
+    return {name: getattr(wanted, name) for name in names}
+
+
+def _store_profile(
+    wanted: Wanted, model: Model, gpu_type: GpuType, actor: User | str, reason: str
+) -> PerformanceProfile | None:
+    """The profile that there is, or an estimated one; None where it cannot be estimated."""
+    held = _measured(model, gpu_type, wanted.tensor_parallel)
+    made = None if held else _profile(wanted, model.weights_bytes, model.kv_bytes_per_token)
+    if held or made is None or gpu_type.device == Device.CPU:
+        return held
+    coefficients = {name: getattr(made, name) for name in made.__dataclass_fields__}
+    row = PerformanceProfile(
+        model=model,
+        gpu_type=gpu_type,
+        tensor_parallel=wanted.tensor_parallel,
+        source=SOURCE,
+        estimated=True,
+        **coefficients,
+    )
+    row.full_clean()
+    row.save()
+    record_creation(row, actor, reason=reason)
+    return row
+
+
+def _start(wanted: Wanted, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
+    launcher = wanted.launcher or usual_launcher()
+    places.lock(Deployment.objects.filter(pk=deployment.pk))
+    started = []
+    for _ in range(max(1, deployment.min_instances)):
+        try:
+            node = places.pick(deployment)
+        except places.NoRoom as error:
+            raise ValidationError({"gpus": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
+        values = {"name": places.free_name(deployment), "launcher": launcher, "node": node.name if node else None}
+        names = {"model": wanted.model, "region": wanted.region, "gpu_type": wanted.gpu_type}
+        with _naming("launcher"):
+            started.append(services.create(INSTANCE, names | values, actor, reason or "deployed"))
+    return tuple(started)
+
+
+def usual_launcher() -> str:
+    """That of most instances that Pilothouse starts; without any, vLLM processes."""
+    counts = Counter(Instance.objects.launched().values_list("launcher", flat=True))
+    return counts.most_common(1)[0][0] if counts else str(Launcher.PROCESS)
+
+
+def gpus_by_place() -> list[tuple[str, str, int, int]]:
+    """(region, GPU type, GPUs, free ones) of all active nodes."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
+        row = rows.setdefault((node.region.name, node.gpu_type.name), [0, 0])
+        row[0] += node.gpu_count
+        row[1] += node.gpu_count - cast(Any, node).gpus_used
+    return [(region, gpu_type, gpus, free) for (region, gpu_type), (gpus, free) in sorted(rows.items())]

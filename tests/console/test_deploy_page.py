@@ -1,0 +1,84 @@
+"""The deploy page and its call: the estimate follows the form, errors stand at their fields, the start is followed."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
+
+FORM = {
+    "region": "eu-west", "gpu_type": "h100-80gb", "gpus": "8", "usd_per_gpu_hour": "2.5", "model": "qwen-8b",
+    "parameters_billion": "8.2", "bits": "16", "kv_kib_per_token": "144", "context_tokens": "32768",
+    "tensor_parallel": "1", "gpu_memory_utilization": "0.9", "max_num_seqs": "64", "min_instances": "1",
+    "max_instances": "4", "launcher": "emulated", "reason": "asked for",
+}  # fmt: skip
+
+
+@pytest.fixture
+def acting(client, operator):
+    client.force_login(operator)
+    return client
+
+
+def test_the_estimate_follows_what_is_entered(acting):
+    html = acting.get(reverse("console:deploy"), FORM).content.decode()
+    for words in ("16.4 GB", "413.1k tokens, 12 requests of full context", "$2.50 an hour", "Yes"):
+        assert words in html
+    half = {name: value for name, value in FORM.items() if name in ("gpu_type", "parameters_billion")}
+    html = acting.get(reverse("console:deploy"), half).content.decode()
+    assert "16.4 GB" in html
+    assert "give the KV cache of a token" in html
+    assert "field-error" not in html
+    assert not Model.objects.exists()
+
+
+def test_one_post_does_all_and_the_page_follows(acting):
+    answer = acting.post(reverse("console:deploy"), FORM, follow=True)
+    html = answer.content.decode()
+    deployment = Deployment.objects.get()
+    assert answer.redirect_chain == [(reverse("console:deployed", args=[deployment.pk]), 302)]
+    for words in (
+        "It is starting",
+        "qwen-8b-eu-west-1",
+        "profile estimated until it is measured",
+        "/v1/chat/completions",
+    ):
+        assert words in html
+    Instance.objects.update(state="ready")
+    assert "It is ready" in acting.get(answer.redirect_chain[0][0]).content.decode()
+    assert "speed estimated" in acting.get(reverse("console:models")).content.decode()
+    html = acting.get(reverse("console:instance", args=["qwen-8b-eu-west-1"])).content.decode()
+    assert "estimated until it is measured" in html
+
+
+def test_an_error_stands_at_its_field(acting):
+    answer = acting.post(reverse("console:deploy"), FORM | {"parameters_billion": "180"})
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert html.index('id="id_tensor_parallel_error"') < html.index("Use more GPUs") < html.index("id_max_num_seqs")
+    assert not Model.objects.exists()
+
+
+def test_the_address_of_a_node_is_for_admins(acting, client, fleet_admin):
+    assert 'name="address"' not in acting.get(reverse("console:deploy")).content.decode()
+    client.force_login(fleet_admin)
+    assert 'name="address"' in client.get(reverse("console:deploy")).content.decode()
+
+
+@pytest.mark.parametrize(("role", "address", "status"), [
+    ("viewer", "127.0.0.1", 403), ("operator", "127.0.0.1", 201), ("operator", "10.0.0.7", 403),
+    ("fleet_admin", "10.0.0.7", 201),
+])  # fmt: skip
+def test_the_same_by_rest(client, request, role, address, status):
+    client.force_login(request.getfixturevalue(role))
+    body = {
+        "region": "eu-west", "gpu_type": "h100-80gb", "gpus": 8, "usd_per_gpu_hour": "2.5", "model": "qwen-8b",
+        "weights_gb": 16.4, "kv_kib_per_token": 144, "context_tokens": 32_768, "launcher": "emulated", "address": address,
+    }  # fmt: skip
+    answer = client.post("/api/deploy", body, content_type="application/json")
+    assert answer.status_code == status
+    assert PerformanceProfile.objects.count() == (status == 201)
+    if status == 201:
+        assert answer.json()["instances"] == ["qwen-8b-eu-west-1"]
+        assert answer.json()["profile_estimated"] is True
+        again = client.post("/api/deploy", body, content_type="application/json")
+        assert (again.status_code, again.json()["error"]["field"]) == (422, "gpu_type")

@@ -1,0 +1,128 @@
+"""Deploying a new model by one form, from the Models page to its first token, on a whole stack with emulated servers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.conftest import PHONE, keep
+from tests.e2e.console_server import ROOT, free_port, wait_until
+from tests.e2e.test_accessibility import violations
+
+STARTS_WITHIN_S, READY_WITHIN_MS = 240, 120_000
+FORM = {
+    "Region": "us-east", "GPU type": "h100-80gb", "GPUs of a new node": "8", "Model": "qwen3-8b",
+    "Parameters (billions)": "8.2", "Layers": "36", "KV heads": "8", "Head size": "128", "Context (tokens)": "32768",
+    "Reason": "asked for by Acme",
+}  # fmt: skip
+
+
+class Stack:
+    """`manage.py up` with the demo's rows and no traffic, and commands beside it."""
+
+    def __init__(self, folder) -> None:
+        self.folder, self.port = folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PILOTHOUSE_", "DJANGO_"))}
+        kept.pop("DATABASE_URL", None), kept.pop("REDIS_URL", None)
+        self.env = kept | {"PILOTHOUSE_STATE_DIR": str(folder), "PILOTHOUSE_EMULATOR_PORT": str(free_port())}
+        self.process = None
+
+    def start(self) -> None:
+        command = [sys.executable, "manage.py", "up", "--port", str(self.port), "--no-traffic"]
+        with (self.folder / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=self.env, stdout=log, stderr=log, start_new_session=True
+            )
+        wait_until(self.serves, STARTS_WITHIN_S)
+
+    def serves(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "up.log").read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def says(self, *command: str) -> str:
+        called = [sys.executable, "manage.py", *command]
+        return subprocess.run(
+            called, cwd=ROOT, env=self.env, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    def stop(self) -> None:
+        if self.process and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def stack(tools, tmp_path_factory):
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(console, open_page, theme):
+    page = open_page(console, "/models/deploy/", theme=theme)
+    fill(page)
+    expect(page.locator("#estimate")).to_contain_text("16.4 GB")
+    violated = violations(page)
+    keep(page, f"deploy-{theme}-1440")
+    page.set_viewport_size(PHONE)
+    page.wait_for_timeout(300)
+    violated += violations(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    keep(page, f"deploy-{theme}-390")
+    assert violated == []
+
+
+def fill(page) -> None:
+    for label, value in FORM.items():
+        page.get_by_label(label, exact=True).fill(value)
+
+
+def test_errors_stand_at_their_fields(console, open_page, complaints):
+    complaints.allowed = ("status of 422",)
+    page = open_page(console, "/models/deploy/", theme="light")
+    fill(page)
+    page.get_by_label("Parameters (billions)").fill("400")
+    expect(page.locator("#estimate")).to_contain_text("No: more GPUs")
+    page.get_by_role("button", name="Deploy").click()
+    expect(page.locator("#id_tensor_parallel_error")).to_contain_text("Use more GPUs")
+    assert violations(page) == []
+    keep(page, "deploy-error-light")
+
+
+def test_one_form_to_the_first_token(stack, open_page):
+    link = stack.says("sign_in_link", "operator", "--url", stack.url).strip()
+    page = open_page(stack, link.removeprefix(stack.url), user=None)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(lambda url: "/sign-in/" not in url)
+    page.goto("/models/")
+    page.get_by_role("link", name="Deploy a model").click()
+    fill(page)
+    expect(page.locator("#estimate")).to_contain_text("413.1k tokens")
+    keep(page, "deploy-filled")
+    page.get_by_role("button", name="Deploy").click()
+    expect(page.get_by_role("heading", name="It is ready")).to_be_visible(timeout=READY_WITHIN_MS)
+    keep(page, "deployed")
+    assert violations(page) == []
+    curl = page.locator("#curl").text_content()
+    key = re.search(r"ph_\S+", stack.says("create_key", "acme", "--name", "first token"))[0]
+    env = os.environ | {"PILOTHOUSE_API_KEY": key}
+    answer = subprocess.run(["bash", "-c", curl], env=env, check=True, capture_output=True, text=True, timeout=60)
+    assert '"content"' in answer.stdout
+    page.goto("/models/?open=qwen3-8b")
+    expect(page.locator("tr.chosen")).to_contain_text("speed estimated")
+    keep(page, "models-after-deploy")
