@@ -208,12 +208,10 @@ class Live:
                 self.work(slot)
 
 
-THRESHOLDS = {"m": 0.7, "n": 0.45}
-"""Of the global router, by model."""
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]
 
 
-def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False, thresholds=THRESHOLDS):
+def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, sweeps=False):
     """Two models in three regions, with one to three small instances each."""
     specs = []
     for model, speed in (("m", 1.0), ("n", 0.6)):
@@ -233,7 +231,6 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
     return simulated.Cluster(
         specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
         dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit, sweeps=sweeps,
-        threshold={(spec.model, spec.region): thresholds[spec.model] for spec in specs},
     )  # fmt: skip
 
 
