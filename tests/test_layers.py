@@ -24,6 +24,7 @@ APPS = (
     ("lengths",),
     ("dispatch",),
     ("gateway",),
+    ("usage",),
     ("simulation",),
     ("planning",),
     ("experiments",),

@@ -23,6 +23,7 @@ from controlplane.api.routers import (
     settings,
     simulations,
     system,
+    usage,
 )
 
 
@@ -64,6 +65,7 @@ api.add_router("", lengths.router)
 api.add_router("", settings.router)
 api.add_router("", simulations.router)
 api.add_router("", system.router)
+api.add_router("", usage.router)
 
 
 rest_of_paths = Router()

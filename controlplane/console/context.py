@@ -38,11 +38,16 @@ PLAN = (
     Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
     Entry("lengths", "Lengths", "lengths", "l"),
 )
-TENANTS = (Entry("keys", "API keys", "keys", "k", ("key-created",)),)
+TENANTS = (
+    Entry("usage", "Usage", "usage", "u"),
+    Entry("keys", "API keys", "keys", "k", ("key-created",)),
+)
+API = Entry("api-docs", "API", "api", "c")
 SYSTEM = (
     Entry("system", "System", "system", "y"),
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
+    API,
     Entry("about", "About", "about", "a"),
 )
 
@@ -52,7 +57,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (FLEET[3], PLAN[2], TENANTS[0]))]
+    return [("", (TENANTS[0], FLEET[3], PLAN[2], TENANTS[1])), ("System", (API,))]
 
 
 def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:

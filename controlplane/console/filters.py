@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import ClassVar
 
 from django.utils import timezone
@@ -40,6 +40,22 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class Day:
+    """A day, as ISO 8601 writes it; what is none reads as empty."""
+
+    name: str
+    label: str
+    default: ClassVar[str] = ""
+    kind: ClassVar[str] = "day"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        try:
+            return date.fromisoformat(query.get(self.name, "")).isoformat()
+        except ValueError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """What a link sets and the form keeps: one of *options*, or any text where there are none."""
 
@@ -54,7 +70,7 @@ class Hidden:
         return value if not self.options or value in self.options else self.default
 
 
-Field = Select | Search | Hidden
+Field = Select | Search | Day | Hidden
 
 
 class Filters:

@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.api_docs import views as api_docs
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
@@ -22,6 +23,7 @@ from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
+from controlplane.console.pages.usage import views as usage
 
 app_name = "console"
 urlpatterns = [
@@ -54,6 +56,8 @@ urlpatterns = [
     path("lengths/train/", lengths.train, name="train-lengths"),
     path("lengths/versions/<int:version_number>/<slug:decision>/", lengths.decide, name="decide-length-version"),
     path("console/api/length-charts", lengths.charts, name="length-charts"),
+    path("usage/", usage.usage_page, name="usage"),
+    path("console/api/usage-charts", usage.charts, name="usage-charts"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/created/", keys.created, name="key-created"),
     path("keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
@@ -62,6 +66,7 @@ urlpatterns = [
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
+    path("api/docs", api_docs.api_docs, name="api-docs"),
     path("about/", about.about, name="about"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),

@@ -23,7 +23,7 @@ from controlplane.experiments.shared.scenes import INTERACTIVE, two_models
 from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS
 
-STRATEGIES: Final = tuple(name for name in sageserve.STRATEGIES if name != "siloed")
+STRATEGIES: Final = tuple(name for name in sageserve.STRATEGIES if name not in sageserve.PAPERS)
 CAPABILITIES: Final = ("smooth", "bursts")
 """Measured as if arrivals were smooth, on four instances; or with their bursts, at several sizes."""
 
@@ -50,7 +50,7 @@ class Bursts(Experiment):
         runs = []
         for capability in CAPABILITIES:
             smooth = capability == "smooth"
-            setting = sageserve.prepare(scene, days, seed, False, forecaster, forecaster, progress, smooth)
+            setting = sageserve.prepare(scene, days, seed, False, forecaster, progress, smooth)
             runs.append(
                 {
                     "capability": capability,

@@ -35,7 +35,8 @@ THOROUGH: Final = Effort(tuned=8000, read=1_000_000)
 QUICK_TREES: Final = 60
 ORDER: Final = (
     "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
-    "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "preserve", "ours", "student",
+    "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "ssjf-cls-pairwise", "preserve", "ours",
+    "student",
 )  # fmt: skip
 ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy))
 TAUGHT: Final = "student, taught by ours"

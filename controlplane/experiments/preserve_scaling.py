@@ -1,8 +1,9 @@
 """PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances.
 
 In the paper a request is given to an instance at once, and queues there; the reactive baselines look at KV memory. That is
-`deep`, with PreServe's router (4.3.3). Pilothouse holds the queue and gives work only where there is room: `shallow`, with
-the strategies as they run live. Figure 8 shows means over five minutes of arrivals, so a peak is the highest of those.
+`deep`, with PreServe's router (4.3.3) and no floor. Pilothouse holds the queue and gives work only where there is room:
+`shallow`, with the strategies as they run live, over the floor. Figure 8 shows means over five minutes of arrivals, so a
+peak is the highest of those.
 """
 
 import time
@@ -27,16 +28,17 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.advisors import by_quantity
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import DemandForecasts, Floats, arrival_cvs, forecast_demand, windows
+from controlplane.experiments.shared.demand import BURSTS_OVER_S, Floats, Seen, forecast_demand, minutes
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
-from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, Scene, preserve
+from controlplane.experiments.shared.planner import Expected, planner
+from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene, preserve
 from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS
+from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
-from scheduling.scaling import ByEndpoint, make_strategy
+from scheduling.scaling import FLOOR, ByEndpoint, make_strategy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import latency_s
@@ -49,15 +51,19 @@ from scheduling.simulation.workload.requests import Requests
 
 WINDOW_S: Final = 600.0
 SERVICES: Final = ("code-like", "chat-like")
-STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve")
-"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together; `shallow` has only the live one."""
-DEPTHS: Final = ("deep", "shallow")
+STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve", "lt_ua", "pilothouse")
+"""`hybrid` looks at the fullest instance, `hybrid_mean` at all together."""
+NOT_AT: Final = {"deep": ("lt_ua", "pilothouse"), "shallow": ("hybrid_mean",)}
+"""By depth: `deep` has only what the paper has, `shallow` only what runs live."""
+DEPTHS: Final = tuple(NOT_AT)
 PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
 """Of normalised latency: end-to-end seconds by output token."""
 PERCENTILE: Final = 98.0
 """Of requests that keep it where capability is measured: answers of two tokens break it at any load."""
 HISTORY_DAYS: Final = 7
+USD_PER_HOUR: Final = 1.0
+"""Of an instance, for the planner: they are all alike."""
 SURGES: Final = 3
 SURGE_S: Final = 900.0
 SURGE_FACTOR: Final = 1.7
@@ -102,10 +108,8 @@ class Setting:
     days: float
     seed: int
     workload: Workload
-    prompt: DemandForecasts
-    output: DemandForecasts
+    expected: Expected
     capability: Capability
-    cvs: list[float]
 
 
 def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, progress: Progress) -> Setting:
@@ -113,35 +117,38 @@ def prepare(service: str, scale: float, days: float, seed: int, forecaster: str,
     scene = preserve(service, scale)
     progress("drawing the demand", 0, 2)
     drawn = scene.demand(HISTORY_DAYS, seed + 1000)
-    past = windows(drawn, scene.streams, [INTERACTIVE], WINDOW_S, HISTORY_DAYS * DAY_S)
-    cvs = arrival_cvs(drawn, scene.streams, [INTERACTIVE], HISTORY_DAYS * DAY_S)
+    past, other = (minutes(drawn, scene.streams, [name], HISTORY_DAYS * DAY_S) for name in (INTERACTIVE, OTHER))
     progress("drawing the demand", 1, 2)
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
     workload = scene.demand(days, seed, surges)
-    actual = windows(workload, scene.streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
+    came, more = (minutes(workload, scene.streams, [name], days * DAY_S) for name in (INTERACTIVE, OTHER))
+    seen = Seen(came.after(past.last(BURSTS_OVER_S)), more.after(other.last(BURSTS_OVER_S)), BURSTS_OVER_S)
     progress("measuring what instances serve", 0, 1)
     capability = measured_capability(
-        scene.models[0].engine(), scene.clients, normalised_s=SLO_S, percentile=PERCENTILE, cv=cvs[0], seed=seed
+        scene.models[0].engine(),
+        scene.clients,
+        normalised_s=SLO_S,
+        percentile=PERCENTILE,
+        cv=arrival_cv(past.requests[0]),
+        seed=seed,
     )
-    prompt, output = [
+    history, actual = past.longer(WINDOW_S), came.longer(WINDOW_S)
+    prompt, output = (
         forecast_demand(
-            forecaster, getattr(past, quantity), getattr(actual, quantity), WINDOW_S, 1, 2,
+            forecaster, getattr(history, quantity), getattr(actual, quantity), WINDOW_S,
             partial(progress, f"forecasting {quantity} tokens by {forecaster}"),
         )
         for quantity in ("prompt", "output")
-    ]  # fmt: skip
-    return Setting(service, scene, days, seed, workload, prompt, output, capability, cvs)
+    )  # fmt: skip
+    return Setting(service, scene, days, seed, workload, Expected(prompt, output, seen), capability)
 
 
 def run(setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
-    """Simulate the service under each of *names* at both depths; `static` keeps all instances.
-
-    No floor: it would blur what is compared.
-    """
+    """Simulate the service under each of *names* at both depths; `static` keeps all instances."""
     scene, rows = setting.scene, []
     for depth in DEPTHS:
         for name in names:
-            if depth == "shallow" and name == "hybrid_mean":
+            if name in NOT_AT[depth]:
                 continue
             began_s = time.monotonic()
             cluster = _cluster(replace(scene, ready=scene.instances) if name == "static" else scene, depth)
@@ -174,9 +181,14 @@ def _simulate(
     bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
     advisor = None
     if strategy.uses_advice:
-        plans_for, streams = strategy.plans_for, setting.scene.streams
-        advisor = by_quantity(
-            streams, setting.prompt, setting.output, setting.capability, setting.cvs, plans_for, WINDOW_S
+        scene, model = setting.scene, setting.scene.models[0].name
+        advisor = planner(
+            scene.streams,
+            setting.expected,
+            strategy.plans_for,
+            {model: setting.capability},
+            scene.instances,
+            USD_PER_HOUR,
         )
     if isinstance(strategy, ReactiveByMemory | HybridByMemory):
         return run_by_memory(
@@ -184,8 +196,8 @@ def _simulate(
             seed=setting.seed, until_s=until_s, progress=progress,
         )  # fmt: skip
     return run_strategy(
-        cluster, requests, strategy, bounds=bounds, floor=None, advisor=advisor, seed=setting.seed, until_s=until_s,
-        progress=progress, per_arrival=True,
+        cluster, requests, strategy, bounds=bounds, floor=FLOOR if depth == "shallow" else None, advisor=advisor,
+        seed=setting.seed, until_s=until_s, progress=progress,
     ).result  # fmt: skip
 
 
@@ -298,8 +310,8 @@ class PreserveScaling(Experiment):
                         "total": round(capability.total_tokens_per_s, 1),
                     },
                     "forecast_error": {
-                        "prompt": round(setting.prompt.error, 4),
-                        "output": round(setting.output.error, 4),
+                        "prompt": round(setting.expected.prompt.error, 4),
+                        "output": round(setting.expected.output.error, 4),
                     },
                 }
             )

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,38 +22,28 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.advisors import HOUR_S, by_total
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import (
-    DemandForecasts,
-    Floats,
-    Windows,
-    arrival_cvs,
-    forecast_demand,
-    windows,
-)
+from controlplane.experiments.shared.demand import BURSTS_OVER_S, DemandForecasts, Seen, forecast_demand, minutes
 from controlplane.experiments.shared.measures import Row, measure_run, rounded
+from controlplane.experiments.shared.planner import Expected, planner
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS
 from scheduling.planning.advisor import SimulatedPlanner
-from scheduling.planning.bursts import POISSON_CV
+from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.planning.simulated_capability import SIZES
-from scheduling.scaling import FLOOR, Floor, Pilothouse, PlansFor, make_strategy
+from scheduling.scaling import FLOOR, ByEndpoint, Floor, PlansFor, make_strategy
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, random_bursts
 
 WINDOW_S: Final = 600.0
-HOUR_WINDOWS: Final = 6
-OWN_EVERY: Final = 2
-"""Windows from one of our own plans to the next."""
-OWN_LOOK: Final = 5
-"""Windows that our own forecasts look ahead."""
-STRATEGIES: Final = ("reactive", "siloed", "lt_i", "lt_u", "lt_ua", "pilothouse", "foreknown")
-"""`foreknown` is the oracle: LT-I every window, by the demand that will come."""
+PAPERS: Final = ("per_arrival", "siloed")
+"""The paper's baselines in its own form: the reactive heuristic on every arrival, without patience and without a floor."""
+STRATEGIES: Final = (*PAPERS, "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "pilothouse", "foreknown")
+"""The others in their live form; `foreknown` is the oracle: LT-I every window, by the demand that will come."""
 HISTORY_WEEKS: Final = 2
 SMOOTH_SIZES: Final = (4,)
 BURSTS_A_DAY: Final = 2
@@ -77,43 +66,34 @@ class Setting:
     days: float
     seed: int
     workload: Workload
-    paper_forecasts: DemandForecasts
-    own_forecasts: DemandForecasts
-    foreknown: DemandForecasts
-    other_work: Windows
+    expected: Expected
+    foreknown: Expected
     capability: dict[str, Capability]
     """By model."""
     cvs: list[float]
-    """Of the arrivals of each stream, as the history shows them."""
+    """Of the arrivals of each stream over the week before."""
 
 
 def prepare(
-    scene: Scene,
-    days: float,
-    seed: int,
-    bursts: bool,
-    forecaster: str,
-    own_forecaster: str,
-    progress: Progress,
-    smooth: bool = False,
+    scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, progress: Progress, smooth: bool = False
 ) -> Setting:
-    """Draw the demand, measure what instances serve, and forecast its hours and windows.
+    """Draw the demand, measure what instances serve, and forecast its windows.
 
     *smooth*: instances are measured as if arrivals were, four together, and nothing is reserved for bursts.
     """
     streams = scene.streams
-    past: list[Windows] = []
+    past = []
     for week in range(HISTORY_WEEKS):
         progress("drawing the demand", week, HISTORY_WEEKS + 1)
         drawn = scene.demand(7, seed + 1000 * (HISTORY_WEEKS - week))
-        past.append(windows(drawn, streams, [INTERACTIVE], WINDOW_S, 7 * DAY_S))
-    history = past[0]
-    for more in past[1:]:
-        history = history.after(more)
+        past.append(minutes(drawn, streams, [INTERACTIVE], 7 * DAY_S))
+    other_before = minutes(drawn, streams, [OTHER], 7 * DAY_S)
+    cvs = [arrival_cv(requests) for requests in past[-1].requests]
     progress("drawing the demand", HISTORY_WEEKS, HISTORY_WEEKS + 1)
     workload = scene.demand(days, seed, burst_times(scene, days, seed) if bursts else ())
-    actual = windows(workload, streams, [INTERACTIVE], WINDOW_S, days * DAY_S)
-    cvs = arrival_cvs(drawn, streams, [INTERACTIVE], 7 * DAY_S)
+    came, other = (minutes(workload, streams, [name], days * DAY_S) for name in (INTERACTIVE, OTHER))
+    seen = Seen(came.after(past[-1].last(BURSTS_OVER_S)), other.after(other_before.last(BURSTS_OVER_S)), BURSTS_OVER_S)
+    history, actual = past[-1].after(*past[:-1]).longer(WINDOW_S), came.longer(WINDOW_S)
     capability = {}
     for at, model in enumerate(scene.models):
         progress("measuring what instances serve", at, len(scene.models))
@@ -123,27 +103,30 @@ def prepare(
             model.engine(),
             mix,
             ttft_s=scene.promises[INTERACTIVE].ttft_s,
-            cv=POISSON_CV if smooth else float(np.mean(own_cvs)),
+            cv=POISSON_CV if smooth else max(own_cvs),
             sizes=SMOOTH_SIZES if smooth else SIZES,
             seed=seed,
         )
-    paper, own = (
-        lambda done, total, name=name: progress(f"forecasting by {name}", done, total)
-        for name in (forecaster, own_forecaster)
+    prompt, output = (
+        forecast_demand(
+            forecaster, getattr(history, quantity), getattr(actual, quantity), WINDOW_S,
+            partial(progress, f"forecasting {quantity} tokens by {forecaster}"),
+        )
+        for quantity in ("prompt", "output")
+    )  # fmt: skip
+    known_prompt, known_output = (
+        DemandForecasts.foreknown(rates, WINDOW_S) for rates in (actual.prompt, actual.output)
     )
-    hourly = forecast_demand(forecaster, hour_peaks(history.total), hour_peaks(actual.total), HOUR_S, 1, 1, paper)
-    closer = forecast_demand(own_forecaster, history.total, actual.total, WINDOW_S, OWN_EVERY, OWN_LOOK, own)
-    other = windows(workload, streams, [OTHER], WINDOW_S, days * DAY_S)
-    known = actual.total.T[:, :, None]
-    foreknown = DemandForecasts("foreknown", 1, WINDOW_S, known, known, 0.0)
-    return Setting(scene, days, seed, workload, hourly, closer, foreknown, other, capability, cvs)
-
-
-def hour_peaks(tokens_per_s: Floats) -> Floats:
-    """The highest window of every hour, the last one also if it is not over: "the maximum TPS expected in the next hour"."""
-    missing = -tokens_per_s.shape[1] % HOUR_WINDOWS
-    whole = np.pad(tokens_per_s, ((0, 0), (0, missing)))
-    return np.asarray(whole.reshape(whole.shape[0], -1, HOUR_WINDOWS).max(axis=2))
+    return Setting(
+        scene,
+        days,
+        seed,
+        workload,
+        Expected(prompt, output, seen),
+        Expected(known_prompt, known_output, seen),
+        capability,
+        cvs,
+    )
 
 
 def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
@@ -152,25 +135,13 @@ def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
     return random_bursts(days * DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
 
 
-def advisor(setting: Setting, strategy: str) -> SimulatedPlanner:
-    """The planner that *strategy* follows: SageServe's hourly one, or our own with shorter windows."""
-    scene = setting.scene
-    forecasts, plans_for, period_s = setting.paper_forecasts, PlansFor(), HOUR_S
-    if strategy == "foreknown":
-        forecasts, period_s = setting.foreknown, WINDOW_S
-    elif strategy == "pilothouse":
-        forecasts, plans_for, period_s = setting.own_forecasts, Pilothouse.plans_for, OWN_EVERY * WINDOW_S
-    return by_total(
-        scene.streams,
-        forecasts,
-        setting.other_work,
-        plans_for,
-        period_s,
-        setting.capability,
-        setting.cvs,
-        capacity=scene.instances * len(scene.models),
-        usd_per_hour=scene.usd_per_hour,
-    )
+def advisor(setting: Setting, strategy: ByEndpoint, foreknown: bool = False) -> SimulatedPlanner:
+    """The planner that *strategy* follows; that of the oracle plans every window by what will come in it."""
+    scene, plans_for, expected = setting.scene, strategy.plans_for, setting.expected
+    if foreknown:
+        plans_for, expected = PlansFor(period_s=WINDOW_S, horizon_s=WINDOW_S), setting.foreknown
+    capacity = scene.instances * len(scene.models)
+    return planner(scene.streams, expected, plans_for, setting.capability, capacity, scene.usd_per_hour)
 
 
 def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
@@ -181,21 +152,22 @@ def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor
     for name in names:
         cluster = scene.cluster(siloed=name == "siloed")
         requests = scene.requests(cluster, setting.workload, setting.seed)
-        if name not in ("reactive", "siloed") and demand is None:
+        strategy = make_strategy({"per_arrival": "reactive", "foreknown": "lt_i"}.get(name, name))
+        if name not in PAPERS and demand is None:
             demand = Demand(cluster, requests)
         began_s = time.monotonic()
         made = run_strategy(
             cluster,
             requests,
-            make_strategy("lt_i" if name == "foreknown" else name),
+            strategy,
             bounds=Bounds(scene.min_instances, scene.max_instances),
             floor=floor,
-            advisor=None if name in ("reactive", "siloed") else advisor(setting, name),
+            advisor=advisor(setting, strategy, name == "foreknown") if strategy.uses_advice else None,
             demand=demand,
             seed=setting.seed,
             until_s=setting.days * DAY_S,
             progress=partial(progress, f"simulating {name}"),
-            per_arrival=True,
+            per_arrival=name in PAPERS,
         )
         row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
         rows.append(replace(row, strategy=name))
@@ -203,11 +175,10 @@ def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor
 
 
 def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
-    """Change of hours, hours of the busiest model, waste and TTFT against `reactive`, by strategy; empty without that.
-
-    None where reactive had none.
+    """Change of hours, hours of the busiest model, waste and TTFT against the paper's reactive heuristic (`per_arrival`), by
+    strategy; empty without that. None where it had none.
     """
-    base = next((row for row in rows if row.strategy == "reactive"), None)
+    base = next((row for row in rows if row.strategy == "per_arrival"), None)
     if base is None:
         return {}
     busiest = next(iter(base.hours_by_model))
@@ -240,8 +211,7 @@ class SageServe(Experiment):
         Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
         Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
         Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
-        Option("forecaster", "of the paper's strategies", "arima", among=tuple(FORECASTERS)),
-        Option("own-forecaster", "of our own strategy", BEST, among=tuple(FORECASTERS)),
+        Option("forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS)),
     )
 
     def run(self, settings: Settings, progress: Progress) -> Result:
@@ -249,7 +219,7 @@ class SageServe(Experiment):
         demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
         return {
             "paper": self.name,
-            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster", "own_forecaster")},
+            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
             "floor": not settings["no_floor"],
             "models": [model.name for model in scene.models],
             "reported": PAPER,
@@ -262,7 +232,7 @@ class SageServe(Experiment):
                 f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items()
             )
             console.print(
-                f"[bold]SageServe[/], {result['days']:g} days, {each['demand']}: {each['requests']:,} requests, seed"
+                f"[bold]SageServe[/], {result['days']:g} day(s), {each['demand']}: {each['requests']:,} requests, seed"
                 f" {result['seed']}. Error of the forecasts: {errors}."
             )
             console.print(_table(result, each))
@@ -294,7 +264,6 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
         settings["seed"],
         demand == "bursts",
         settings["forecaster"],
-        settings["own_forecaster"],
         progress,
     )
     rows = run(setting, settings["strategies"], progress, None if settings["no_floor"] else FLOOR)
@@ -305,8 +274,8 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
         "reserve": [round(each.reserve, 3) for each in setting.capability.values()],
         "cv": [round(each.cv, 2) for each in setting.capability.values()],
         "forecast_error": {
-            f"{setting.paper_forecasts.forecaster}, next hour": round(setting.paper_forecasts.error, 4),
-            f"{setting.own_forecasts.forecaster}, next window": round(setting.own_forecasts.error, 4),
+            f"{quantity} tokens, {each.forecaster}": round(each.error, 4)
+            for quantity, each in (("prompt", setting.expected.prompt), ("output", setting.expected.output))
         },
         "rows": [rounded(asdict(row)) for row in rows],
         "against_reactive": against_reactive(rows),
@@ -330,6 +299,7 @@ def _table(result: Result, each: dict[str, Any]) -> Table:
         change("waste_hours"),
         Column("USD", "usd", "{:,.0f}"),
         Column("TTFT p95", "ttft_p95_s", seconds),
+        Column("TTFT p99", "ttft_p99_s", seconds),
         Column("E2E p95", "e2e_p95_s", seconds),
         Column("SLO met", "slo_met", share),
         Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),

@@ -229,4 +229,4 @@ class Gateway:
     async def read_inventory(self) -> None:
         """Make the live fleet agree with the rows. Raises what the database raises; then the live fleet stays as it was."""
         self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
-        self.lengths.tune(self.topology.tuned)
+        self.lengths.tune(self.topology.values)

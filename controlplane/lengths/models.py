@@ -61,7 +61,9 @@ class LengthSample(models.Model):
     )
     text = models.TextField(blank=True)
     predicted_tokens = models.PositiveIntegerField()
-    predicted_by = models.CharField(max_length=40, help_text="cache, lexical cache, prior, or a version.")
+    predicted_by = models.CharField(
+        max_length=40, help_text="cache, lexical cache, embedding cache, prior, or a version."
+    )
     output_tokens = models.PositiveIntegerField()
 
     class Meta:
@@ -78,7 +80,9 @@ class LengthMinute(models.Model):
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)
     tenant = models.CharField(max_length=63)
-    predictor = models.CharField(max_length=40, help_text="cache, lexical cache, prior, a version, or its shadow.")
+    predictor = models.CharField(
+        max_length=40, help_text="cache, lexical cache, embedding cache, prior, a version, or its shadow."
+    )
     bucket_tokens = models.PositiveIntegerField(help_text="Real lengths from this on, up to twice as many.")
     requests = models.PositiveIntegerField(default=0)
     predicted_tokens = models.PositiveBigIntegerField(default=0)
@@ -89,6 +93,9 @@ class LengthMinute(models.Model):
     within_100 = models.PositiveIntegerField(default=0)
     below_median = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted median.")
     below_upper = models.PositiveIntegerField(default=0, help_text="Real length at most the predicted 0.9 quantile.")
+    late = models.PositiveIntegerField(
+        default=0, help_text="Answers of a shadow that would have come after the time that a request waits."
+    )
 
     class Meta:
         ordering = ["-minute"]

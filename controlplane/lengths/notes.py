@@ -36,6 +36,7 @@ SUMS = (
     "within_100",
     "below_median",
     "below_upper",
+    "late",
 )
 _TABLE = LengthMinute._meta.db_table
 _UPSERT = (
@@ -82,8 +83,12 @@ class Notes:
         predictor: str,
         predicted: tuple[float, float, float],
         real: float,
+        late: bool = False,
     ) -> None:
-        """One request of *real* tokens that *predictor* took for *predicted* (tokens, median, 0.9 quantile)."""
+        """One request of *real* tokens that *predictor* took for *predicted* (tokens, median, 0.9 quantile).
+
+        *late*: a shadow's, after the time that a request waits.
+        """
         tokens, length = round(predicted[0]), max(1, round(real))
         key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
         sums = self.minutes.get(key)
@@ -102,6 +107,7 @@ class Notes:
         sums[6] += error <= 100
         sums[7] += real <= predicted[1]
         sums[8] += real <= math.ceil(predicted[2])
+        sums[9] += late
 
     def take_back(self, notes: "Notes") -> None:
         """*notes* could not be written: measures and alarms are added up with these, samples are let go."""

@@ -16,7 +16,7 @@ from django.db.models.functions import TruncHour
 
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
-CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
+CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
 PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
@@ -54,6 +54,7 @@ class Measures:
     within_100: int = 0
     below_median: int = 0
     below_upper: int = 0
+    late: int = 0
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
@@ -106,6 +107,11 @@ class Measures:
     def coverage_upper(self) -> float | None:
         """Share of requests at most as long as the predicted 0.9 quantile; 0.9 is right."""
         return self._each(self.below_upper)
+
+    @property
+    def late_ratio(self) -> float | None:
+        """Share of a shadow's answers that requests would not have waited for."""
+        return self._each(self.late)
 
 
 SUMMED = tuple(field.name for field in fields(Measures))

@@ -207,6 +207,14 @@ def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
         return None
+    late, most_late = duel.shadow.late_ratio or 0.0, tuned().LENGTH_PROMOTE_LATE
+    if late > most_late:
+        return reject(
+            shadow,
+            ACTOR,
+            f"{100 * late:.1f} % of {duel.shadow.requests:,} answers came after the time that requests wait"
+            f" (PILOTHOUSE_LENGTH_BUDGET_MS), at most {100 * most_late:g} % may",
+        )
     least = tuned().LENGTH_PROMOTE_GAIN
     said = (
         f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "

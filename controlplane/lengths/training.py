@@ -8,7 +8,7 @@ in the shadow or, if it is worse on them than the version that it would follow, 
 import logging
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -55,8 +55,8 @@ class How:
     kind: str = STUDENT
     file: Path | None = None
     """Samples in the place of the stored ones; None: those."""
-    effort: Effort = EFFORT
-    """Of models on an encoder."""
+    effort: Effort | None = None
+    """Of models on an encoder; None: as `effort` has it."""
     progress: Progress | None = None
 
 
@@ -122,7 +122,7 @@ def new_model(how: How) -> LengthModel:
     """A model to be fitted; a student goes on from the active one. Raises EncoderMissing without its encoder."""
     made: Any = MODELS[how.kind]
     if issubclass(made, Proxy):
-        model: LengthModel = made(tuned().LENGTH_ENCODER, how.effort, progress=how.progress)
+        model: LengthModel = made(tuned().LENGTH_ENCODER, how.effort or effort(), progress=how.progress)
     elif issubclass(made, Ours):
         model = made(tuned().LENGTH_ENCODER, progress=how.progress)
     elif issubclass(made, Student):
@@ -130,6 +130,11 @@ def new_model(how: How) -> LengthModel:
     else:
         model = made()
     return model
+
+
+def effort() -> Effort:
+    """What training a model on an encoder may cost where nothing else is said."""
+    return replace(EFFORT, layers=tuned().LENGTH_ENCODER_LAYERS)
 
 
 def incumbent(kind: str) -> InUse | None:

@@ -93,9 +93,13 @@ def _start_again(ended: list["Instance"]) -> str:
     from controlplane.fleet.lifecycle.states import ALIVE, ActionError, InstanceState
     from controlplane.fleet.models import CommandState, InstanceCommand
     from controlplane.fleet.services import move, start
+    from controlplane.jobs.selectors import last_sign_of_life
+    from controlplane.usage.paid_time import ENDED_AT
 
     # The worker that had claimed these ended with the last run too.
     InstanceCommand.objects.filter(instance__in=ended, state=CommandState.RUNNING).update(state=CommandState.PENDING)
+    ended_at = last_sign_of_life()
+    inputs: dict[str, object] = {ENDED_AT: ended_at.isoformat()} if ended_at else {}
     asked, refused = 0, []
     for instance in ended:
         try:
@@ -103,7 +107,7 @@ def _start_again(ended: list["Instance"]) -> str:
                 if instance.state in ALIVE:
                     reason = "its server ended with the stack's last run"
                     drained = instance.state == InstanceState.DRAINING
-                    move(instance, InstanceState.STOPPED, actor=ACTOR, reason=reason)
+                    move(instance, InstanceState.STOPPED, actor=ACTOR, reason=reason, inputs=inputs)
                     if drained:
                         continue  # it was on its way out
                 start(instance, ACTOR, "the stack starts")

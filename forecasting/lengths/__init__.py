@@ -9,7 +9,7 @@ from typing import Final
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.preserve import PreServe
-from forecasting.lengths.models.ssjf import FORMULATIONS, Pairwise
+from forecasting.lengths.models.ssjf import FORMULATIONS
 from forecasting.lengths.models.student import Student, bundled
 from forecasting.lengths.models.trees import Trees
 from forecasting.lengths.query import LengthModel, LengthQuery, Sample
@@ -18,7 +18,7 @@ from forecasting.lengths.training.scoring import score
 
 MODELS: Final[dict[str, type[LengthModel]]] = {
     model.name: model
-    for model in (Student, Ours, ClassMean, TenantHistogram, PromptBuckets, Trees, *FORMULATIONS, Pairwise, PreServe)
+    for model in (Student, Ours, ClassMean, TenantHistogram, PromptBuckets, Trees, *FORMULATIONS, PreServe)
 }
 """Length models by name."""
 

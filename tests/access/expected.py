@@ -63,6 +63,8 @@ CONSOLE = {
     "roll-back-lengths": Reach(OPERATOR, {}, REASON),
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "decide-length-version": Reach(OPERATOR, {"version_number": 3, "decision": "reject"}, REASON),
+    "usage": Reach(TENANT),
+    "usage-charts": Reach(TENANT),
     "keys": Reach(TENANT),
     "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
     "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
@@ -107,6 +109,7 @@ REST = {
     "list_events": Reach(SIGNED_IN),
     "list_requests": Reach(SIGNED_IN, key=True),
     "get_usage": Reach(SIGNED_IN, key=True),
+    "sum_usage": Reach(SIGNED_IN, key=True),
     "get_summary": Reach(VIEWER),
     "list_forecasts": Reach(VIEWER),
     "list_backtests": Reach(VIEWER),
@@ -204,6 +207,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "planning.strategycomparison": (VIEWER, ()),
     "simulation.simulationrun": (VIEWER, ()),
     "tuning.setting": (VIEWER, EDITED),
+    "usage.usagehour": (VIEWER, ()),
 }
 # Pages of the admin beside those of its models.
 ADMIN_PAGES = {

@@ -173,7 +173,7 @@ def test_the_console(world, sign_in, role):
         answer, text = ask(client, "", path, reach.send)
         should, did = what_should(role, reach), what_happened(answer)
         if name == "overview" and role in (*OF_ACME, *OF_GLOBEX):
-            should, did = "/keys/", answer.headers.get("Location")  # where a tenant's people land
+            should, did = "/usage/", answer.headers.get("Location")  # where a tenant's people land
         if name == "system" and role == "viewer":
             should, did = "/events/?q=monitor", answer.headers.get("Location")  # where a viewer reads of the same
         if name == "sign-in" and role != "anonymous":
@@ -198,7 +198,7 @@ def test_exports(world, sign_in, request, role):
         for link in sorted(links):
             answer, text = ask(client, "", link, None)
             should, did = what_should(role, reach), what_happened(answer)
-            elsewhere = answer.headers.get("Location") in ("/keys/", "/events/?q=monitor")
+            elsewhere = answer.headers.get("Location") in ("/usage/", "/events/?q=monitor")
             if should != did and not (name in ("overview", "system") and elsewhere):
                 wrong.append(f"{link}: {role} {did}, and should: {should}")
             wrong += check(world, role, link, text)

@@ -11,6 +11,7 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout
 from controlplane.simulation.models import SimulationRun
 from controlplane.tuning.models import Setting
+from controlplane.usage.models import UsageHour
 from tests.console import length_rows, planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
@@ -82,6 +83,12 @@ class World:
             self.keys[tenant.name] = key
             self.secrets.append(secret)
         self.key_secrets = dict(zip(self.keys, self.secrets, strict=True))
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        for tenant, model in ((acme, "llama-3.1-8b"), (globex, "globex-tuned-7b"), (None, "zephyr-34b")):
+            UsageHour.objects.create(
+                hour=hour, tenant=tenant, api_key=self.keys.get(tenant and tenant.name), model=model, gpu_s=7200.0,
+                cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
+            )  # fmt: skip
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)

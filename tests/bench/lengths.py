@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="of the gateway with the service on and off, in turn")
     parser.add_argument("--encoders", action="store_true", help="ask the other length models too")
+    parser.add_argument("--layers", type=int, default=0, help="of the encoders, from the first; 0: all")
     parser.add_argument("--alone", action="store_true", help="leave the gateway out")
 
 
@@ -168,22 +170,27 @@ async def in_subprocess(requests: int) -> dict[str, float]:
     from forecasting.lengths import LengthQuery
     from forecasting.lengths.service.predictor import SubprocessPredictor
 
-    predictor = SubprocessPredictor(1.0)
+    predictor = SubprocessPredictor()
     predictor.start()
     await asyncio.wait_for(predictor.up.wait(), 120)
     drawn, times_ms = prompts(random.Random(3)), []
     for _ in range(requests):
         text = next(drawn)
         began = time.perf_counter()
-        await predictor.ask(LengthQuery(text, len(text) // 4, "m", "t"))
+        await predictor.ask(LengthQuery(text, len(text) // 4, "m", "t"), 1.0)
         times_ms.append((time.perf_counter() - began) * 1000)
     await predictor.stop()
     return dict(zip(("p50_ms", "p99_ms"), percentiles(times_ms), strict=True))
 
 
-def encoders() -> dict[str, Any]:
-    """Milliseconds for one query of each length model but the student, fitted to a few drawn samples; why not, otherwise."""
+def encoders(layers: int) -> dict[str, Any]:
+    """Milliseconds for one query of each length model but the student, fitted to a few drawn samples; why not, otherwise.
+
+    Each is asked as it serves: stored and loaded, an encoder of *layers* (0: all) in 8-bit integers.
+    """
     from forecasting.lengths import MODELS, LengthQuery, Sample
+    from forecasting.lengths.models.proxy import Effort, Proxy
+    from forecasting.lengths.service.subprocess_server import load
 
     drawn, dice = prompts(random.Random(4)), random.Random(5)
     queries = [LengthQuery(text, len(text) // 4, "m", "t") for text, _ in zip(drawn, range(84), strict=False)]
@@ -194,7 +201,10 @@ def encoders() -> dict[str, Any]:
             continue
         print(f"lengths: {name}", file=sys.stderr)
         try:
-            model = kind().fit(samples)
+            made = kind(effort=Effort(tuned=16, layers=layers, most_tokens=512)) if issubclass(kind, Proxy) else kind()
+            with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
+                made.fit(samples).save(Path(folder) / "model.npz")
+                model = load(name, f"{folder}/model.npz")
             times_ms = []
             for query in queries[64:]:
                 began = time.perf_counter()
@@ -262,7 +272,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 import torch
 
                 torch.set_num_threads(1)
-                result["encoders_ms"] = encoders()
+                result["encoders_ms"] = encoders(options.layers)
         finally:
             os.sched_setaffinity(0, before)
         del os.environ["PILOTHOUSE_STATE_DIR"]

@@ -156,7 +156,7 @@ class Feed:
     def lengths(self, ts: float) -> dict[str, Any]:
         """What the gateway reports of its length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
-        shares = {"cache": 0.11, "lexical": 0.17, "model": 0.69, "prior": 0.03}
+        shares = {"cache": 0.11, "lexical": 0.17, "embedding": 0.02, "model": 0.67, "prior": 0.03}
         wobble = random.Random(f"{self.seed}:{round(ts - self.created_at)}").uniform(0.9, 1.1)
         return {
             "answered": {source: int(answers * share) for source, share in shares.items()} | {"forced": 12},
@@ -172,7 +172,6 @@ class Feed:
                 self.length_model("student 2", answers, 0.21 * wobble, 1.9 * wobble, 0.999),
                 self.length_model("preserve 4", answers // 3, 31.0 * wobble, 78.0 * wobble, 0.86),
             ],
-            "budget_ms": 100.0,
             "restarts": 0,
         }
 
@@ -186,6 +185,7 @@ class Feed:
             "restarts": 0,
             "asked": asked,
             "in_time": int(asked * share),
+            "budgets_ms": [5.0] if version.startswith("student") else [50.0],
             "p50_ms": round(p50_ms, 3),
             "p99_ms": round(p99_ms, 3),
         }

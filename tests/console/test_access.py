@@ -19,7 +19,7 @@ FLEET_PAGES = (
     "forecast-charts",
     "scaling-charts",
 )
-TENANT_PAGES = ("requests", "lengths", "keys")
+TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")
 
 
 def url(name: str, *args) -> str:
@@ -46,7 +46,7 @@ def test_a_tenants_people_do_not_see_the_fleet(client, member, name):
     client.force_login(member)
     answer = client.get(url(name))
     if name == "overview":
-        assert answer["Location"] == url("keys")  # where they land after signing in
+        assert answer["Location"] == url("usage")  # where they land after signing in
     else:
         assert answer.status_code == 403
         assert "role viewer over the fleet" in answer.content.decode()

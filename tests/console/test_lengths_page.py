@@ -101,8 +101,8 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, now, live, fleet
     own = html.partition('id="length-models"')[2].partition("</table>")[0]
     cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
     assert cells[:2] == ["llama-3.1-8b", "a process of its own"]
-    assert cells[3] == "86%"
-    assert cells[4].endswith(" ms")
+    assert cells[3:5] == ["50 ms", "86%"]
+    assert cells[5].endswith(" ms")
     assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
 
 

@@ -1,5 +1,6 @@
 """Rows for the browser tests: people of every kind, and a fleet with a history."""
 
+import math
 import random
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.usage.models import UsageHour, UsageMark
 
 PASSWORD = "a long password for browser tests"
 DRAINED, FAILED, LOST, FULL = (
@@ -58,6 +60,7 @@ def fleet() -> list[dict[str, Any]]:
     for tenant in Tenant.objects.all():
         create_api_key(tenant, f"{tenant.name} production", operator)
     requests()
+    usage()
     rows = []
     for row in Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"):
         said = {
@@ -133,3 +136,31 @@ def requests(count: int = 70) -> None:
                 }
             ],
         )
+
+
+USED_BY = {"acme": ("interactive", "non-interactive"), "globex": ("non-interactive", "opportunistic")}
+TOP_TENANT = "globex"
+
+
+def usage(hours: int = 30) -> None:
+    """Two tenants that use four models by day, and what is idle at night."""
+    dice = random.Random(5)
+    now = timezone.now().replace(minute=0, second=0, microsecond=0)
+    keys = {key.tenant.name: key for key in ApiKey.objects.select_related("tenant")}
+    for back in range(hours):
+        light = 0.6 - 0.35 * math.cos(2 * math.pi * (back + 3) / 24)
+        for model, usd in (("llama-2-70b", 38.0), ("bloom-176b", 50.0), ("llama-3.1-8b", 20.0), ("llama-3.2-3b", 12.0)):
+            gpus = usd / 1.35
+            for tenant, classes in USED_BY.items():
+                for slo_class in classes:
+                    share = light * dice.uniform(0.15, 0.25) * (1.4 if tenant == TOP_TENANT else 1.0)
+                    UsageHour.objects.create(
+                        hour=now - timedelta(hours=back), tenant=keys[tenant].tenant, api_key=keys[tenant],
+                        model=model, slo_class=slo_class, requests=int(4_000 * share),
+                        prompt_tokens=int(3_000_000 * share), output_tokens=int(800_000 * share), kv_token_s=9e6 * share,
+                        gpu_s=gpus * 3600 * share, cost_usd=usd * share, charged_usd=usd * share * 0.5,
+                    )  # fmt: skip
+            UsageHour.objects.create(
+                hour=now - timedelta(hours=back), model=model, gpu_s=gpus * 3600 * 0.2, cost_usd=usd * 0.2
+            )
+    UsageMark.objects.create(counted_until=timezone.now())

@@ -19,15 +19,18 @@ PAGES = {
     "instance-failed": f"/instances/{seed.FAILED}/",
     "requests": "/requests/",
     "request": "/requests/{request}/",
+    "usage": "/usage/",
+    "usage-by-model": "/usage/?by=model&show=tokens&period=dates&table=usage",
     "keys": "/keys/?show=all",
     "events": "/events/",
     "event": "/events/{event}/",
     "system": "/system/",
     "settings": "/settings/",
     "about": "/about/",
+    "api-docs": "/api/docs#create_chat_completion",
     "not-violated": "/no/such/page/",
 }
-EMPTY = ("overview", "instances", "requests", "keys", "events", "system", "about")
+EMPTY = ("overview", "instances", "requests", "usage", "keys", "events", "system", "about")
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 

@@ -65,12 +65,12 @@ def test_signing_in_by_link_once(console, open_page, complaints):
     expect(again.get_by_role("heading", level=1)).to_have_text("This link has ended")
 
 
-def test_a_tenants_person_sees_keys_requests_and_lengths_only(console, open_page, complaints):
+def test_a_tenants_person_sees_usage_keys_requests_and_lengths_only(console, open_page, complaints):
     complaints.allowed = ("status of 403",)
     page = open_page(console, "/", user="tenant")
-    expect(page.get_by_role("heading", level=1)).to_have_text("API keys")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Usage")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_text(
-        ["Requests", "Lengths", "API keys"]
+        ["Usage", "Requests", "Lengths", "API keys", "API"]
     )
     page.goto("/instances/")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
@@ -315,6 +315,26 @@ def test_the_file_is_the_table(console, open_page, path, panel, key):
         assert [row[key][:15] for row in rows] == [text[:15] for text in links]
 
 
+# Usage
+
+
+def test_the_top_tenant_by_cost_is_one_click_away(console, open_page):
+    page = open_page(console, "/")
+    page.get_by_role("link", name="Usage").click()
+    table = page.get_by_role("region", name="Usage by tenant, table")
+    expect(table.get_by_role("rowheader").first).to_contain_text(seed.TOP_TENANT)
+    expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
+    assert page.evaluate("document.querySelector('[data-plot]').data.map((trace) => trace.name)") == [
+        "globex",
+        "acme",
+        "Idle",
+    ]
+    table.get_by_role("link", name=seed.TOP_TENANT).click()
+    expect(page.get_by_role("rowheader").first).to_contain_text("globex production")
+    page.get_by_label("Period").select_option("dates")
+    expect(page.get_by_label("From")).to_be_visible()
+
+
 # Themes and keys
 
 
@@ -359,6 +379,7 @@ def test_everything_by_keyboard(console, open_page):
     for key, heading in (
         ("o", "Fleet overview"),
         ("e", "Events"),
+        ("u", "Usage"),
         ("k", "API keys"),
         ("f", "Forecast"),
         ("s", "Scaling"),
@@ -410,7 +431,16 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
     page = open_page(console, "/", viewport=PHONE)
     request = page.request.get("/requests/?format=csv")
     assert request.ok
-    for path in ("/", "/instances/", f"/instances/{seed.DRAINED}/", "/requests/", "/keys/", "/events/", "/about/"):
+    for path in (
+        "/",
+        "/instances/",
+        f"/instances/{seed.DRAINED}/",
+        "/requests/",
+        "/usage/",
+        "/keys/",
+        "/events/",
+        "/about/",
+    ):
         page.goto(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
 

@@ -12,13 +12,15 @@ from django.core.management import CommandError, call_command
 from controlplane.experiments import preserve_scaling as preserve
 from controlplane.experiments import sageserve
 from controlplane.experiments.shared import scenes
-from controlplane.experiments.shared.advisors import by_quantity, by_total
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import DemandForecasts, Windows, forecast_demand, windows
+from controlplane.experiments.shared.demand import DemandForecasts, Seen, Windows, forecast_demand, minutes
 from controlplane.experiments.shared.measures import hours_by_model
+from controlplane.experiments.shared.planner import Expected, planner
+from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
 from scheduling.simulation.strategies import Bounds, run_strategy
+from tests.docs import results
 from tests.scheduling.scaling.views import view
 
 SMALL = ("--days", "0.03", "--scale", "0.03", "--forecaster", "seasonal_naive")
@@ -42,7 +44,7 @@ def _short_history(monkeypatch):
 
 
 def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
-    arguments = ("sageserve", *SMALL, "--own-forecaster", "seasonal_naive", "--strategies", "reactive,lt_ua,pilothouse")
+    arguments = ("sageserve", *SMALL, "--strategies", "per_arrival,lt_ua,pilothouse")
     first = json.loads(run(*arguments, "--json", "--out", str(tmp_path / "deep" / "result.json")))
     second = json.loads(run(*arguments, "--json"))
     assert without_times(first) == without_times(second)
@@ -51,7 +53,7 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
     plain, bursts = first["runs"]
     assert bursts["requests"] > plain["requests"] > 1000
     for each in first["runs"]:
-        assert [row["strategy"] for row in each["rows"]] == ["reactive", "lt_ua", "pilothouse"]
+        assert [row["strategy"] for row in each["rows"]] == ["per_arrival", "lt_ua", "pilothouse"]
         for row in each["rows"]:
             assert row["done"] + row["unserved"] == each["requests"]
             assert row["usd"] == pytest.approx(row["instance_hours"] * scenes.USD_PER_HOUR, rel=1e-4)
@@ -59,17 +61,45 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
             assert 0.9 * 24 * 24 * 0.03 <= row["instance_hours"] <= 24 * 240 * 0.03
             assert 0 < row["ttft_p50_s"] <= row["ttft_p95_s"] <= row["ttft_p99_s"]
     assert first["reported"]["lt_ua"] == {"instance_hours": -0.228, "waste_hours": -0.7}
-    text = run(
-        "sageserve", *SMALL, "--demand", "plain", "--own-forecaster", "seasonal_naive", "--strategies", "lt_i,reactive"
+    assert first["command"] == (
+        "manage.py reproduce sageserve --days 0.03 --scale 0.03 --strategies per_arrival,lt_ua,pilothouse"
+        " --forecaster seasonal_naive"
     )
-    for word in ("lt_i", "reactive", "-24.8 %", "TTFT p95", "llama-2-70b hours"):
+    text = run("sageserve", *SMALL, "--demand", "plain", "--strategies", "lt_i,per_arrival")
+    for word in ("lt_i", "per_arrival", "-24.8 %", "TTFT p95", "llama-2-70b hours"):
         assert word in text
+    written = _kept_and_written(tmp_path, first)
+    assert f"`{first['command']}` at commit abc1234" in written
+    for row in (*plain["rows"], *bursts["rows"]):
+        assert f"| {row['strategy']} | {row['instance_hours']:,.0f} |" in written
+        assert f"| {row['scale_outs']:,}/{row['scale_ins']:,} |" in written
+    assert written.count("| lt_ua, plain: instance hours | 7.3.1, figure 11 | -22.8 % |") == 1
+
+
+def _kept_and_written(folder, result):
+    """What `python -m tests.docs.results` writes between its marks of *result*, on a page of its own."""
+    page, kept = folder / "scaling.md", folder / "results"
+    page.write_text("# Page\n\n" + results.begin("tiny") + results.END + "\nAfter.\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "DOCS", folder)
+        patch.setattr(results, "KEPT", kept)
+        (folder / "run.json").write_text(json.dumps(result))
+        row = results.keep("tiny", folder / "run.json", "abc1234")
+        results.write("tiny", row)
+        assert list(results.kept()) == [("tiny", row)]
+        assert results.written("tiny", page) == results.block("tiny", row)
+        with pytest.raises(ValueError, match="no marks for another"):
+            results.write("another", row)
+    assert "wall_s" not in (kept / "tiny.json").read_text()
+    assert page.read_text().startswith("# Page\n")
+    assert page.read_text().endswith(results.END + "\nAfter.\n")
+    return results.written("tiny", page)
 
 
 def test_preserve_is_measured_and_shown():
     answer = json.loads(run("preserve-scaling", *SMALL, "--json"))
     rows = {(row["depth"], row["service"], row["strategy"]): row for row in answer["rows"]}
-    of_depth = {"deep": set(preserve.STRATEGIES), "shallow": set(preserve.STRATEGIES) - {"hybrid_mean"}}
+    of_depth = {depth: set(preserve.STRATEGIES) - set(left_out) for depth, left_out in preserve.NOT_AT.items()}
     assert set(rows) == {(at, each, name) for at in of_depth for each in preserve.SERVICES for name in of_depth[at]}
     for depth, names in of_depth.items():
         for service in preserve.SERVICES:
@@ -101,9 +131,8 @@ def test_preserve_is_measured_and_shown():
         (("--days", "8"), "at most 7"),
         (("--scale", "-1"), "--scale"),
         (("--seed", "-1"), "--seed"),
-        (("--strategies", "lt_x"), "'lt_x' is none of reactive"),
+        (("--strategies", "lt_x"), "'lt_x' is none of per_arrival"),
         (("--forecaster", "crystal_ball"), "--forecaster: 'crystal_ball' is none of seasonal_naive"),
-        (("--own-forecaster", "none"), "--own-forecaster"),
     ],
 )
 def test_wrong_options_are_named(arguments, words):
@@ -114,71 +143,89 @@ def test_wrong_options_are_named(arguments, words):
 # The parts
 
 
-def test_demand_by_window_is_the_requests_own():
+def test_demand_by_minute_is_the_requests_own():
     scene = scenes.sageserve(0.02)
     drawn = scene.demand(0.25, 3)
     interactive, other = (
-        windows(drawn, scene.streams, [name], 600.0, 21_600.0) for name in (scenes.INTERACTIVE, scenes.OTHER)
+        minutes(drawn, scene.streams, [name], 21_600.0) for name in (scenes.INTERACTIVE, scenes.OTHER)
     )
-    assert interactive.total.shape == (12, 36)
+    assert interactive.total.shape == (12, 360)
     tokens = float(drawn.prompt_tokens.sum() + drawn.output_tokens.sum())
-    assert (interactive.total.sum() + other.total.sum()) * 600 == pytest.approx(tokens)
+    assert (interactive.total.sum() + other.total.sum()) * 60 == pytest.approx(tokens)
+    assert interactive.requests.sum() + other.requests.sum() == len(drawn)
     at = scene.streams.index(("bloom-176b", "us-west"))
     model, region = (drawn.model.names.index("bloom-176b"), drawn.region.names.index("us-west"))
     own = (drawn.model.codes == model) & (drawn.region.codes == region) & (drawn.arrival_s < 600)
-    assert (interactive.prompt[at, 0] + other.prompt[at, 0]) * 600 == pytest.approx(drawn.prompt_tokens[own].sum())
+    longer = [each.longer(600.0) for each in (interactive, other)]
+    assert sum(each.prompt[at, 0] for each in longer) * 600 == pytest.approx(drawn.prompt_tokens[own].sum())
+    assert sum(each.requests[at, 0] for each in longer) == np.count_nonzero(own)
+    assert interactive.last(120.0).after(interactive).prompt[at, -2:].tolist() == interactive.prompt[at, -2:].tolist()
+
+
+def test_plans_see_only_the_minutes_behind_them():
+    random = np.random.default_rng(0)
+    before, came = (Windows(60.0, *random.uniform(50, 100, (3, 2, count))) for count in (240, 600))
+    seen = Seen(came.after(before), came.after(before), 4 * 3600.0)
+    assert seen.other_tokens_per_s(1, 0.0) == pytest.approx(before.total[1, -60:].mean())
+    assert seen.other_tokens_per_s(1, 7200.0) == pytest.approx(came.total[1, 60:120].mean())
+    assert seen.arrival_cv(0, 0.0) == arrival_cv(before.requests[0])
+    assert seen.arrival_cv(0, 5 * 3600.0) == arrival_cv(came.requests[0, 60:300])
 
 
 def test_a_forecast_knows_only_what_lies_behind_it():
     random = np.random.default_rng(0)
-    history, actual = random.uniform(50, 100, (2, 432)), random.uniform(50, 100, (2, 36))
-    made = forecast_demand("seasonal_naive", history, actual, 600.0, 6, 3)
-    assert made.mean.shape == (6, 2, 3)
+    history, actual = random.uniform(50, 100, (2, 432)), random.uniform(50, 100, (2, 300))
+    made = forecast_demand("seasonal_naive", history, actual, 600.0)
+    assert made.mean.shape == (300, 2, 6)
     changed = actual.copy()
-    changed[:, 12:] *= 10
-    again = forecast_demand("seasonal_naive", history, changed, 600.0, 6, 3)
-    assert (again.mean[:3] == made.mean[:3]).all()
-    assert [made.at(now_s) for now_s in (0.0, 3599.0, 3600.0, 1e9)] == [0, 0, 1, 5]
+    changed[:, 100:] *= 10
+    again = forecast_demand("seasonal_naive", history, changed, 600.0)
+    assert (again.mean[:101] == made.mean[:101]).all()
+    assert (again.mean[288] != made.mean[288]).all()
+    assert [made.at(now_s) for now_s in (0.0, 599.0, 600.0, 1e9)] == [0, 0, 1, 299]
     with pytest.raises(ValueError, match="no forecaster 'x'"):
-        forecast_demand("x", history, actual, 600.0, 6, 3)
+        forecast_demand("x", history, actual, 600.0)
 
 
-def test_hour_peaks():
-    rates = np.arange(14.0).reshape(1, 14)
-    assert sageserve.hour_peaks(rates).tolist() == [[5.0, 11.0, 13.0]]
-
-
-def forecasts(*values):
-    mean = np.array([values])
-    return DemandForecasts("x", 1, 600.0, mean, mean * 2, 0.0)
+def advice(prompt, output, plans_for, able, views, other=0.0):
+    """Of a planner at 10 s to whom these rates are forecast, (streams, windows), while *other* work was seen."""
+    streams = [(each.model, each.region) for each in views]
+    forecasts = [DemandForecasts("x", 600.0, mean, 2 * mean, 0.0) for mean in (np.array([prompt]), np.array([output]))]
+    behind = np.zeros((len(streams), 240))
+    seen = Seen(Windows(60.0, behind, behind, behind), Windows(60.0, behind + other, behind, behind), 4 * 3600.0)
+    made = planner(streams, Expected(*forecasts, seen), plans_for, {"llama": able}, 20, 1.0)
+    made.settings = replace(made.settings, epsilon=1.0)
+    return made.advise(10.0, views)
 
 
 def test_the_programme_asks_for_what_the_forecast_needs():
-    streams = [("llama", "east"), ("llama", "west")]
-    other = Windows(600.0, np.full((2, 9), 50.0), np.zeros((2, 9)))
+    able = Capability(100.0, 100.0, 100.0, "measured")
     views = [view(ready=2, spot=9), view(region="west", ready=2, spot=9)]
 
-    def advice(plans_for):
-        seen = forecasts([100.0, 100.0, 100.0, 400.0], [100.0] * 4)
-        able = Capability(100.0, 100.0, 100.0, "measured")
-        planner = by_total(streams, seen, other, plans_for, 600.0, {"llama": able}, [1.0, 1.0], 20, 1.0)
-        planner.settings = replace(planner.settings, epsilon=1.0)
-        return planner.advise(0.0, views)
+    def of(**wishes):
+        rates = [[50.0, 50.0, 50.0, 200.0], [50.0] * 4]
+        plans_for = PlansFor(period_s=600.0, horizon_s=2400.0, **wishes)
+        return advice(rates, rates, plans_for, able, views, other=50.0)
 
-    east, west = advice(PlansFor(two_plans=True))
+    east, west = of(two_plans=True)
     assert (east.soon_instances, west.soon_instances) == (2, 2)
     assert (east.target_instances, west.target_instances) == (5, 2)
     assert east.forecast_tokens_per_s == 450.0
-    assert (east.made_at_s, east.next_plan_s, east.valid_until_s) == (0.0, 600.0, 2400.0)
-    assert advice(PlansFor(soon=1.0, kept=1.0, two_plans=True))[0].soon_instances == 3
-    assert advice(PlansFor())[0].soon_instances is None
+    assert (east.made_at_s, east.next_plan_s, east.valid_until_s) == (10.0, 610.0, 2400.0)
+    assert of(soon=1.0, kept=1.0, two_plans=True)[0].soon_instances == 3
+    assert of()[0].soon_instances is None
+
+
+def test_an_instance_of_which_mostly_answers_are_asked_serves_fewer_tokens():
+    able = Capability(200.0, 50.0, 250.0, "measured")
+    (even,) = advice([[100.0]], [[100.0]], PlansFor(), able, [view()])
+    (answers,) = advice([[0.0]], [[200.0]], PlansFor(), able, [view()])
+    assert (even.target_instances, answers.target_instances) == (2, 4)
 
 
 def test_algorithm_2_looks_at_the_window_after_this_one():
-    able = Capability(100.0, 50.0, 120.0, "measured")
-    streams, plans_for = [("llama", "east")], make_strategy("preserve").plans_for
-    planner = by_quantity(streams, forecasts([900.0, 300.0]), forecasts([0.0, 50.0]), able, [1.0], plans_for, 600.0)
-    (made,) = planner.advise(10.0, [view()])
+    able, plans_for = Capability(100.0, 50.0, 120.0, "measured"), make_strategy("preserve").plans_for
+    (made,) = advice([[900.0, 300.0]], [[0.0, 50.0]], plans_for, able, [view()])
     assert (made.target_instances, made.forecast_tokens_per_s) == (3, 350.0)
     assert (made.next_plan_s, made.valid_until_s) == (610.0, 1210.0)
 

@@ -24,7 +24,7 @@ def test_settings_are_the_defaults_and_the_values_given():
     assert settings["days"] == 2.0
     assert settings["scale"] == 1.0
     assert settings["strategies"] == ["reactive", "lt_ua"]  # in the order of the strategies
-    assert settings["forecaster"] == "arima"
+    assert settings["forecaster"] == "blend"
     assert EXPERIMENTS["preserve-scaling"].settings({})["forecaster"] == "mlstm"
     assert EXPERIMENTS["preserve-scaling"].settings({})["days"] == 1.0
     with pytest.raises(ValueError, match="--demand: 'all' is none of plain, bursts, both"):

@@ -284,6 +284,18 @@ def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, reque
     version.refresh_from_db()
 
 
+@pytest.mark.parametrize(("late", "state"), [(60, "active"), (600, "rejected")])
+def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
+    made(1, trained_at=timezone.now() - timedelta(hours=1))
+    measured("student 0", 100, 6000)
+    measured("shadow student 1", 50, 3000)
+    LengthMinute.objects.filter(predictor="shadow student 1").update(late=late // 3)
+    tasks.judge_length_versions()
+    assert states() == {1: state}
+    note = LengthVersion.objects.get(number=1).note
+    assert ("20.0 % of 3,000 answers came after the time that requests wait" in note) == (state == "rejected")
+
+
 def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_PROMOTE", False)
     made(1, trained_at=timezone.now() - timedelta(hours=1))

@@ -23,6 +23,7 @@ from tests.gateway.conftest import until
 from tests.lengths.bad_models import Scripted, constant, slow
 
 BAD = "tests.lengths.bad_models"
+BUDGET_S = 5.0
 
 
 def query(text="hello"):
@@ -40,8 +41,8 @@ async def subprocess():
     """`await subprocess("name", "argument")`: a process that is up."""
     started = []
 
-    async def make(name, *arguments, budget_s=5.0):
-        predictor = SubprocessPredictor(budget_s, f"{BAD}:{name}", arguments)
+    async def make(name, *arguments):
+        predictor = SubprocessPredictor(f"{BAD}:{name}", arguments)
         predictor.start()
         started.append(predictor)
         await asyncio.wait_for(predictor.up.wait(), 120)
@@ -57,7 +58,7 @@ async def answers(predictor, text="hello", timeout_s=120.0):
     async with asyncio.timeout(timeout_s):
         while True:
             await predictor.up.wait()
-            answer = await predictor.ask(query(text))
+            answer = await predictor.ask(query(text), BUDGET_S)
             if answer is not Why.DOWN:
                 return answer
 
@@ -101,18 +102,18 @@ def test_a_slow_model_is_not_fast_enough():
 def test_in_line_rests_after_failures_and_comes_back():
     now = [0.0]
     model = Scripted(lambda asked: float("nan"))
-    predictor = InLine(model, 1.0, clock=lambda: now[0])
-    assert [predictor.ask_now(query()) for _ in range(5)] == [Why.SENSELESS] * 5
-    assert predictor.ask_now(query()) is Why.RESTING
+    predictor = InLine(model, clock=lambda: now[0])
+    assert [predictor.ask_now(query(), 1.0) for _ in range(5)] == [Why.SENSELESS] * 5
+    assert predictor.ask_now(query(), 1.0) is Why.RESTING
     assert model.asked == 5
     now[0] = 0.2
-    assert predictor.ask_now(query()) is Why.SENSELESS  # one try, and it rests for longer
+    assert predictor.ask_now(query(), 1.0) is Why.SENSELESS  # one try, and it rests for longer
     now[0] = 0.27
-    assert predictor.ask_now(query()) is Why.RESTING
+    assert predictor.ask_now(query(), 1.0) is Why.RESTING
     now[0] = 1.0
     model.say = lambda asked: 7.0
-    assert predictor.ask_now(query()).tokens == 7.0
-    assert predictor.ask_now(query()).tokens == 7.0
+    assert predictor.ask_now(query(), 1.0).tokens == 7.0
+    assert predictor.ask_now(query(), 1.0).tokens == 7.0
 
 
 def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
@@ -120,40 +121,40 @@ def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
         raise RuntimeError(asked.text)
 
     caplog.set_level("DEBUG")
-    assert InLine(Scripted(say), 1.0).ask_now(query("secret")) is Why.FAILED
+    assert InLine(Scripted(say)).ask_now(query("secret"), 1.0) is Why.FAILED
     assert "secret" not in caplog.text
 
 
 def test_in_line_a_model_over_the_budget_is_too_slow():
-    predictor = InLine(slow("0.002"), 0.001)
+    predictor = InLine(slow("0.002"))
     for _ in range(9):
-        predictor.ask_now(query())
+        predictor.ask_now(query(), 0.001)
     assert not predictor.too_slow
-    predictor.ask_now(query())
+    predictor.ask_now(query(), 0.001)
     assert predictor.too_slow
     assert (predictor.timing.asked, predictor.timing.in_time) == (10, 0)
 
 
 def test_in_line_a_model_that_waits_for_a_core_is_not_too_slow():
     now = iter(range(100))  # a second a look: what it computes takes next to nothing
-    predictor = InLine(constant("5"), 0.5, clock=lambda: float(next(now)))
+    predictor = InLine(constant("5"), clock=lambda: float(next(now)))
     for _ in range(20):
-        assert predictor.ask_now(query()).tokens == 5.0
+        assert predictor.ask_now(query(), 0.5).tokens == 5.0
     assert not predictor.too_slow
     assert (predictor.timing.asked, predictor.timing.in_time) == (20, 0)
 
 
 async def test_subprocess_many_at_once_go_in_few_batches(subprocess):
     predictor = await subprocess("slow", "0.001")
-    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(100)))
+    replies = await asyncio.gather(*(predictor.ask(query(), BUDGET_S) for _ in range(100)))
     assert {reply.tokens for reply in replies} == {50.0}
     assert predictor.batches < 20
 
 
 async def test_subprocess_a_late_answer_is_given_up_at_the_budget(subprocess):
-    predictor = await subprocess("slow", "0.2", budget_s=0.02)
+    predictor = await subprocess("slow", "0.2")
     began = time.monotonic()
-    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(50)))
+    replies = await asyncio.gather(*(predictor.ask(query(), 0.02) for _ in range(50)))
     assert set(replies) == {Why.LATE}
     assert (predictor.timing.asked, predictor.timing.in_time) == (50, 0)
     assert time.monotonic() - began < 5
@@ -161,11 +162,11 @@ async def test_subprocess_a_late_answer_is_given_up_at_the_budget(subprocess):
 
 async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
     predictor = await subprocess("constant", "50")
-    assert (await predictor.ask(query())).tokens == 50.0
+    assert (await predictor.ask(query(), BUDGET_S)).tokens == 50.0
     first = predictor.process.pid
     os.kill(first, signal.SIGKILL)
     await until(lambda: not predictor.up.is_set())  # noticed though nobody asks
-    assert await predictor.ask(query()) is Why.DOWN
+    assert await predictor.ask(query(), BUDGET_S) is Why.DOWN
     assert (await answers(predictor)).tokens == 50.0
     assert predictor.process.pid != first
     assert predictor.restarts == 1
@@ -174,35 +175,35 @@ async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
 @pytest.mark.parametrize("word", ["die", "hang"])
 async def test_subprocess_a_process_that_dies_or_hangs_takes_nobody_along(subprocess, word):
     predictor = await subprocess("at_word")
-    replies = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", word, "well")))
+    replies = await asyncio.gather(*(predictor.ask(query(text), BUDGET_S) for text in ("well", word, "well")))
     assert replies[1] is Why.DOWN
     assert (await answers(predictor)).tokens == 50.0
 
 
 async def test_subprocess_a_query_that_raises_costs_its_own_answer_alone(subprocess):
     predictor = await subprocess("at_word")
-    replies = await asyncio.gather(*(predictor.ask(query(text)) for text in ("well", "raise", "nan", "well")))
+    replies = await asyncio.gather(*(predictor.ask(query(text), BUDGET_S) for text in ("well", "raise", "nan", "well")))
     assert replies[1:3] == [Why.SENSELESS, Why.SENSELESS]
     assert replies[0].tokens == replies[3].tokens == 50.0
     assert predictor.restarts == 0
 
 
 async def test_subprocess_what_cannot_be_made_is_down_and_tried_again():
-    predictor = SubprocessPredictor(1.0, f"{BAD}:no_such_model")
+    predictor = SubprocessPredictor(f"{BAD}:no_such_model")
     predictor.start()
     while predictor.restarts < 2:
-        assert await predictor.ask(query()) is Why.DOWN
+        assert await predictor.ask(query(), BUDGET_S) is Why.DOWN
         await asyncio.sleep(0.02)
     await predictor.stop()
 
 
 async def test_subprocess_has_the_bundled_student_and_leaves_no_process():
-    predictor = SubprocessPredictor(5.0)
+    predictor = SubprocessPredictor()
     predictor.start()
     answer = await answers(predictor, "Why is the sky blue?")
     expected = bundled().predict_one(query("Why is the sky blue?"))
     assert answer.tokens == pytest.approx(expected[0])
-    lone = await predictor.ask(query("\ud800"))
+    lone = await predictor.ask(query("\ud800"), BUDGET_S)
     assert isinstance(lone, Answer)
     process = predictor.process
     await predictor.stop()
@@ -212,6 +213,6 @@ async def test_subprocess_has_the_bundled_student_and_leaves_no_process():
 async def test_subprocess_no_more_than_so_many_wait(subprocess, monkeypatch):
     monkeypatch.setattr(module, "WAITING", 10)
     predictor = await subprocess("slow", "0.01")
-    replies = await asyncio.gather(*(predictor.ask(query()) for _ in range(40)))
+    replies = await asyncio.gather(*(predictor.ask(query(), BUDGET_S) for _ in range(40)))
     assert Why.DOWN in replies
     assert any(isinstance(reply, Answer) for reply in replies)

@@ -47,7 +47,7 @@ def trained(kind, **more):
     return training.train(timezone.now(), how=training.How(kind, effort=SMALL, **more))
 
 
-@pytest.mark.parametrize("kind", ["preserve", "ssjf-reg-l1", "ssjf-cls", "ssjf-pairwise", "trees"])
+@pytest.mark.parametrize("kind", ["preserve", "ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "trees"])
 def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, language_model):
     samples(keeps, 80)
     version = trained(kind)

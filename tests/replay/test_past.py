@@ -108,15 +108,24 @@ def test_a_fleet_that_has_counted_anything_is_given_no_past(seeded: None) -> Non
     assert demo.generate_past(NOW) == 0
 
 
-def test_without_its_tenant_there_is_none(seeded: None) -> None:
-    Tenant.objects.filter(name=demo.TENANT).update(active=False)
+def test_tenants_share_the_traffic_and_its_past_is_of_all_of_them(seeded: None) -> None:
+    sources = [stream for tenant in demo.senders() for stream in demo.streams_to(tenant, tenant.name)]
+    assert {stream.key for stream in sources} == set(demo.SHARES)
+    merged = demo.together(sources)
+    assert len(merged) == len({(stream.model, stream.region, stream.slo_class) for stream in sources}) == 36
+    assert {stream.share for stream in merged} == {1.0}
+    assert len(sources) > len(merged)  # some classes are shared
+
+
+def test_without_its_tenants_there_is_none(seeded: None) -> None:
+    Tenant.objects.filter(name__in=demo.SHARES).update(active=False)
     assert demo.generate_past(NOW) == 0
 
 
 def test_what_is_counted_takes_the_place_of_what_was_generated(seeded: None) -> None:
     series = {"model": "m", "region": "us-east", "slo_class": "interactive"}
     MinuteRow.objects.create(minute=NOW.replace(second=0), **series, requests=70, prompt_tokens=9_000, generated=True)
-    tenant = Tenant.objects.get(name=demo.TENANT)
+    tenant = Tenant.objects.get(name=next(iter(demo.SHARES)))
     blank: dict[str, object] = dict.fromkeys(Entry._fields, "")
     blank |= {"tenant_id": tenant.pk, "api_key_id": None, "streamed": True, "outcome": "done", "status_code": 200}
     blank |= dict.fromkeys(("queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met")) | {"attempts": 1, "trace": "[]"}

@@ -27,6 +27,7 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
         services.change("FLOOR", False, "test")
         services.change("MAX_HOLD_S", 5.0, "test")
         services.change("LENGTH_BUDGET_MS", 50.0, "test")
+        services.change("LENGTH_BUDGET_MS", 70.0, "test", model=Model.objects.get(name="m"))
         services.change("LENGTH_CACHE_ENTRIES", 0, "test")
         services.change("SPILL_ABOVE", 0.4, "test", model=Model.objects.get(name="m"))
         services.change("FLOOR_EASE_S", 7.0, "test")
@@ -38,7 +39,7 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     await until(lambda: not gateway.topology.tuned.FLOOR)
     assert gateway.topology.tuned.MAX_HOLD_S == 5.0
     lengths = gateway.lengths
-    assert (lengths.budget_s, lengths.answering.active.predictor.budget_s, lengths.cache) == (0.05, 0.05, None)
+    assert (lengths.budget_s("m"), lengths.budget_s("other"), lengths.cache) == (0.07, 0.05, None)
     (endpoint,) = gateway.topology.endpoints
     assert (endpoint.spec.tuned.SPILL_ABOVE, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
     (slot,) = (replica.slot for replica in gateway.topology.members(endpoint))

@@ -30,7 +30,8 @@ class LengthMeasuresOut(Described):
     model: str
     tenant: str
     predictor: str
-    """`cache`, `lexical cache`, `prior`, a version such as `student 3` (0 comes with Pilothouse), or its shadow."""
+    """`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 comes with
+    Pilothouse), or its shadow."""
     requests: int
     mean_output_tokens: float
     mae_tokens: float

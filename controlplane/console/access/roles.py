@@ -59,7 +59,7 @@ def fleet_role(least: Role) -> Callable[[View], View]:
                 if not request.user.is_authenticated:
                     return redirect_to_login(request.get_full_path())
                 if request.path == "/" and sees_tenants(request):
-                    return redirect("console:keys")  # where a tenant's people land after signing in
+                    return redirect("console:usage")  # where a tenant's people land after signing in
                 raise PermissionDenied(f"This needs the role {least.label.lower()} over the fleet.")
             return view(request, *args, **kwargs)
 

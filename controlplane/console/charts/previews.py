@@ -5,7 +5,7 @@ The same numbers without axes' detail: lines, bands, points, the objective, and 
 
 import math
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,8 @@ Points = list[tuple[float, float]]
 
 def preview(figure: dict[str, Any]) -> SafeString:
     traces = figure["data"]
-    body = _heat(traces[0]) if traces and traces[0]["type"] == "heatmap" else _lines(traces, figure["layout"])
+    draw = DRAWN.get(traces[0]["type"], _lines) if traces else _lines
+    body = draw(traces, figure["layout"])
     return format_html(
         '<svg class="preview" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true">{}</svg>',
         int(WIDTH),
@@ -122,8 +123,28 @@ def _lines(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
     return bands + lines + dots + objectives
 
 
-def _heat(trace: dict[str, Any]) -> SafeString:
+def _bars(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
+    """Bars of times, each series on top of those before it; each is as wide as its period."""
+    tops = [sum(values) for values in zip(*(trace["y"] for trace in traces), strict=True)]
+    scale = _Scale([traces[0] | {"y": tops}], layout, [])
+    height_of = dict.fromkeys(traces[0]["x"], 0.0)
+    boxes = []
+    for trace in traces:
+        for place, value in zip(trace["x"], trace["y"], strict=True):
+            begin = datetime.fromisoformat(place)
+            left = scale.x(place)
+            width = scale.x((begin + timedelta(milliseconds=trace["xperiod"])).isoformat()) - left
+            bottom, height_of[place] = height_of[place], height_of[place] + value
+            top = scale.y(height_of[place])
+            box = (left + width * 0.075, top, width * 0.85, scale.y(bottom) - top)
+            if value:
+                boxes.append((*(f"{number:.1f}" for number in box), trace["marker"]["color"]))
+    return format_html_join("", '<rect x="{}" y="{}" width="{}" height="{}" fill="{}"/>', boxes)
+
+
+def _heat(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
     """Runs of nearly equal cells are one rectangle each, so that the page stays small."""
+    trace = traces[0]
     rows = trace["z"][::-1]  # plotly draws the first row at the bottom
     height = HEIGHT / max(1, len(rows))
     cells = []
@@ -140,3 +161,7 @@ def _heat(trace: dict[str, Any]) -> SafeString:
     return format_html_join(
         "", '<rect x="{}" y="{}" width="{}" height="{}" fill="var(--s1)" fill-opacity="{}"/>', cells
     )
+
+
+DRAWN: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], SafeString]] = {"heatmap": _heat, "bar": _bars}
+"""By the type of a figure's first trace; all others are lines and points."""

@@ -263,6 +263,8 @@ LAYOUT: dict[str, Any] = {
         "font": {"color": "var(--text)", "size": 12},
     },
     "dragmode": "zoom",
+    "barmode": "stack",
+    "bargap": 0.15,
     "xaxis": {
         "type": "date",
         "gridcolor": "var(--grid)",

@@ -69,6 +69,25 @@ def plotly_guards() -> SafeString:
     return format_html_join("", '<template id="{}"></template>', ((name,) for name in guarded_style_ids()))
 
 
+@register.filter
+def coded(text: str) -> SafeString:
+    """*text* with what stands between backquotes as code."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # one without its partner
+        return format_html("{}", text)
+    return format_html_join(
+        "",
+        "{}",
+        ((format_html("<code>{}</code>", piece) if number % 2 else piece,) for number, piece in enumerate(pieces)),
+    )
+
+
+@register.filter
+def paragraphs(text: str) -> SafeString:
+    """*text* as paragraphs, which blank lines part."""
+    return format_html_join("", "<p>{}</p>", ((coded(part),) for part in text.split("\n\n")))
+
+
 @register.simple_tag
 def icon(name: str) -> SafeString:
     """One of `templates/console/icons/`, drawn in the colour of the text."""

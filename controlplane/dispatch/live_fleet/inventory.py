@@ -19,7 +19,7 @@ from controlplane.fleet.models import (
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values, without_rows
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.routing.requests_ahead import MEASURED
@@ -85,8 +85,8 @@ class Inventory:
     ttft_slo_ms: int | None  # the strictest target of an interactive class
     latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
-    tuned: Tunable = field(default_factory=without_rows)
-    """The settings in force for all models."""
+    values: Values = field(default_factory=Values)
+    """The settings in force."""
 
 
 def read() -> Inventory:
@@ -151,7 +151,7 @@ def read() -> Inventory:
             for row in instances
         ),
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
-        tuned=values.of(),
+        values=values,
         latency_ms=region_latencies_ms(),
     )
 

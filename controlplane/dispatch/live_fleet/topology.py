@@ -13,7 +13,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.rules import look_ahead
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -83,7 +83,8 @@ class Topology:
         self.arrays = allocate_endpoints(endpoints, instances)
         self.models: dict[str, ModelSpec] = {}
         self.ttft_slo_ms: int | None = None
-        self.tuned = without_rows()
+        self.values = Values()
+        self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
@@ -123,7 +124,7 @@ class Topology:
     def apply(self, inventory: Inventory) -> None:
         """Make the live picture agree with *inventory*."""
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
-        self.tuned = inventory.tuned
+        self.values, self.tuned = inventory.values, inventory.values.of()
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)

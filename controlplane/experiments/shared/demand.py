@@ -12,39 +12,55 @@ from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.workload.columns import Workload
 
 Floats = NDArray[np.float64]
-MINUTE_S = 60.0
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+LOOK = 6
+"""Windows that forecasts look ahead, as live."""
+BURSTS_OVER_S = 4 * HOUR_S
+"""Over how long unevenness of arrivals is measured, as live."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Tokens a second that were asked for, (streams, windows); a stream is a model in a region, of some classes."""
+    """Tokens a second that were asked for, and requests, (streams, windows); a stream is a model in a region."""
 
     window_s: float
     prompt: Floats
     output: Floats
+    requests: Floats
+    """That came in a window."""
 
     @property
     def total(self) -> Floats:
         return self.prompt + self.output
 
-    def after(self, more: "Windows") -> "Windows":
-        """These, and then *more*."""
-        return Windows(
-            self.window_s,
-            np.concatenate([self.prompt, more.prompt], axis=1),
-            np.concatenate([self.output, more.output], axis=1),
+    def after(self, *before: "Windows") -> "Windows":
+        """*before*, in their order, and then these."""
+        each = (*before, self)
+        prompt, output, requests = (
+            np.concatenate([getattr(one, name) for one in each], axis=1) for name in ("prompt", "output", "requests")
         )
+        return Windows(self.window_s, prompt, output, requests)
+
+    def last(self, duration_s: float) -> "Windows":
+        """Those of the last *duration_s*."""
+        first = self.prompt.shape[1] - round(duration_s / self.window_s)
+        return Windows(self.window_s, self.prompt[:, first:], self.output[:, first:], self.requests[:, first:])
+
+    def longer(self, window_s: float) -> "Windows":
+        """The same in windows of *window_s*, a multiple of these; a last one that is not over is left out."""
+        times = round(window_s / self.window_s)
+        count = self.prompt.shape[1] // times
+        prompt, output, requests = (
+            rates[:, : count * times].reshape(-1, count, times) for rates in (self.prompt, self.output, self.requests)
+        )
+        return Windows(window_s, prompt.mean(axis=2), output.mean(axis=2), requests.sum(axis=2))
 
 
-def windows(
-    workload: Workload,
-    streams: Sequence[tuple[str, str]],
-    classes: Sequence[str],
-    window_s: float,
-    duration_s: float,
+def minutes(
+    workload: Workload, streams: Sequence[tuple[str, str]], classes: Sequence[str], duration_s: float
 ) -> Windows:
-    """Demand of *classes* in *workload* by stream (model, caller's region) over *duration_s*."""
-    count = round(duration_s / window_s)
+    """Demand of *classes* in *workload* by stream (model, caller's region) and minute over *duration_s*."""
+    count = round(duration_s / MINUTE_S)
     places = {stream: at for at, stream in enumerate(streams)}
     table = np.full((len(workload.model.names), len(workload.region.names)), -1, np.int64)
     for at, model in enumerate(workload.model.names):
@@ -52,46 +68,58 @@ def windows(
             table[at, to] = places.get((model, region), -1)
     asked = np.array([name in classes for name in workload.slo_class.names])
     stream = table[workload.model.codes, workload.region.codes]
-    window = (workload.arrival_s // window_s).astype(np.int64)
-    taken = (stream >= 0) & asked[workload.slo_class.codes] & (window < count)
-    place = stream[taken] * count + window[taken]
-    tokens = [
-        np.bincount(place, column[taken], len(streams) * count).reshape(-1, count) / window_s
-        for column in (workload.prompt_tokens, workload.output_tokens)
-    ]
-    return Windows(window_s, tokens[0], tokens[1])
-
-
-def arrival_cvs(
-    workload: Workload, streams: Sequence[tuple[str, str]], classes: Sequence[str], duration_s: float
-) -> list[float]:
-    """CV of the arrivals of each stream, as its requests by minute show it."""
-    asked = np.array([name in classes for name in workload.slo_class.names])[workload.slo_class.codes]
     minute = (workload.arrival_s // MINUTE_S).astype(np.int64)
-    cvs = []
-    for model, region in streams:
-        of = workload.model.codes == workload.model.names.index(model)
-        of &= (workload.region.codes == workload.region.names.index(region)) & asked
-        cvs.append(arrival_cv(np.bincount(minute[of], minlength=int(duration_s // MINUTE_S))))
-    return cvs
+    taken = (stream >= 0) & asked[workload.slo_class.codes] & (minute < count)
+    place = stream[taken] * count + minute[taken]
+    prompt, output, requests = (
+        np.bincount(place, None if column is None else column[taken], len(streams) * count).reshape(-1, count)
+        for column in (workload.prompt_tokens, workload.output_tokens, None)
+    )
+    return Windows(MINUTE_S, prompt / MINUTE_S, output / MINUTE_S, requests.astype(np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What plans read off the minutes behind them, by minute from some hours before the begin on (`before_s`)."""
+
+    interactive: Windows
+    other: Windows
+    before_s: float
+
+    def arrival_cv(self, stream: int, now_s: float) -> float:
+        """CV of the interactive arrivals over the last hours."""
+        return arrival_cv(self.interactive.requests[stream, self._behind(now_s, BURSTS_OVER_S)])
+
+    def other_tokens_per_s(self, stream: int, now_s: float) -> float:
+        """Rate of the other work over the last hour."""
+        return float(self.other.total[stream, self._behind(now_s, HOUR_S)].mean())
+
+    def _behind(self, now_s: float, for_s: float) -> slice:
+        until = round((self.before_s + now_s) // MINUTE_S)
+        return slice(max(0, until - round(for_s / MINUTE_S)), until)
 
 
 @dataclass(frozen=True, slots=True)
 class DemandForecasts:
-    """Forecasts made at the begin of every *every*-th window for the *horizon* windows from then on."""
+    """Forecasts made at the begin of every window for the *horizon* windows from then on."""
 
     forecaster: str
-    every: int
     window_s: float
     mean: Floats
-    """(steps, streams, horizon)"""
+    """(windows, streams, horizon)"""
     upper_80: Floats
     error: float
-    """Mean absolute error of the first window by its mean, over all steps and streams: sum of errors by sum of demand."""
+    """Mean absolute error of the first window by its mean, over all forecasts and streams: their sum by that of demand."""
 
     def at(self, now_s: float) -> int:
-        """The step whose forecast is the newest one at *now_s*."""
-        return min(int(now_s // (self.every * self.window_s)), len(self.mean) - 1)
+        """The number of the newest forecast at *now_s*."""
+        return min(int(now_s // self.window_s), len(self.mean) - 1)
+
+    @classmethod
+    def foreknown(cls, actual: Floats, window_s: float) -> "DemandForecasts":
+        """The demand of each window as it will come."""
+        known = actual.T[:, :, None]
+        return cls("foreknown", window_s, known, known, 0.0)
 
 
 def forecast_demand(
@@ -99,33 +127,35 @@ def forecast_demand(
     history: Floats,
     actual: Floats,
     window_s: float,
-    every: int,
-    horizon: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> DemandForecasts:
     """Forecasts by the forecaster *name* while *actual* (streams, windows) comes in after *history*.
 
-    As live, a simpler forecaster stands in where it fails, and the name in the answer says so. ValueError for a name
-    that is no forecaster.
+    As live: `LOOK` windows ahead, fitted anew every day on as much as *history* is, and a simpler forecaster stands in where
+    it fails, which the name in the answer says. ValueError for a name that is no forecaster.
     """
     if name not in FORECASTERS:
         raise ValueError(f"there is no forecaster {name!r}; there is {', '.join(FORECASTERS)}")
     streams, count = actual.shape
-    steps = -(-count // every)
-    mean, upper = np.zeros((steps, streams, horizon)), np.zeros((steps, streams, horizon))
-    failed = 0
+    mean, upper = np.zeros((count, streams, LOOK)), np.zeros((count, streams, LOOK))
+    a_day, failed = round(DAY_S / window_s), 0
     for stream in range(streams):
-        forecaster = Fallback(FORECASTERS[name]())
-        forecaster.fit(Series(-history.shape[1] * window_s, window_s, history[stream]))
-        for step in range(steps):
-            if step:
-                forecaster.update(actual[stream, (step - 1) * every : step * every])
-            made = forecaster.predict(horizon)
-            mean[step, stream], upper[step, stream] = made.mean, made.upper_80
-        failed += bool(forecaster.failed)
+        known = np.concatenate([history[stream], actual[stream]])
+        fell_back = False
+        for now in range(count):
+            if now % a_day == 0:
+                forecaster = Fallback(FORECASTERS[name]())
+                forecaster.fit(
+                    Series((now - history.shape[1]) * window_s, window_s, known[now : now + history.shape[1]])
+                )
+            else:
+                forecaster.update(actual[stream, now - 1 : now])
+            made = forecaster.predict(LOOK)
+            mean[now, stream], upper[now, stream] = made.mean, made.upper_80
+            fell_back |= bool(forecaster.failed)
+        failed += fell_back
         if progress:
             progress(stream + 1, streams)
-    first = actual[:, ::every].T
-    wrong = np.abs(mean[:, :, 0] - first).sum() / max(first.sum(), 1e-9)
+    wrong = np.abs(mean[:, :, 0] - actual.T).sum() / max(actual.sum(), 1e-9)
     by = f"{name} (failed: {failed} of {streams} series by a simpler one)" if failed else name
-    return DemandForecasts(by, every, window_s, mean, upper, float(wrong))
+    return DemandForecasts(by, window_s, mean, upper, float(wrong))

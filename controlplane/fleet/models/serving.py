@@ -38,6 +38,7 @@ class LengthModelKind(models.TextChoices):
     SSJF_ORDINAL_MSE = "ssjf-ordinal-mse", "SSJF: ordered classes, MSE"
     SSJF_BINARY = "ssjf-binary", "SSJF: two classes"
     SSJF_PAIRWISE = "ssjf-pairwise", "SSJF: pairs"
+    SSJF_CLS_PAIRWISE = "ssjf-cls-pairwise", "SSJF: five classes, ties broken by pairs"
     PRESERVE = "preserve", "PreServe: prompt tuning"
 
 

@@ -17,6 +17,7 @@ from controlplane.lengths import notes
 from controlplane.lengths.services import BUNDLED, Assigned, InUse
 from forecasting.lengths import MODELS, LengthQuery
 from forecasting.lengths.service.calibration import DriftAlarm, PerPair
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
 from forecasting.lengths.service.online import Online
 from forecasting.lengths.service.predictor import Answer, InLine, Quick, SubprocessPredictor, Why, fast_enough
 from forecasting.lengths.service.subprocess_server import load
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
 """After a version could not be taken up, until it is tried again."""
+NO_CACHE: Final = Limits()
 IN_LINE_AGAIN_S: Final = 120.0
 """A model that was too slow to answer in line is measured again after this: the machine may have had much else to do."""
 
@@ -34,10 +36,11 @@ def quick(kind: str) -> bool:
     return hasattr(MODELS.get(kind), "predict_one")
 
 
-def own_process(version: InUse, budget_s: float) -> SubprocessPredictor:
-    """A process of its own for *version*, started."""
+def own_process(version: InUse, limits: Limits = NO_CACHE) -> SubprocessPredictor:
+    """A process of its own for *version*, started; *limits* are those of its embedding cache."""
     arguments = (version.kind, version.file)
-    predictor = SubprocessPredictor(budget_s, arguments=arguments, threads=settings.LENGTH_TORCH_THREADS)
+    predictor = SubprocessPredictor(arguments=arguments, threads=settings.LENGTH_TORCH_THREADS)
+    predictor.limits = limits
     predictor.start()
     return predictor
 
@@ -61,8 +64,13 @@ class Answerer:
     def restarts(self) -> int:
         return self._restarts + self.predictor.restarts
 
-    async def ask(self, query: LengthQuery) -> Answer | Why:
-        return await self.predictor.ask(query)
+    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        return await self.predictor.ask(query, budget_s)
+
+    def teach(self, lesson: Lesson) -> None:
+        """A request that it was asked about is done."""
+        if isinstance(self.predictor, SubprocessPredictor):
+            self.predictor.teach(lesson)
 
     async def replace(self, predictor: InLine | SubprocessPredictor) -> None:
         """Answer by *predictor* from now on; times are counted on."""
@@ -85,8 +93,8 @@ class Answerer:
 class Answering:
     """Who answers for which model. Not for several threads."""
 
-    def __init__(self, budget_s: float) -> None:
-        self.budget_s = budget_s
+    def __init__(self) -> None:
+        self.limits = Limits()
         self.active: Answerer | None = None
         self.named: dict[InUse, Answerer] = {}
         """Versions whose kind models name, other than the one in use."""
@@ -108,11 +116,12 @@ class Answering:
             named[version].append(model)
         return [{**one.report(), "models": named[one.version]} for one in self.all()]
 
-    def keep_to(self, budget_s: float) -> None:
-        """Let requests wait for so long at most from now on."""
-        self.budget_s = budget_s
+    def keep_to(self, limits: Limits) -> None:
+        """Let embedding caches have *limits* from now on."""
+        self.limits = limits
         for answerer in self.all():
-            answerer.predictor.budget_s = budget_s
+            if isinstance(answerer.predictor, SubprocessPredictor):
+                answerer.predictor.limits = limits
 
     async def take(self, assigned: Assigned) -> None:
         """Let those answer that are *assigned* now."""
@@ -149,7 +158,7 @@ class Answering:
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return None
         try:
-            predictor = await self._in_line(version) or own_process(version, self.budget_s)
+            predictor = await self._in_line(version) or own_process(version, self.limits)
         except Exception as error:
             logger.warning("lengths: %s could not be taken up: %s: %s", version.name, type(error).__name__, error)
             self._not_before_s[version] = time.monotonic() + AGAIN_S
@@ -167,7 +176,7 @@ class Answering:
         if settings.LENGTH_INLINE_US <= 0:
             return None
         fast = await asyncio.to_thread(fast_enough, model, settings.LENGTH_INLINE_US / 1e6)
-        return InLine(model, self.budget_s) if fast else None
+        return InLine(model) if fast else None
 
     async def _move(self, answerer: Answerer) -> None:
         """Move *answerer* into a process if it proved too slow, and back in line when the machine has become fast enough."""
@@ -175,7 +184,7 @@ class Answering:
         name = answerer.version.name
         if answerer.too_slow:
             answerer.in_line_again_s = now_s + IN_LINE_AGAIN_S
-            await answerer.replace(own_process(answerer.version, self.budget_s))
+            await answerer.replace(own_process(answerer.version, self.limits))
             logger.info("lengths: %s answers in a subprocess", name)
         elif isinstance(answerer.predictor, SubprocessPredictor) and quick(answerer.version.kind):
             if answerer.in_line_again_s == math.inf and settings.LENGTH_INLINE_US > 0:

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from controlplane.gateway.admission.validation import Call, prompt_text
 from controlplane.gateway.lengths.answering import Answerer
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
 from forecasting.lengths import LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import CacheKey
 from forecasting.lengths.service.online import Righted
 from forecasting.lengths.service.predictor import Answer
 
 FORCED: Final = "forced"
-SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
+SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PRIOR: "prior", FORCED: FORCED}
 """Names of sources in the published summary; whatever else answers is `model`."""
 
 
@@ -34,6 +34,8 @@ class Prediction:
     righted: Righted | None = None
     by: Answerer | None = None
     """Whose answer it is, unless a cache's or the prior's."""
+    asked: tuple[Answerer, int] | None = None
+    """Whose process was asked, and by which number it knows the request: it learns what the request came to."""
     late: bool = False
     """The version that was to answer would have come too late."""
     query: LengthQuery | None = None

@@ -1,9 +1,10 @@
 """The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
 In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model that
-answers, put right for its (model, tenant), and the prior. Nothing here can fail a request: what raises, is late or makes no
-sense is counted, and the prior answers. When a request ends, all of them learn from it, in microseconds; what takes longer
-(rows, the shadow's predictions) waits for `flush`, beside the event loop.
+answers, put right for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and the prior.
+Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers. When a request
+ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for `flush`, beside
+the event loop.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from controlplane.gateway.lengths.shadows import Shadows
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
 from controlplane.lengths.notes import Drift, Notes, Sampled
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
 from controlplane.lengths.services import BUNDLED, Assigned
-from controlplane.tunable import Tunable
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
 from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
 from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
 from forecasting.lengths.service.predictor import Answer, InLine, Why
 from forecasting.lengths.service.timing import Timing
 
@@ -47,8 +48,8 @@ class LengthService:
         self.prior = prior
         self.cache: LengthCache | None = None
         self._cached_by: tuple[float, ...] = ()
-        self.answering = Answering(without_rows().LENGTH_BUDGET_MS / 1000)
-        self.tune(without_rows())
+        self.answering = Answering()
+        self.tune(Values())
         self.shadows = Shadows()
         self.answered: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # by `Why`
@@ -91,15 +92,21 @@ class LengthService:
             with job:
                 await work()
 
-    def tune(self, tuned: Tunable) -> None:
-        """Go by the settings *tuned* from now on. A cache of another size, age or similarity begins empty."""
-        self._tuned = tuned
-        self.on, self.budget_s = tuned.LENGTHS, tuned.LENGTH_BUDGET_MS / 1000
-        self.answering.keep_to(self.budget_s)
+    def tune(self, values: Values) -> None:
+        """Go by the settings *values* from now on. A cache of another size, age or similarity begins empty."""
+        self._values, self._tuned = values, values.of()
+        tuned, self.on = self._tuned, self._tuned.LENGTHS
         cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
         if cached_by != self._cached_by:
             self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
             self._cached_by = cached_by
+        self.answering.keep_to(
+            Limits(tuned.LENGTH_EMBEDDING_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_EMBEDDING_SIMILARITY)
+        )
+
+    def budget_s(self, model: str) -> float:
+        """How long a request of *model* waits for its predicted length at most."""
+        return self._values.of(model).LENGTH_BUDGET_MS / 1000
 
     async def _refresh(self) -> None:
         """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
@@ -131,7 +138,7 @@ class LengthService:
                 prediction = self._by_prior(asked, None, PRIOR, Why.FAILED)
         self.answered[SOURCES.get(prediction.source, "model")] += 1
         elapsed_s = time.perf_counter() - began
-        self.late += elapsed_s > self.budget_s or prediction.late
+        self.late += elapsed_s > self.budget_s(asked.model) or prediction.late
         self.timing.took(elapsed_s)
         return prediction
 
@@ -149,7 +156,7 @@ class LengthService:
         answerer = self.answering.of(asked.model)
         reply: Answer | Why = Why.DOWN
         if answerer is not None:
-            reply = await answerer.ask(query)
+            reply = await answerer.ask(query, self.budget_s(asked.model))
         why = reply if isinstance(reply, Why) else None
         if why:
             self.failed[why] += 1
@@ -157,13 +164,17 @@ class LengthService:
         if isinstance(reply, Why) or answerer is None:
             prediction = self._by_prior(asked, tenant, PRIOR, why or Why.DOWN)
             prediction.query, prediction.key = query, key
+        elif reply.seen:
+            prediction = bounded(asked, reply, EMBEDDING, query=query, key=key, seen=reply.seen)
         else:
-            righted = answerer.online.right(query, *reply)
+            righted = answerer.online.right(query, reply.tokens, reply.quantiles)
             right = Answer(righted.tokens, righted.quantiles)
             name = answerer.version.name
             prediction = bounded(
                 asked, right, name, raw=reply, query=query, key=key, righted=righted, by=answerer, why=why or ""
             )
+        if isinstance(reply, Answer) and reply.number and answerer is not None:
+            prediction.asked = answerer, reply.number
         prediction.late = why is Why.LATE
         return prediction
 
@@ -172,7 +183,7 @@ class LengthService:
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
             return None, Why.DOWN
-        return active, active.predictor.ask_now(query)
+        return active, active.predictor.ask_now(query, self.budget_s(query.model))
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)
@@ -183,6 +194,15 @@ class LengthService:
             learnt = self._prior_quantiles[asked.model, tenant or asked.tenant].apply(each, around)
             quantiles = learnt[1]  # of its own mean the prior takes care itself
         return bounded(asked, Answer(each, quantiles), source, why=why)
+
+    def _budgets_ms(self, report: dict[str, Any]) -> list[float]:
+        """Of the models that the length model of *report* answers for, ascending, each once."""
+        models = list(report["models"])
+        active = self.answering.active
+        if active is not None and report["version"] == active.version.name:
+            named = {model for other in self.answering.reports() for model in other["models"]}
+            models += ["", *(self._values.rows.keys() - named)]
+        return sorted({self.budget_s(model) * 1000 for model in models})
 
     # A request ends
 
@@ -217,7 +237,10 @@ class LengthService:
         cut = asked.max_tokens is not None and real >= asked.max_tokens
         if self.cache is not None and key is not None:
             self.cache.learn(key, real, cut=cut)
-        tokens, quantiles = prediction.served
+        if prediction.asked is not None:
+            answerer, number = prediction.asked
+            answerer.teach(Lesson(number, real, cut))
+        tokens, quantiles = prediction.served.tokens, prediction.served.quantiles
         by = prediction.by
         if by is not None and prediction.raw is not None and prediction.righted is not None:
             by.online.learn(query, prediction.righted, real, cut=cut)
@@ -226,7 +249,7 @@ class LengthService:
                 logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
                 self.notes.drifts.append(Drift(*pair, alarm.raised, by.version.name))
             if by is self.answering.active:
-                self.shadows.see(query, real, cut=cut)
+                self.shadows.see(query, real, self.budget_s(query.model), cut=cut)
         elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
@@ -276,7 +299,9 @@ class LengthService:
         p50_ms, p99_ms = self.timing.percentiles()
         active, answerers = self.answering.active, self.answering.all()
         return {
-            "answered": {name: self.answered[name] for name in ("cache", "lexical", "model", "prior", FORCED)},
+            "answered": {
+                name: self.answered[name] for name in ("cache", "lexical", "embedding", "model", "prior", FORCED)
+            },
             "p50_ms": p50_ms,
             "p99_ms": p99_ms,
             "late": self.late,
@@ -296,7 +321,6 @@ class LengthService:
             ],
             "version": active.version.name if active else "",
             "shadow": ", ".join(self.shadows.names),
-            "models": self.answering.reports(),
-            "budget_ms": round(self.budget_s * 1000, 3),
+            "models": [{**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()],
             "restarts": sum(answerer.restarts for answerer in answerers),
         }

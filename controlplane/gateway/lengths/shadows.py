@@ -24,7 +24,7 @@ SHADOWED: Final = 32
 BUDGET_S: Final = 20.0
 """What a shadow's process may take; nobody waits for it."""
 
-Measured = tuple[float, str, str, str, tuple[float, float, float], float]
+Measured = tuple[float, str, str, str, tuple[float, float, float], float, bool]
 """Arguments of `Notes.measure`."""
 
 
@@ -34,6 +34,7 @@ class Answered(NamedTuple):
     query: LengthQuery
     real: float
     cut: bool
+    budget_s: float
     at: float  # epoch seconds
 
 
@@ -52,7 +53,7 @@ class Shadow:
         if quick(version.kind):
             return cls(version, await asyncio.to_thread(load, version.kind, version.file))
         shadow = cls(version, None)
-        shadow._process = own_process(version, BUDGET_S)
+        shadow._process = own_process(version)
         return shadow
 
     async def stop(self) -> None:
@@ -63,27 +64,37 @@ class Shadow:
         """What it would have said of *answered*."""
         replies = await self._replies([one.query for one in answered])
         measured: list[Measured] = []
-        for (query, real, cut, at), reply in zip(answered, replies, strict=True):
+        for (query, real, cut, budget_s, at), (reply, took_s) in zip(answered, replies, strict=True):
             if isinstance(reply, Why):
                 continue
             most = float(query.max_tokens or math.inf)
-            righted = self._online.right(query, *reply)
+            righted = self._online.right(query, reply.tokens, reply.quantiles)
             self._online.learn(query, righted, real, cut=cut)
             quantiles = righted.quantiles
             predicted = (min(righted.tokens, most), min(quantiles[len(quantiles) // 2], most), min(quantiles[-1], most))
-            measured.append((at, query.model, query.tenant, f"{SHADOW} {self.version.name}", predicted, real))
+            measured.append(
+                (at, query.model, query.tenant, f"{SHADOW} {self.version.name}", predicted, real, took_s > budget_s)
+            )
         return measured
 
-    async def _replies(self, queries: list[LengthQuery]) -> list[Answer | Why]:
+    async def _replies(self, queries: list[LengthQuery]) -> list[tuple[Answer | Why, float]]:
+        """What it says of each, and after how many seconds: asked one by one, as requests mostly come.
+
+        Of a quick one the time is not taken: whether it may answer on the event loop is measured when it is promoted.
+        """
         if self._process is not None:
-            return await asyncio.gather(*map(self._process.ask, queries))
+            replies: list[tuple[Answer | Why, float]] = []
+            for query in queries:
+                began = time.perf_counter()
+                replies.append((await self._process.ask(query, BUDGET_S), time.perf_counter() - began))
+            return replies
         try:
             assert self._model is not None
             tokens, quantiles = await asyncio.to_thread(self._model.predict, queries)
         except Exception as error:
             logger.warning("lengths: the shadow %s failed: %s", self.version.name, type(error).__name__)
-            return [Why.FAILED for _ in queries]
-        return [checked(*each) for each in zip(tokens.tolist(), quantiles.tolist(), strict=True)]
+            return [(Why.FAILED, 0.0) for _ in queries]
+        return [(checked(*each), 0.0) for each in zip(tokens.tolist(), quantiles.tolist(), strict=True)]
 
 
 class Shadows:
@@ -113,10 +124,10 @@ class Shadows:
                 continue
             self._answered.clear()
 
-    def see(self, query: LengthQuery, real: float, *, cut: bool) -> None:
-        """The version in use answered *query*, which came to *real* tokens."""
+    def see(self, query: LengthQuery, real: float, budget_s: float, *, cut: bool) -> None:
+        """The version in use answered *query*, which waits for *budget_s* at most and came to *real* tokens."""
         if self._shadows:
-            self._answered.append(Answered(query, real, cut, time.time()))
+            self._answered.append(Answered(query, real, cut, budget_s, time.time()))
 
     async def measures(self) -> list[Measured]:
         """What each would have said of the last requests."""

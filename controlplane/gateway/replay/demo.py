@@ -1,6 +1,8 @@
 """What the demo's traffic is sent to, and the generated past that stands before it."""
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -14,18 +16,41 @@ from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.replay.past import minutes
 from controlplane.gateway.replay.waves import KINDS, Stream, streams
 
-TENANT = "acme"
+SHARES = {
+    "acme": {"interactive": 1.0, "non-interactive": 0.4},
+    "globex": {"non-interactive": 0.6, "opportunistic": 1.0},
+}
+"""Who sends the demo's traffic: of each SLO class a share, which sum to one."""
 PAST_HOURS = 12.0  # 90 days of the demo's traffic, in a second or two
 ADDED, REMOVED = "demo.past_generated", "demo.past_removed"
 BATCH_ROWS = 5_000
 
 
+def senders() -> list[Tenant]:
+    return list(Tenant.objects.filter(name__in=SHARES, active=True).order_by("name"))
+
+
 def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
-    """Every stream that *tenant* sends to the active deployments, with the API key *secret*."""
+    """Every stream that *tenant* sends to the active deployments, with the API key *secret*.
+
+    A tenant that is not of the demo sends all of each class that it may use.
+    """
     deployments = Deployment.objects.filter(active=True).select_related("model", "region")
     endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
     allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
-    return streams(endpoints, {name: secret for name in KINDS if name in allowed}, settings.DEMO_DAY_S)
+    shares = SHARES.get(tenant.name, dict.fromkeys(KINDS, 1.0))
+    keys = {name: secret for name in KINDS if name in allowed and name in shares}
+    return [replace(stream, share=shares[stream.slo_class]) for stream in streams(endpoints, keys, settings.DEMO_DAY_S)]
+
+
+def together(sources: Iterable[Stream]) -> list[Stream]:
+    """*sources* without regard to who sends: one for each (model, region, class)."""
+    merged: dict[tuple[str, str, str], Stream] = {}
+    for stream in sources:
+        series = (stream.model, stream.region, stream.slo_class)
+        share = stream.share + (merged[series].share if series in merged else 0.0)
+        merged[series] = replace(stream, share=share)
+    return [merged[series] for series in sorted(merged)]
 
 
 @transaction.atomic
@@ -36,14 +61,14 @@ def generate_past(now: datetime, hours: float = PAST_HOURS) -> int:
     """
     if MinuteRow.objects.exists() or Event.objects.filter(kind=ADDED).exists():
         return 0
-    tenant = Tenant.objects.filter(name=TENANT, active=True).first()
+    sources = together(stream for tenant in senders() for stream in streams_to(tenant))
     count = round(hours * 60)
-    if tenant is None or count < 1:
+    if not sources or count < 1:
         return 0
     began_s = time.monotonic()
     end = now.replace(second=0, microsecond=0)
     rows = MinuteRow.objects.bulk_create(
-        minutes(streams_to(tenant), end - timedelta(minutes=count), count, seed=0), batch_size=BATCH_ROWS
+        minutes(sources, end - timedelta(minutes=count), count, seed=0), batch_size=BATCH_ROWS
     )
     after = {
         "rows": len(rows),

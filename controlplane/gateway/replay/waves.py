@@ -65,11 +65,13 @@ class Stream:
     phase: float  # of the day, 0 to 1: where the sun is
     kind: Kind
     day_s: float = DAY_S
+    share: float = 1.0  # of the kind's rate: what this tenant sends of it
 
     def rate_per_s(self, now_s: float, burst: bool) -> float:
         """Requests a second at *now_s*, seconds since 1970: days go on over a restart."""
         light = (1 + math.sin(2 * math.pi * (now_s / self.day_s + self.phase))) / 2
-        return self.kind.peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
+        peak_per_s = self.kind.peak_per_s * self.share
+        return peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
 
 
 def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day_s: float = DAY_S) -> list[Stream]:
@@ -114,7 +116,7 @@ class Waves:
         """Poisson arrivals by thinning: draw at the highest rate there is, keep as many as the present rate asks for."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        highest = stream.kind.peak_per_s * BURST_FACTOR
+        highest = stream.kind.peak_per_s * stream.share * BURST_FACTOR
         burst_from_s = draw.expovariate(1 / BURST_EVERY_S)
         while True:
             await asyncio.sleep(draw.expovariate(highest))

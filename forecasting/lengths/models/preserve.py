@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.proxy import Array, Effort
 from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import BATCH, MINILM, Encoder, Progress
+from forecasting.lengths.text.encoder import MINILM, Encoder, Progress, stack
 
 PROMPT_TOKENS: Final = 10
 BUCKETS: Final = 10
@@ -48,7 +48,7 @@ class PreServe(RegressionL1):
         module = self.encoder.module
         for weight in module.parameters():
             weight.requires_grad_(False)
-        last = list(last_layer(module).parameters())
+        last = list(stack(module)[-1].parameters())
         for weight in last:
             weight.requires_grad_(True)
         generator = np.random.default_rng(self.seed)
@@ -57,7 +57,7 @@ class PreServe(RegressionL1):
         self._prompt_tensor = torch.tensor(start, requires_grad=True)
         return [*last, self._prompt_tensor]
 
-    def encoded(self, ids: Sequence[Sequence[int]]) -> Any:
+    def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
         import torch
 
         numbers, mask = self.encoder.padded(ids)
@@ -65,7 +65,7 @@ class PreServe(RegressionL1):
         prompt = self._prompt_tensor.expand(len(ids), -1, -1)
         full = torch.cat([words[:, :1], prompt, words[:, 1:]], dim=1)
         seen = torch.cat([mask[:, :1].expand(-1, prompt.shape[1] + 1), mask[:, 1:]], dim=1)
-        return self.encoder.module(inputs_embeds=full, attention_mask=seen).last_hidden_state[:, 0]
+        return self.encoder.module(inputs_embeds=full, attention_mask=seen).last_hidden_state, seen
 
     def augmented(
         self, ids: list[list[int]], lengths: NDArray[np.float64]
@@ -76,20 +76,6 @@ class PreServe(RegressionL1):
         copies = [swap.perturbed(ids[index], generator) for index in source[len(ids) :]]
         return ids + copies, source
 
-    def inference_states(self, texts: Sequence[str], what: str) -> Array:
-        import torch
-
-        ids = self.encoder.ids(texts, self.room())
-        order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        states = np.zeros((len(ids), self.encoder.width), np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(order), BATCH):
-                chosen = order[start : start + BATCH]
-                states[chosen] = self.encoded([ids[index] for index in chosen]).numpy()
-                if self.progress:
-                    self.progress(what, min(start + BATCH, len(order)), len(order))
-        return states
-
     def more_state(self) -> dict[str, Any]:
         return {"prompt": self._prompt_tensor.detach().numpy()}
 
@@ -97,16 +83,6 @@ class PreServe(RegressionL1):
         import torch
 
         self._prompt_tensor = torch.tensor(state["prompt"])
-
-
-def last_layer(module: Any) -> Any:
-    """The last of a transformer's layers, whatever its family calls them."""
-    import torch
-
-    stacks = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList) and len(each)]
-    if not stacks:
-        raise ValueError("This encoder has no stack of layers whose last could be left free.")
-    return stacks[0][-1]
 
 
 def over_sampled(lengths: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:

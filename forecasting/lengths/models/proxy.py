@@ -24,7 +24,7 @@ from forecasting.lengths.training.scoring import class_edges, classes
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
-VERSION: Final = 1
+VERSION: Final = 2
 HIDDEN: Final = 128
 HEAD_RATE: Final = 1e-3
 HEAD_BATCH: Final = 64
@@ -47,6 +47,8 @@ class Effort:
     head_epochs: int = 20
     most_tokens: int = 96
     """Read of each prompt."""
+    layers: int = 0
+    """Of the encoder, from the first; 0: all."""
     rate: float = 5e-5
     """Of the encoder's weights in the first phase."""
     batch: int = 16
@@ -125,7 +127,7 @@ class Proxy:
         self.effort = effort or Effort()
         self.seed = seed
         self.progress = progress
-        self.encoder = Encoder(encoder, self.effort.most_tokens)
+        self.encoder = Encoder(encoder, self.effort.most_tokens, self.effort.layers)
         self.names = Names()
         self.head: Weights = {}
         self.facts: dict[str, Any] = {}
@@ -161,14 +163,20 @@ class Proxy:
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         if not self.head:
             raise ValueError(f"The length model {self.name!r} was asked before it was fitted.")
-        tokens = self.decode(self._states(queries), self.names.rows(queries)) if queries else np.zeros(0)
-        return self.spread.around(tokens, queries)
+        return self.predict_and_embed(queries)[0]
+
+    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, Array]:
+        """Predictions, and (n, width) embeddings of the prompts: the mean of the encoder's states over all tokens."""
+        rows = self._read(queries, "predict") if queries else np.zeros((0, 2 * self.encoder.width), np.float32)
+        states, embeddings = np.split(rows, 2, axis=1)
+        tokens = self.decode(states, self.names.rows(queries)) if queries else np.zeros(0)
+        return self.spread.around(tokens, queries), embeddings
 
     def save(self, path: Path) -> None:
         if not self.head:
             raise ValueError(f"The length model {self.name!r} was not fitted: there is nothing to save.")
         save_model(path, self.name, VERSION, {
-            "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens,
+            "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens, "layers": self.encoder.layers,
             "encoder_weights": self.encoder.weights(), "models": self.names.models, "tenants": self.names.tenants,
             "head": self.head, "facts": self.facts, "spread": self.spread.state(), **self.more_state(),
         })  # fmt: skip
@@ -176,7 +184,7 @@ class Proxy:
     @classmethod
     def load(cls, path: Path) -> Self:
         state = load_model(path, cls.name, VERSION)
-        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"]))
+        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"], layers=state["layers"]))
         model.encoder.set_weights(state["encoder_weights"])
         model.names = Names(state["models"], state["tenants"])
         model.head, model.facts, model.spread = state["head"], state["facts"], Spread.of(state["spread"])
@@ -190,9 +198,9 @@ class Proxy:
     def take_state(self, state: dict[str, Any]) -> None:
         """Put back what `more_state` gave."""
 
-    def encoded(self, ids: Sequence[Sequence[int]]) -> Any:
-        """(n, width) states of the first token, as a tensor that gradients can flow through."""
-        return self.encoder.hidden(ids)[0][:, 0]
+    def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        """(last hidden states, mask) of a batch, as tensors that gradients can flow through."""
+        return self.encoder.hidden(ids)
 
     def tuned_weights(self) -> list[Any]:
         """The encoder's parameters that the first phase moves."""
@@ -204,15 +212,12 @@ class Proxy:
         """The rows of the first phase: their ids, and which sample each comes from."""
         return ids, np.arange(len(ids))
 
-    def inference_states(self, texts: Sequence[str], what: str) -> Array:
-        """(n, width) states of *texts*, without gradients."""
-        return self.encoder.states(texts, self.progress, what)
-
-    def _states(self, queries: Sequence[LengthQuery], what: str = "predict") -> Array:
-        """As `inference_states`, of queries; each text is read once."""
+    def _read(self, queries: Sequence[LengthQuery], what: str) -> Array:
+        """(n, 2 width): states of the first token and means over all, without gradients; each text is read once."""
         texts = sorted({query.text for query in queries})
         places = {text: place for place, text in enumerate(texts)}
-        return self.inference_states(texts, f"{self.name}: {what}")[[places[query.text] for query in queries]]
+        rows = self.encoder.states(texts, self.progress, f"{self.name}: {what}", True, self.hidden, self.room())
+        return rows[[places[query.text] for query in queries]]
 
     def _fit(self, torch: Any, samples: Sequence[Sample]) -> None:
         generator = np.random.default_rng(self.seed)
@@ -229,7 +234,7 @@ class Proxy:
                 break
             texts.setdefault(samples[index].query.text)
         chosen = [samples[index] for index in order if samples[index].query.text in texts]
-        states = self._states([sample.query for sample in chosen], "read prompts")
+        states = self._read([sample.query for sample in chosen], "read prompts")[:, : self.encoder.width]
         held_texts = {text for place, text in enumerate(texts) if place < HELD_OUT * len(texts)}
         held = np.array([sample.query.text in held_texts for sample in chosen])
         self._fit_head(torch, states, chosen, ~held, generator)
@@ -263,7 +268,7 @@ class Proxy:
                 rows = source[batch]
                 loss = self._rows(
                     torch,
-                    self.encoded([ids[index] for index in batch]),
+                    self.hidden([ids[index] for index in batch])[0][:, 0],
                     torch.from_numpy(names[rows]),
                     torch.from_numpy(lengths[rows].astype(np.float32)),
                     generator,

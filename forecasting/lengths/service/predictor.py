@@ -11,6 +11,7 @@ Neither raises. What cannot be answered is a `Why`, and the caller goes on witho
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from forecasting.lengths.query import QUANTILES, LengthQuery
-from forecasting.lengths.service.subprocess_server import SIZE, frame
+from forecasting.lengths.service.embedding_cache import Lesson, Limits
+from forecasting.lengths.service.subprocess_server import SIZE, Asked, Said, frame
 from forecasting.lengths.service.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,10 @@ class Why(StrEnum):
 class Answer(NamedTuple):
     tokens: float
     quantiles: tuple[float, ...]
+    seen: int = 0
+    """Lengths of the embedding cache that it stands on; 0: the model's own."""
+    number: int = 0
+    """By which a lesson names the request to the model's process; 0: it learns nothing."""
 
 
 class Quick(Protocol):
@@ -128,8 +134,8 @@ def fast_enough(model: Quick, most_s: float) -> bool:
 class InLine:
     """A quick model, called where it is asked."""
 
-    def __init__(self, model: Quick, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.model, self.budget_s, self.clock = model, budget_s, clock
+    def __init__(self, model: Quick, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.model, self.clock = model, clock
         self.restarts = 0
         self.timing = Timing()
         self._recent: deque[bool] = deque(maxlen=RECENT)
@@ -142,7 +148,8 @@ class InLine:
         """Whether it should be asked in a subprocess from now on."""
         return sum(self._recent) >= SLOW
 
-    def ask_now(self, query: LengthQuery) -> Answer | Why:
+    def ask_now(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        """The model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
         began, computed_s = self.clock(), time.thread_time()
         self.timing.asked += 1
         if began < self._rests_until_s:
@@ -153,7 +160,7 @@ class InLine:
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
             answer = Why.FAILED
         took_s = self.clock() - began
-        self._recent.append(time.thread_time() - computed_s > self.budget_s)
+        self._recent.append(time.thread_time() - computed_s > budget_s)
         self.timing.took(took_s)
         if isinstance(answer, Why):
             self._failures += 1
@@ -163,11 +170,11 @@ class InLine:
                 self._failures = FAILURES - 1  # after its rest it has one try
         else:
             self._failures, self._rest_s = 0, LEAST_REST_S
-            self.timing.in_time += took_s <= self.budget_s
+            self.timing.in_time += took_s <= budget_s
         return answer
 
-    async def ask(self, query: LengthQuery) -> Answer | Why:
-        return self.ask_now(query)
+    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        return self.ask_now(query, budget_s)
 
     async def stop(self) -> None:
         """Nothing to stop."""
@@ -177,6 +184,8 @@ class _Waiting(NamedTuple):
     query: LengthQuery
     future: "asyncio.Future[Answer | Why]"
     asked_s: float  # of the event loop's clock
+    until_s: float  # later it is of no use
+    number: int
 
 
 class SubprocessPredictor:
@@ -189,12 +198,15 @@ class SubprocessPredictor:
 
     def __init__(
         self,
-        budget_s: float,
         call: str = "forecasting.lengths.service.subprocess_server:load",
         arguments: Sequence[str] = ("student", ""),
         threads: int = 1,
     ) -> None:
-        self.budget_s, self.call, self.arguments, self.threads = budget_s, call, tuple(arguments), threads
+        self.call, self.arguments, self.threads = call, tuple(arguments), threads
+        self.limits = Limits()
+        """Of the embedding cache that an encoder's process has."""
+        self._lessons: deque[Lesson] = deque(maxlen=WAITING)
+        self._numbers = itertools.count(1)
         self.restarts = self.batches = 0
         self.timing = Timing()
         self.up = asyncio.Event()
@@ -208,20 +220,25 @@ class SubprocessPredictor:
         """Begin to keep a process; until the first is up, `ask` answers that it is down."""
         self._task = asyncio.create_task(self._keep(), name="length model")
 
-    async def ask(self, query: LengthQuery) -> Answer | Why:
-        """The model's answer, or why there is none; within the budget."""
+    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+        """The model's answer, or why there is none; within *budget_s*."""
         self.timing.asked += 1
         if not self.up.is_set() or len(self._waiting) >= WAITING:
             return Why.DOWN
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer | Why] = loop.create_future()
-        self._waiting.append(_Waiting(query, future, loop.time()))
+        now_s = loop.time()
+        self._waiting.append(_Waiting(query, future, now_s, now_s + budget_s, next(self._numbers)))
         self._wanted.set()
-        timer = loop.call_later(self.budget_s, self._give_up, future)
+        timer = loop.call_later(budget_s, self._give_up, future)
         try:
             return await future
         finally:
             timer.cancel()
+
+    def teach(self, lesson: Lesson) -> None:
+        """Send the process, with the next batch, what a request came to that it was asked about."""
+        self._lessons.append(lesson)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -314,18 +331,22 @@ class SubprocessPredictor:
             return False
         began_s = loop.time()
         try:
-            writer.write(frame([waiting.query for waiting in batch]))
+            lessons = [self._lessons.popleft() for _ in range(len(self._lessons))]
+            numbers = [waiting.number for waiting in batch]
+            writer.write(frame(Asked([waiting.query for waiting in batch], numbers, lessons, self.limits)))
             async with asyncio.timeout(max(HANGS_S, HANGS_TIMES * self._each_s * len(batch))):
-                tokens, quantiles = await reading
+                said: list[Said] = await reading
             self.batches += 1
             now_s = loop.time()
             each_s = (now_s - began_s) / len(batch)
             self._each_s = self._each_s + FOLLOWS * (each_s - self._each_s) if self._each_s else each_s
-            for waiting, middle, around in zip(batch, tokens, quantiles, strict=True):
+            for waiting, (tokens, quantiles, seen) in zip(batch, said, strict=True):
                 self.timing.took(now_s - waiting.asked_s)
                 if not waiting.future.done():
-                    answer = checked(middle, around)
-                    self.timing.in_time += not isinstance(answer, Why)
+                    answer = checked(tokens, quantiles)
+                    if isinstance(answer, Answer):
+                        answer = answer._replace(seen=seen, number=waiting.number)
+                        self.timing.in_time += 1
                     waiting.future.set_result(answer)
             return True
         finally:
@@ -339,19 +360,21 @@ class SubprocessPredictor:
         Before the first answer a batch is one query: how long it takes is not known.
         """
         batch: list[_Waiting] = []
+        soonest_s = math.inf
         while self._waiting and len(batch) < (BATCH if self._each_s else 1):
             waiting = self._waiting[0]
             ready_s = now_s + self._each_s * (len(batch) + 1)
-            if batch and ready_s > batch[0].asked_s + self.budget_s:
+            if batch and ready_s > soonest_s:
                 break
             self._waiting.popleft()
             if waiting.future.done():
                 continue
-            if ready_s > waiting.asked_s + self.budget_s:
+            if ready_s > waiting.until_s:
                 self._give_up(waiting.future)
                 self._each_s *= 1.0 - FOLLOWS  # so that a guess that was too long is tried again
             else:
                 batch.append(waiting)
+                soonest_s = min(soonest_s, waiting.until_s)
         return batch
 
     @staticmethod

@@ -1,6 +1,7 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
+import { startDocs } from "./docs.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
@@ -57,3 +58,4 @@ startEstimates();
 startSending();
 startCopying();
 startSwapLinks();
+startDocs();

@@ -1,16 +1,18 @@
 """Models on an encoder: what is read of a text, what is tuned and what is frozen, and how thin buckets are filled."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, last_layer, over_sampled
-from forecasting.lengths.models.proxy import Effort
-from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1
+from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, over_sampled
+from forecasting.lengths.models.proxy import Effort, head_outputs
+from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1, TiesBroken
+from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.embeddings import Embeddings
-from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing
+from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
 from tests.forecasting.lengths.made import samples
 
 SMALL = Effort(tuned=48, read=60, head_epochs=4, most_tokens=24)
@@ -76,7 +78,7 @@ def test_preserve_tunes_its_last_layer_and_its_prompt_alone() -> None:
     last = {name for name in before if name.startswith("encoder.layer.1.")}
     assert changed
     assert changed <= last
-    assert last_layer(model.encoder.module) is model.encoder.module.encoder.layer[1]
+    assert stack(model.encoder.module)[-1] is model.encoder.module.encoder.layer[1]
     prompt = model.more_state()["prompt"]
     words = model.encoder.module.get_input_embeddings().weight.detach().numpy()
     assert prompt.shape == (10, model.encoder.width)
@@ -124,6 +126,32 @@ def test_pairs_rank_long_answers_above_short_ones() -> None:
     tokens = model.predict([sample.query for sample in test]).tokens
     long = np.array([sample.output_tokens > 100 for sample in test])
     assert tokens[long].mean() > tokens[~long].mean()
+
+
+def test_pairs_break_ties_within_a_class_and_leave_classes_in_order() -> None:
+    effort = Effort(tuned=64, read=400, head_epochs=30, most_tokens=24)
+    model = TiesBroken(TINY, effort).fit(samples(400))
+    queries = [sample.query for sample in samples(80, seed=2)]
+    states, names = model._read(queries, "predict")[:, : model.encoder.width], model.names.rows(queries)
+    outputs, tokens = head_outputs(model.head, states, names), model.decode(states, names)
+    said = outputs[:, :-1].argmax(axis=1)
+    assert len(set(tokens.tolist())) > len(set(said.tolist())) > 1
+    edges = [0.0, *model.facts["edges"], np.inf]
+    for each in set(said.tolist()):
+        mine = tokens[said == each]
+        assert ((mine >= edges[each]) & (mine <= edges[each + 1])).all()
+        assert (np.diff(mine[np.argsort(outputs[said == each, -1])]) >= 0).all()
+
+
+def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_path: Path) -> None:
+    model = RegressionL1(TINY, replace(SMALL, layers=1)).fit(samples(100))
+    model.save(tmp_path / "model.npz")
+    served = load(RegressionL1.name, str(tmp_path / "model.npz"))
+    assert len(stack(served.encoder.module)) == 1
+    assert "Quantized" in str(served.encoder.module)
+    queries = [sample.query for sample in samples(20, seed=2)]
+    assert served.predict(queries).tokens == pytest.approx(model.predict(queries).tokens, rel=0.05)
+    assert len(stack(Encoder(TINY).module)) == 2
 
 
 def test_embeddings_are_kept_and_read_once(tmp_path: Path) -> None:

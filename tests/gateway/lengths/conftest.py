@@ -20,5 +20,5 @@ def short_waits(monkeypatch):
 async def service(served):
     """The gateway's length service, with a model that takes every answer for 50 tokens."""
     lengths = served.gateway.lengths
-    await use(lengths, InLine(constant("50"), 5.0))
+    await use(lengths, InLine(constant("50")))
     return lengths

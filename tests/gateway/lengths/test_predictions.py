@@ -7,9 +7,13 @@ from django.conf import settings
 
 from controlplane.fleet.models import Model
 from controlplane.gateway.lengths import answering, shadows
+from controlplane.gateway.lengths.service import LengthService
 from controlplane.lengths.models import LengthMinute, LengthVersion
 from controlplane.lengths.services import BUNDLED, Assigned, InUse
+from controlplane.tuning.selectors import Values
+from forecasting.lengths import LengthPrior, LengthQuery
 from forecasting.lengths.models.state import save_model
+from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
 from tests.lengths.bad_models import constant
@@ -27,6 +31,47 @@ async def test_model_then_exact_cache_then_lexical_cache(served, service):
     row = (await served.rows())[-1]
     assert row.predicted_output_tokens == 40
     assert service.answered == {"model": 1, "cache": 1, "lexical": 1}
+
+
+async def test_the_embedding_cache_of_an_encoder_s_process(served, service, monkeypatch):
+    predictor = SubprocessPredictor("tests.lengths.bad_models:embedding", ())
+    service.answering.active.predictor = predictor
+    predictor.limits = service.answering.limits
+    monkeypatch.setattr(service, "budget_s", lambda model: 5.0)
+    predictor.start()
+    await until(predictor.up.is_set, 120)
+    await say(served, LONG, 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+    await say(served, "Something quite unlike it, which means the same to this model.", 70)
+    assert await prediction_of(served) | {"upper_tokens": 0} == {
+        "tokens": 40, "upper_tokens": 0, "source": "embedding cache", "seen": 1,
+    }  # fmt: skip
+    service.tune(Values({"": {"LENGTH_EMBEDDING_ENTRIES": 0}}))
+    await say(served, "And a third one, when the cache is switched off.", 40)
+    assert (await prediction_of(served))["source"] == "student 0"
+    assert service.snapshot()["answered"] == {
+        "cache": 0, "lexical": 0, "embedding": 1, "model": 2, "prior": 0, "forced": 0,
+    }  # fmt: skip
+
+
+def test_each_model_has_a_budget_of_its_own():
+    service = LengthService(LengthPrior())
+    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_BUDGET_MS": 50.0}}))
+    assert (service.budget_s("m"), service.budget_s("other")) == (0.05, 0.02)
+    service.answering.active = answering.Answerer(BUNDLED, InLine(constant("50")))
+    assert service.snapshot()["models"][0]["budgets_ms"] == [20.0, 50.0]
+
+
+async def test_a_late_shadow_is_measured_as_late(service):
+    version = InUse(2, "student", "")
+    shadow = shadows.Shadow(version, None)
+    shadow._process = SubprocessPredictor("tests.lengths.bad_models:slow", ("0.02",))
+    shadow._process.start()
+    await until(shadow._process.up.is_set, 120)
+    query = LengthQuery("a question", 5, "m", "acme")
+    answered = [shadows.Answered(query, 40.0, False, budget_s, 0.0) for budget_s in (0.001, 10.0)]
+    assert [late for *_, late in await shadow.measures(answered)] == [True, False]
+    await shadow.stop()
 
 
 async def test_rules_of_the_request_bound_every_source(served, service):

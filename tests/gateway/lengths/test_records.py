@@ -10,7 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.lengths import service as module
 from controlplane.lengths.models import LengthMinute, LengthSample
-from controlplane.tuning.selectors import without_rows
+from controlplane.tuning.selectors import Values
 from tests.gateway.lengths.calls import LONG, asked, in_database, say
 
 
@@ -70,11 +70,11 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
 
 
 async def test_samples_are_an_even_share(served, service):
-    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 36}))  # three between two flushes
+    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 36}}))  # three between two flushes
     for number in range(40):
         await say(served, f"question {number}")
     assert len(service.notes.samples) == 3
-    service.tune(without_rows().model_copy(update={"LENGTH_SAMPLES_PER_MIN": 0}))
+    service.tune(Values({"": {"LENGTH_SAMPLES_PER_MIN": 0}}))
     await service.flush()
     await say(served, "one more")
     assert service.notes.samples == []
@@ -111,6 +111,6 @@ async def test_metrics_and_the_summary_have_it(served, service):
     assert b'pilothouse_length_model_in_time_total{kind="student",version="student 0"} 1.0' in page
     assert b'pilothouse_length_model_seconds{kind="student",quantile="0.99",version="student 0"}' in page
     summary = served.gateway.publisher.summary.snapshot()["lengths"]
-    assert summary["answered"] == {"cache": 0, "lexical": 0, "model": 1, "prior": 0, "forced": 0}
+    assert summary["answered"] == {"cache": 0, "lexical": 0, "embedding": 0, "model": 1, "prior": 0, "forced": 0}
     assert summary["p99_ms"] >= summary["p50_ms"] > 0
     assert summary["version"] == "student 0"

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from controlplane.gateway.lengths import service as module
+from controlplane.tuning.selectors import Values
 from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, asked, prediction_of, say, use
@@ -18,7 +19,7 @@ BAD = "tests.lengths.bad_models"
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3.0, 0.0, 1e12])
 async def test_a_model_that_makes_no_sense_is_not_heard(served, service, value):
-    await use(service, InLine(Scripted(lambda query: value), 5.0))
+    await use(service, InLine(Scripted(lambda query: value)))
     for number in range(8):
         await say(served, f"question {number}")
     prediction = await prediction_of(served)
@@ -33,7 +34,7 @@ async def test_a_model_that_raises_is_not_heard_and_says_nothing_of_the_prompt(s
         raise RuntimeError(query.text)
 
     caplog.set_level(logging.DEBUG)
-    await use(service, InLine(Scripted(say_nothing), 5.0))
+    await use(service, InLine(Scripted(say_nothing)))
     await say(served, "the secret word is abracadabra")
     assert (await prediction_of(served))["why"] == "failed"
     assert "abracadabra" not in caplog.text
@@ -49,8 +50,9 @@ async def test_a_service_that_fails_altogether_breaks_nothing(served, service, m
     assert (await prediction_of(served))["why"] == "failed"
 
 
-async def test_a_killed_process_is_survived_and_replaced(served, service):
-    predictor = SubprocessPredictor(5.0, f"{BAD}:constant", ("50",))
+async def test_a_killed_process_is_survived_and_replaced(served, service, monkeypatch):
+    monkeypatch.setattr(service, "budget_s", lambda model: 5.0)
+    predictor = SubprocessPredictor(f"{BAD}:constant", ("50",))
     predictor.start()
     await use(service, predictor)
     await until(predictor.up.is_set, 120)
@@ -67,10 +69,10 @@ async def test_a_killed_process_is_survived_and_replaced(served, service):
 
 
 async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, service):
-    predictor = SubprocessPredictor(0.02, f"{BAD}:at_word", ())
+    predictor = SubprocessPredictor(f"{BAD}:at_word", ())
     predictor.start()
     await use(service, predictor)
-    service.budget_s = 0.02
+    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}}))
     await until(predictor.up.is_set, 120)
     waits = []
 
@@ -92,9 +94,9 @@ async def test_a_model_that_is_too_slow_in_line_is_moved_into_a_subprocess_and_c
     lengths = served.gateway.lengths
     monkeypatch.setattr("controlplane.gateway.lengths.answering.fast_enough", lambda model, limit_s: fast)
     fast = False
-    lengths.budget_s = 0.001
+    lengths.tune(Values({"": {"LENGTH_BUDGET_MS": 1.0}}))
     active = lengths.answering.active
-    await active.replace(InLine(slow("0.002"), 0.001))
+    await active.replace(InLine(slow("0.002")))
     for number in range(10):
         await lengths.predict(*asked(f"question {number}"))
     await until(lambda: isinstance(active.predictor, SubprocessPredictor), 60)

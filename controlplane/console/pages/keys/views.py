@@ -4,6 +4,8 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
+from django.utils.formats import date_format
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -16,6 +18,7 @@ from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import signed_in
 from controlplane.console.actions import act_with_reason
 from controlplane.console.filters import Hidden
+from controlplane.console.pages.keys import examples
 from controlplane.console.tables import Columns, table
 from controlplane.exports import ROW_LIMIT
 
@@ -64,7 +67,8 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         "managed": managed,
         "manageable": set(manageable_api_keys(request.user).values_list("pk", flat=True)) if managed else set(),
         "errors": errors,
-        "given": request.POST,
+        "given": request.POST
+        or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
         "several_tenants": Tenant.objects.count() > 1,
     }
     return render(request, "console/keys/keys.html", context, status=422 if errors else 200)
@@ -72,12 +76,21 @@ def keys(request: HttpRequest) -> HttpResponseBase:
 
 @require_safe
 @signed_in
-@sensitive_variables("secret")
+@sensitive_variables("secret", "context")
 def created(request: HttpRequest, pk: int) -> HttpResponse:
     """The secret of a new key, the first time that its maker's browser asks; from then on, that it was shown."""
     key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
     secret = handover.take(request)
-    return handover.forget(request, render(request, "console/keys/key_created.html", {"key": key, "secret": secret}))
+    context: dict[str, object] = {"key": key, "secret": secret}
+    if secret:
+        model, base_url = examples.model_to_try(), request.build_absolute_uri("/").rstrip("/")
+        context |= {
+            "model": model,
+            "served": model != examples.NO_MODEL,
+            "curl": examples.curl(base_url, secret, key.tenant, model),
+            "python": examples.python(base_url, secret, key.tenant, model),
+        }
+    return handover.forget(request, render(request, "console/keys/key_created.html", context))
 
 
 @require_POST

@@ -24,7 +24,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
 from controlplane.console.tables import Columns, table
 from controlplane.lengths import selectors
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW, Measures, Pair
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Measures, Pair
 
 POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -61,7 +61,7 @@ def source_order(name: str) -> tuple[int, str]:
     """Caches first, then versions, then the prior; shadows last."""
     if name.startswith(SHADOW):
         return 4, name
-    return {CACHE: 0, LEXICAL: 1, PRIOR: 3}.get(name, 2), name
+    return {CACHE: 0, LEXICAL: 1, EMBEDDING: 2, PRIOR: 4}.get(name, 3), name
 
 
 def _tick(tokens: int) -> str:

@@ -11,7 +11,7 @@ from controlplane.console.pages.lengths.charts import source_order
 from controlplane.console.tables import Columns, sorted_by
 from controlplane.lengths import selectors, services
 from controlplane.lengths.models import LengthVersion, VersionState
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
 
 MEASURES = {
     "Requests": "requests",
@@ -50,6 +50,7 @@ HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
     LEXICAL: "a prompt much like one seen before",
+    EMBEDDING: "a prompt that means much the same to the encoder",
     PRIOR: "the moving mean of its tenant and class",
 }
 

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rich.console import Console
 from rich.table import Table
 
-from controlplane.experiments.experiment import Comparison, Experiment, Result, figure
+from controlplane.experiments.experiment import Comparison, Experiment, Result, Settings, figure
 from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.terminal import Column, console, progress, table
 
@@ -40,16 +41,35 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(result))
             return
-        shown = console(self.stdout)
-        experiment.show(shown, result)
-        if rows := experiment.compare(result):
-            shown.print(comparison_table(experiment, rows))
+        show(experiment, result, console(self.stdout))
 
     @staticmethod
     def _run(experiment: Experiment, options: dict[str, Any]) -> Result:
         settings = experiment.settings(options)
         with progress(quiet=options["json"]) as report:
-            return experiment.run(settings, report)
+            return {"command": command_line(experiment, settings), **experiment.run(settings, report)}
+
+
+def command_line(experiment: Experiment, settings: Settings) -> str:
+    """The command with *settings*, as far as they are not the usual ones."""
+    words, usual = ["manage.py", "reproduce", experiment.name], experiment.settings({})
+    for option in experiment.options:
+        key = option.name.replace("-", "_")
+        value = settings[key]
+        if value != usual[key]:
+            words.append(f"--{option.name}")
+            if not option.flag:
+                words.append(
+                    ",".join(value) if option.several else f"{value:g}" if option.type is float else str(value)
+                )
+    return " ".join(words)
+
+
+def show(experiment: Experiment, result: Result, shown: Console) -> None:
+    """Print *result*, and the paper's figures beside it where there are any."""
+    experiment.show(shown, result)
+    if rows := experiment.compare(result):
+        shown.print(comparison_table(experiment, rows))
 
 
 COMPARED = (

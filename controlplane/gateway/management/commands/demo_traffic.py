@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.replay.demo import TENANT, streams_to
+from controlplane.gateway.replay.demo import SHARES, senders, streams_to
 from controlplane.gateway.replay.waves import Waves
 
 KEY_NAME = "demo traffic"
@@ -20,18 +20,18 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the gateway (default %(default)s)")
-        parser.add_argument("--tenant", default=TENANT, help="who sends (default %(default)s)")
+        parser.add_argument("--tenant", help=f"who sends (default: {' and '.join(SHARES)}, each a share)")
         parser.add_argument("--seed", type=int, default=0, help="of everything drawn (default %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        tenant = Tenant.objects.filter(name=options["tenant"], active=True).first()
-        if tenant is None:
-            raise CommandError(
-                f"There is no active tenant {options['tenant']!r}; `manage.py seed_demo` makes the demo's."
-            )
+        name = options["tenant"]
+        tenants = list(Tenant.objects.filter(name=name, active=True)) if name else senders()
+        if not tenants:
+            wanted = f"tenant {name!r}" if name else f"tenant of {', '.join(SHARES)}"
+            raise CommandError(f"There is no active {wanted}; `manage.py seed_demo` makes the demo's.")
         if not Deployment.objects.filter(active=True).exists():
             raise CommandError("There is no active deployment to send requests to.")
-        sources = streams_to(tenant, new_key(tenant))
+        sources = [stream for tenant in tenants for stream in streams_to(tenant, new_key(tenant))]
         asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
 
 

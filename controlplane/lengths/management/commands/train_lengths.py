@@ -17,6 +17,7 @@ OPTIONS = {
     "epochs": "rounds over them",
     "read": "prompts on which the head learns alone",
     "most_tokens": "tokens read of each prompt, from its end",
+    "layers": "layers of the encoder that are kept, from the first; 0: all",
 }
 
 
@@ -33,19 +34,16 @@ class Command(BaseCommand):
         parser.add_argument("--reason", default="manage.py train_lengths")
         group = parser.add_argument_group("effort of models on an encoder")
         for name, about in OPTIONS.items():
-            default = getattr(training.EFFORT, name)
+            default = "PILOTHOUSE_LENGTH_ENCODER_LAYERS" if name == "layers" else getattr(training.EFFORT, name)
             group.add_argument(
-                f"--{name.replace('_', '-')}",
-                type=int,
-                default=default,
-                metavar="N",
-                help=f"{about} (default {default})",
+                f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default {default})"
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        effort = replace(training.EFFORT, **{name: options[name] for name in OPTIONS})
-        if min(getattr(effort, name) for name in OPTIONS) < 1:
-            raise CommandError(f"{', '.join(OPTIONS)} are at least 1.")
+        effort = replace(training.effort(), **{name: options[name] for name in OPTIONS if options[name] is not None})
+        wrong = [name for name in OPTIONS if getattr(effort, name) < (name != "layers")]
+        if wrong:
+            raise CommandError(f"{', '.join(wrong)}: at least 1 (of layers 0) is wanted.")
         with progress(quiet=False) as report:
             how = training.How(options["kind"], options["file"], effort, report)
             try:

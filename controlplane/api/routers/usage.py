@@ -1,0 +1,144 @@
+"""`/api/v1/usage`: what tenants used, and what it cost."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
+
+from django.http import HttpResponseBase
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+from pydantic import AwareDatetime
+
+from controlplane.accounts.models import Tenant
+from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
+from controlplane.api.errors import ApiError
+from controlplane.api.schemas import Described
+from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.usage.models import SUMS
+from controlplane.usage.selectors import Asked, counted_until, summed, usage
+
+router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
+
+DEFAULT_DAYS = 7
+Group = Literal["day", "hour", "tenant", "key", "model", "slo_class"]
+DEFAULT_GROUPS: list[Group] = ["day", "tenant", "key", "model", "slo_class"]
+CSV = "text/csv"
+NAMES = ("day", "hour", "tenant", "key", "key_name", "model", "slo_class", "idle")
+
+
+class UsageSums(Described):
+    requests: int
+    """All that arrived then and have ended, refused ones too."""
+    prompt_tokens: int
+    output_tokens: int
+    kv_token_s: float
+    """KV tokens held (the prompt and half of the output) times the seconds of running."""
+    gpu_s: float
+    cost_usd: float
+    """Shares of the cost of the instances that the requests ran on, by KV-token-seconds."""
+    charged_usd: float
+    """The cost times the price factor of the SLO class."""
+
+
+class UsageItem(UsageSums):
+    """What is not grouped by is null."""
+
+    day: date | None
+    """In UTC."""
+    hour: datetime | None
+    tenant: str | None
+    key: str | None
+    """The first characters of the API key."""
+    key_name: str | None
+    model: str | None
+    slo_class: str | None
+    idle: bool
+    """Time in which instances ran no request: nobody's. Only for the fleet's people."""
+
+
+class UsageAnswer(Described):
+    since: datetime
+    until: datetime
+    counted_until: datetime | None
+    """What ended later is not counted yet."""
+    items: list[UsageItem]
+    truncated: bool
+    """There are more rows than `limit`: group by less, ask for a shorter range, or for CSV."""
+
+
+class UsageFilter(Schema):
+    since: AwareDatetime | None = Field(None, description="By default six days before today.")
+    until: AwareDatetime | None = None
+    group_by: list[Group] = Field(DEFAULT_GROUPS, description="Repeat it for several.")
+    tenant: str = ""
+    key: str = Field("", description="The first characters of the API key, as lists show them.")
+    model: str = ""
+    slo_class: str = ""
+    format: Literal["json", "csv"] | None = Field(None, description="`Accept: text/csv` asks for CSV too.")
+    limit: int = Field(5_000, ge=1, le=20_000)
+
+
+@router.get("/v1/usage", response=UsageAnswer)
+def sum_usage(request: ApiRequest, query: Query[UsageFilter]) -> dict[str, Any] | HttpResponseBase:
+    """Requests, tokens, GPU-seconds and dollars by day, tenant, key, model and SLO class (`group_by`).
+
+    A tenant's people and keys get their own. The fleet's people get all, with idle time, so that the costs of all rows are
+    the fleet's; with `tenant` that tenant's. Hours are summed whole: `since` and `until` are cut to the hour, and `until` is
+    not included. Rows are kept when the request ledger is not.
+    """
+    asked = _asked(request.auth, query)
+    if query.format == "csv" or (query.format is None and CSV in request.headers.get("Accept", "")):
+        columns = [name for name in NAMES if name in shown_of(query.group_by)] + list(SUMS)
+        rows = ([row[name] for name in columns] for row in _items(asked, query.group_by, ROW_LIMIT))
+        return csv_response("usage", columns, rows)
+    items = list(_items(asked, query.group_by, query.limit + 1))
+    return {
+        "since": asked.since,
+        "until": asked.until,
+        "counted_until": counted_until(),
+        "items": items[: query.limit],
+        "truncated": len(items) > query.limit,
+    }
+
+
+def shown_of(groups: list[Group]) -> set[str]:
+    return {*groups, "idle", *(["key_name"] if "key" in groups else [])}
+
+
+def _items(asked: Asked, groups: list[Group], limit: int) -> Iterator[dict[str, Any]]:
+    by = [group for group in DEFAULT_GROUPS if group in groups]
+    if "hour" in groups:
+        by.insert(0, "hour")
+    for row in map(summed, usage(asked, by)[:limit].iterator(chunk_size=2_000)):
+        day: datetime | None = row.get("day")
+        named = {
+            "day": day.date() if day else None,
+            "tenant": row.get("tenant_name"),
+            "key": row.get("key_prefix"),
+            "slo_class": row.get("slo_class") or None,
+        }
+        yield dict.fromkeys(NAMES) | row | named
+
+
+def _asked(caller: Caller, query: UsageFilter) -> Asked:
+    now = timezone.now()
+    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    until = _hour(query.until or now + timedelta(hours=1))
+    since = _hour(query.since or today - timedelta(days=DEFAULT_DAYS - 1))
+    if since >= until:
+        raise ApiError(422, "invalid", "The range is empty: the hour of since is not before that of until.", "since")
+    tenants = None if caller.sees_fleet else caller.tenants()
+    seen = Tenant.objects.all() if tenants is None else tenants
+    if query.tenant and not seen.filter(name=query.tenant).exists():
+        raise ApiError(403, "forbidden", "You do not see such a tenant.", "tenant")
+    names = {
+        "tenant__name": query.tenant,
+        "api_key__prefix": query.key,
+        "model": query.model,
+        "slo_class": query.slo_class,
+    }
+    return Asked(since, until, tenants, names)
+
+
+def _hour(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)

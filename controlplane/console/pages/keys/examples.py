@@ -1,0 +1,50 @@
+"""The first call with a new key: complete, with a model that is served now and the tenant's class."""
+
+import json
+import shlex
+
+from django.db.models import Count, Q
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Model
+
+NO_MODEL = "MODEL"
+
+
+def model_to_try() -> str:
+    """The model with most instances that are ready, else one that is deployed; `NO_MODEL` where there is none."""
+    ready = Count("deployments__instances", filter=Q(deployments__instances__state=InstanceState.READY))
+    model = Model.objects.filter(deployments__isnull=False).annotate(ready=ready).order_by("-ready", "name").first()
+    return model.name if model is not None else NO_MODEL
+
+
+def curl(base_url: str, secret: str, tenant: Tenant, model: str) -> str:
+    """A streamed chat completion."""
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    return " \\\n  ".join(
+        (
+            f"curl -N {shlex.quote(f'{base_url}/v1/chat/completions')}",
+            f"-H 'Authorization: Bearer {secret}'",
+            "-H 'Content-Type: application/json'",
+            f"-H {shlex.quote(f'X-SLO-Class: {tenant.default_slo_class.name}')}",
+            f"-d {shlex.quote(json.dumps(body))}",
+        )
+    )
+
+
+def python(base_url: str, secret: str, tenant: Tenant, model: str) -> str:
+    """The same call with OpenAI's SDK."""
+    return f"""\
+from openai import OpenAI
+
+client = OpenAI(base_url={json.dumps(f"{base_url}/v1")}, api_key={json.dumps(secret)})
+stream = client.chat.completions.create(
+    model={json.dumps(model)},
+    messages=[{{"role": "user", "content": "Hello"}}],
+    stream=True,
+    extra_headers={{"X-SLO-Class": {json.dumps(tenant.default_slo_class.name)}}},
+)
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""

@@ -1,0 +1,129 @@
+"""The table of usage: lines by what they are grouped by, with what was idle, and its columns as a file."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from controlplane.console.filters import Order
+from controlplane.console.tables import Columns, sorted_by
+from controlplane.usage.models import SUMS
+from controlplane.usage.selectors import Asked, summed, usage
+
+GROUPS = {"tenant": "tenant", "key": "API key", "model": "model", "class": "SLO class", "day": "day"}
+"""By its name in addresses, what a line may be of."""
+OF = {"tenant": ("tenant",), "key": ("tenant", "key"), "model": ("model",), "class": ("slo_class",), "day": ("day",)}
+WITH_OWN_IDLE = ("model", "day")
+"""Groups of which each has idle time of its own; in the others it is a line."""
+DETAILS = {"tenant": "Title", "key": "Key"}
+"""What stands beside the name of a line, by its heading."""
+IDLE = "Idle"
+MEASURES = ("requests", "prompt_tokens", "output_tokens", "gpu_hours", "cost_usd", "charged_usd")
+SORTED_BY = ("name", *MEASURES, "idle_usd")
+SUMMED: Columns = {
+    "Requests": "requests",
+    "Prompt (tokens)": "prompt_tokens",
+    "Output (tokens)": "output_tokens",
+    "KV (token-seconds)": "kv_token_s",
+    "GPU time (h)": "gpu_hours",
+    "Cost (USD)": "cost_usd",
+    "Charged (USD)": "charged_usd",
+}
+NAMES: dict[str, Columns] = {
+    "tenant": {"Tenant": "name", "Title": "detail"},
+    "key": {"API key": "name", "Key": "detail", "Tenant": "tenant"},
+    "model": {"Model": "name"},
+    "class": {"SLO class": "name"},
+    "day": {"Day (UTC)": "name"},
+}
+
+Line = dict[str, Any]
+
+
+def columns(group: str, sees_idle: bool) -> Columns:
+    """Of the file: those of *group*, its sums, and for groups with idle time of their own what that cost."""
+    idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in WITH_OWN_IDLE else {}
+    return {**NAMES[group], **SUMMED, **idle}
+
+
+def lines(asked: Asked, group: str, order: Order) -> list[Line]:
+    """One line for each of *group*, sorted, then what was idle."""
+    named: dict[Any, Line] = {}
+    idle = _line(IDLE, idle=True)
+    for row in map(with_hours, usage(asked, OF[group])):
+        if row["idle"] and group not in WITH_OWN_IDLE:
+            _add(idle, row)
+            continue
+        name, key = name_of(row, group), key_of(row, group)
+        line = named.setdefault(key, _line(name, **_more(row, group), key=key))
+        if row["idle"]:
+            line["idle_usd"] += row["cost_usd"]
+        else:
+            _add(line, row)
+    most = max([line["cost_usd"] for line in (*named.values(), idle)], default=0.0)
+    for line in (*named.values(), idle):
+        line["share"] = line["cost_usd"] / most if most else 0.0
+    return sorted_by(order, named.values()) + ([idle] if idle["gpu_hours"] else [])
+
+
+def name_of(row: dict[str, Any], group: str) -> str:
+    """What a line or a series is called."""
+    match group:
+        case "tenant":
+            return str(row["tenant_name"])
+        case "key":
+            return row["key_name"] or "a key that is gone"
+        case "model":
+            return str(row["model"])
+        case "class":
+            return str(row["slo_class"])
+    day: datetime = row["day"]
+    return f"{day:%F}"
+
+
+def key_of(row: dict[str, Any], group: str) -> Any:
+    """What a line is known by: names of keys may be the same."""
+    return row["key"] if group == "key" else name_of(row, group)
+
+
+def with_hours(row: dict[str, Any]) -> dict[str, Any]:
+    sums = summed(row)
+    return sums | {"gpu_hours": sums["gpu_s"] / 3600, "tokens": sums["prompt_tokens"] + sums["output_tokens"]}
+
+
+def total(rows: Iterable[dict[str, Any]]) -> Line:
+    """*rows* of `usage` in one, with the cost of what was idle in `idle_usd`."""
+    whole = _line("All")
+    for row in map(with_hours, rows):
+        _add(whole, row)
+        whole["idle_usd"] += row["cost_usd"] if row["idle"] else 0.0
+    return whole
+
+
+def _more(row: dict[str, Any], group: str) -> dict[str, Any]:
+    if group == "key":
+        return {"detail": f"{row['key_prefix']}…" if row["key_prefix"] else "", "tenant": row["tenant_name"]}
+    if group == "tenant":
+        return {"detail": row["tenant_title"]}
+    return {}
+
+
+def _line(name: str, **more: Any) -> Line:
+    return {"name": name, "detail": "", "idle_usd": 0.0, **dict.fromkeys((*SUMS, "gpu_hours", "tokens"), 0), **more}
+
+
+def _add(line: Line, row: dict[str, Any]) -> None:
+    for name in (*SUMS, "gpu_hours", "tokens"):
+        line[name] += row[name]
+
+
+def linked(shown: Sequence[Line], href: Callable[..., str], group: str, several_tenants: bool) -> list[Line]:
+    """*shown*, each with the address that narrows the page to it and divides it further; *href* changes the query."""
+    then = "tenant" if several_tenants else "model"
+    narrowed: dict[str, Callable[[Line], dict[str, str]]] = {
+        "tenant": lambda line: {"tenant": line["name"], "by": "key"},
+        "key": lambda line: {"key": str(line["key"]), "by": "model"},
+        "model": lambda line: {"model": line["name"], "by": then if several_tenants else "key"},
+        "class": lambda line: {"class": line["name"], "by": then},
+        "day": lambda line: {"period": "dates", "from": line["name"], "to": line["name"], "by": then},
+    }
+    return [line | {"href": href(**narrowed[group](line))} if line.get("key") else line for line in shown]

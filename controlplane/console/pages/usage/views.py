@@ -1,0 +1,153 @@
+"""Usage: who used what of the fleet, what it cost and what is charged for it; a tenant's people see their own."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import Min
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.selectors import visible_tenants
+from controlplane.console.access.roles import may, signed_in
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
+from controlplane.console.live.views import redrawn
+from controlplane.console.pages.usage import tables
+from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
+from controlplane.console.tables import table
+from controlplane.fleet.models import SloClass
+from controlplane.usage.counting import hour_of
+from controlplane.usage.selectors import Asked, counted_until, usage, used_models
+
+DAY = timedelta(days=1)
+LONGEST = 366 * DAY
+BY_HOUR = 2 * DAY  # the longest time that is drawn by the hour
+CHARTS_EVERY_S = 30
+GROUPED_BY = [(by, f"By {name}") for by, name in tables.GROUPS.items()]
+PERIODS = (("1", "Today"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("dates", "From … to …"))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What the query string asks for, within what the user may see."""
+
+    filters: Filters
+    asked: Asked
+    sees_fleet: bool
+    several_tenants: bool
+
+    @property
+    def sees_idle(self) -> bool:
+        """Whether what was idle is among the rows: it is no tenant's, of no key and no class."""
+        return self.sees_fleet and not any(self.filters[name] for name in ("tenant", "key", "class"))
+
+
+def query_of(request: HttpRequest, now: datetime) -> Query:
+    sees_fleet = may(request, Role.VIEWER)
+    tenants = visible_tenants(request.user)
+    names = sorted(tenants.values_list("name", flat=True))
+    of = None if sees_fleet else tenants
+    several = len(names) > 1
+    dates = request.GET.get("period") == "dates"
+    filters = Filters(
+        request.GET,
+        Select("period", "Period", PERIODS, "7"),
+        *([Day("from", "From"), Day("to", "To")] if dates else []),
+        Select("by", "Grouped by", GROUPED_BY, "tenant" if several else "model"),
+        Select("show", "Chart", [(name, shown.title) for name, shown in SHOWN.items()], "cost"),
+        Select("tenant", "Tenant", every("tenants", names)) if several else Hidden("tenant", names),
+        model_select(used_models(of), free=160),
+        Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
+        Hidden("key"),
+        sort_by(tables.SORTED_BY, "-name" if request.GET.get("by") == "day" else "-cost_usd"),
+    )
+    since, until = period(filters, now)
+    narrowed = {
+        "tenant__name": filters["tenant"],
+        "model": filters["model"],
+        "slo_class": filters["class"],
+        "api_key": str(number(filters["key"]) or ""),
+    }
+    return Query(filters, Asked(since, until, of, narrowed), sees_fleet, several)
+
+
+def period(filters: Filters, now: datetime) -> tuple[datetime, datetime]:
+    """The days (UTC) that are asked for: from the beginning of the first to the end of the last, a year at most."""
+    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if filters["period"] != "dates":
+        return today - (int(filters["period"]) - 1) * DAY, today + DAY
+    first, last = (
+        datetime.fromisoformat(filters[name]).replace(tzinfo=UTC) if filters[name] else default
+        for name, default in (("from", today - 6 * DAY), ("to", today))
+    )
+    first, last = min(first, last), max(first, last)
+    return max(first, last - LONGEST), last + DAY
+
+
+def chart_of(query: Query, now: datetime) -> Chart:
+    """The figure of the page, made once for everybody who asks for the same within a while."""
+    asked, filters = query.asked, query.filters
+    first = asked.rows().aggregate(at=Min("hour"))["at"] or asked.since
+    next_hour = hour_of(now) + timedelta(hours=1)
+    by_hour = min(next_hour, asked.until) - first <= BY_HOUR
+    if by_hour:
+        until = min(next_hour, asked.until)
+        asked = replace(asked, since=max(asked.since, min(first, until - DAY)), until=until)
+    whose = None if asked.tenants is None else tuple(asked.tenants.order_by("pk").values_list("pk", flat=True))
+    choices = tuple((field.name, value) for field, value in filters)
+    key = ("usage", whose, choices, asked.since, int(now.timestamp()) // CHARTS_EVERY_S)
+    return once(key, lambda: [usage_over_time(asked, filters["by"], SHOWN[filters["show"]], by_hour)])[0]
+
+
+@require_safe
+@signed_in
+def usage_page(request: HttpRequest) -> HttpResponseBase:
+    now = timezone.now()
+    query = query_of(request, now)
+    filters, asked, group = query.filters, query.asked, query.filters["by"]
+    chart = chart_of(query, now)
+    lines = tables.lines(asked, group, filters.order)
+    if request.GET.get("format") == "csv":
+        if request.GET.get("table") == chart.key:
+            return chart.csv("usage-chart")
+        return table(tables.columns(group, query.sees_idle), lines).csv(f"usage-by-{group}")
+
+    def href(**changes: str) -> str:
+        changed = request.GET.copy()
+        for name in ("sort", "table"):
+            changed.pop(name, None)
+        for name, value in changes.items():
+            changed[name] = value
+        return f"?{changed.urlencode()}"
+
+    whole = tables.total(usage(asked))
+    used_usd, tokens = whole["cost_usd"] - whole["idle_usd"], whole["tokens"]
+    context = {
+        "query": query,
+        "filters": filters,
+        "whole": whole,
+        "idle_ratio": whole["idle_usd"] / whole["cost_usd"] if whole["cost_usd"] else None,
+        "usd_per_million": used_usd / tokens * 1e6 if tokens else None,
+        "group": tables.GROUPS[group],
+        "detail": tables.DETAILS.get(group, ""),
+        "chart": chart,
+        "every_s": CHARTS_EVERY_S,
+        "lines": tables.linked(lines, href, group, query.several_tenants),
+        "own_idle": query.sees_idle and group in tables.WITH_OWN_IDLE,
+        "counted_until": counted_until(),
+        "since": asked.since,
+        "last": asked.until - DAY,
+    }
+    return render(request, "console/usage/usage.html", context)
+
+
+@require_GET
+@signed_in
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/usage-charts?charts=usage&by=…`: the figure of the page, redrawn."""
+    now = timezone.now()
+    return redrawn(request, [chart_of(query_of(request, now), now)])

@@ -1,0 +1,21 @@
+"""Admin of usage: read-only, and careful with a table that grows without end."""
+
+from django.contrib import admin
+
+from controlplane.events.admin import ReadOnlyAdmin
+from controlplane.fleet.models import Model, SloClass
+from controlplane.gateway.admin import name_filter
+from controlplane.usage.models import UsageHour
+
+
+@admin.register(UsageHour)
+class UsageHourAdmin(ReadOnlyAdmin[UsageHour]):
+    list_display = ["hour", "tenant", "api_key", "model", "slo_class", "requests", "prompt_tokens", "output_tokens",
+                    "gpu_s", "cost_usd", "charged_usd"]  # fmt: skip
+    list_filter = [
+        "hour",
+        "tenant",
+        name_filter("model", Model.objects.all),
+        name_filter("slo_class", SloClass.objects.all),
+    ]
+    list_select_related = ["tenant", "api_key"]

@@ -1,0 +1,63 @@
+"""Who used what of the fleet, and what it cost: rows by the hour, which pages and the API add up to days."""
+
+from django.db import models
+
+from controlplane.accounts.models import ApiKey, Tenant
+
+SUMS = ("requests", "prompt_tokens", "output_tokens", "kv_token_s", "gpu_s", "cost_usd", "charged_usd")
+"""What an hour adds up."""
+
+
+class UsageHour(models.Model):
+    """What one API key used of one model in one SLO class within an hour (UTC), and its share of the instances' cost.
+
+    Requests and their tokens count in the hour of arrival, KV-token-seconds, GPU-seconds and dollars in the hours in which
+    they ran. What no request used has no tenant: it is idle, and all rows of an hour cost what the fleet did. `counting.py`
+    writes an hour anew whenever the ledger has more of it.
+    """
+
+    hour = models.DateTimeField(db_index=True)
+    tenant = models.ForeignKey(
+        Tenant,
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="+",
+        db_index=False,  # in usage_tenant
+        help_text="Empty: idle, nobody's.",
+    )
+    api_key = models.ForeignKey(ApiKey, verbose_name="API key", on_delete=models.SET_NULL, null=True, related_name="+")
+    model = models.CharField(max_length=160)
+    slo_class = models.CharField("SLO class", max_length=40, blank=True)
+    requests = models.PositiveBigIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    kv_token_s = models.FloatField("KV-token-seconds", default=0.0)
+    gpu_s = models.FloatField("GPU-seconds", default=0.0)
+    cost_usd = models.FloatField("cost (USD)", default=0.0)
+    charged_usd = models.FloatField(
+        "charged (USD)", default=0.0, help_text="The cost times the price factor that the SLO class had when counted."
+    )
+
+    class Meta:
+        ordering = ["-hour", "-cost_usd"]
+        verbose_name = "hour of usage"
+        verbose_name_plural = "hours of usage"
+        indexes = [models.Index(fields=["tenant", "hour"], name="usage_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.hour:%F %H:%M} {self.tenant or 'idle'} {self.model} {self.slo_class}".rstrip()
+
+
+class UsageMark(models.Model):
+    """How far usage is counted; one row.
+
+    Ledger rows up to *ledger_pk* are counted for good. Those up to *seen_pk* are counted too and looked for once more:
+    transactions of several gateways may end in another order than their keys were given.
+    """
+
+    counted_until = models.DateTimeField()
+    ledger_pk = models.PositiveBigIntegerField(default=0)
+    seen_pk = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"until {self.counted_until:%F %T}"

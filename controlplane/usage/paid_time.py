@@ -1,0 +1,84 @@
+"""When each instance cost something, by its row and the events of its moves."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance
+from controlplane.fleet.models.hardware import gpus_of
+
+ENDED_AT = "ended_at"
+"""Input of a move to *stopped* that was noticed late: when the server had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaidInstance:
+    """An instance with its GPUs, their price, and the periods (epoch seconds) in which it had them."""
+
+    name: str
+    model: str
+    gpus: int
+    usd_per_gpu_s: float
+    periods: list[tuple[float, float]]
+
+    def within(self, begin_s: float, end_s: float) -> list[tuple[float, float]]:
+        """Its periods cut to [begin, end), counted from *begin_s*."""
+        cut = ((max(since, begin_s), min(until, end_s)) for since, until in self.periods)
+        return [(since - begin_s, until - begin_s) for since, until in cut if since < until]
+
+
+def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
+    """Instances that had GPUs within [since, until), from the oldest row on.
+
+    An instance has its GPUs in every state but *stopped*, as nodes count them. Its states before now are those that its
+    moves left; GPUs and their on-demand price are what they are now. An instance whose row was deleted is no longer known.
+    """
+    moves: dict[str, list[Event]] = defaultdict(list)
+    events = Event.objects.filter(subject_type="instance", kind="instance.moved", at__gte=since).order_by("pk")
+    for event in events:
+        moves[event.subject_id].append(event)
+    rows = Instance.objects.filter(created_at__lt=until).values_list(
+        "pk",
+        "name",
+        "state",
+        "created_at",
+        "deployment__model__name",
+        gpus_of(),
+        "deployment__gpu_type__on_demand_usd_per_hour",
+    )
+    known = (
+        PaidInstance(
+            name, model, gpus, float(usd) / 3600, paid_periods(max(since, created_at), until, state, moves[str(pk)])
+        )
+        for pk, name, state, created_at, model, gpus, usd in rows
+    )
+    return [instance for instance in known if instance.periods]
+
+
+def paid_periods(since: datetime, until: datetime, state: str, moves: Iterable[Event]) -> list[tuple[float, float]]:
+    """Periods in [since, until), in epoch seconds, in which an instance had GPUs.
+
+    Args:
+        state: what it is in now.
+        moves: its moves from *since* on, the oldest first.
+    """
+    begin_s, end_s = since.timestamp(), until.timestamp()
+    moves = [event for event in moves if "state" in event.after]
+    now = moves[0].before.get("state", state) if moves else state
+    periods: list[tuple[float, float]] = []
+    for event in moves:
+        at_s = min(max(_moment_s(event), begin_s), end_s)
+        if now != InstanceState.STOPPED and at_s > begin_s:
+            periods.append((begin_s, at_s))
+        begin_s, now = at_s, event.after["state"]
+    if now != InstanceState.STOPPED and begin_s < end_s:
+        periods.append((begin_s, end_s))
+    return periods
+
+
+def _moment_s(event: Event) -> float:
+    ended_at = event.inputs.get(ENDED_AT)
+    return (datetime.fromisoformat(ended_at) if ended_at else event.at).timestamp()

@@ -1,0 +1,127 @@
+"""The usage page: sums, groups, order, periods, files; and a tenant's people see their own."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.accounts.services import create_api_key
+from controlplane.console.charts.previews import preview
+from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
+from controlplane.usage.models import UsageHour
+from controlplane.usage.selectors import Asked
+
+URL = "/usage/"
+
+
+@pytest.fixture
+def hours(acme, globex):
+    """Two hours of today, one of two weeks ago."""
+    key, _ = create_api_key(acme, "shop window", "a test")
+    now = timezone.now().astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+    def row(hour, tenant, model, usd, tokens=1_000, **values):
+        slo_class = "interactive" if tenant else ""
+        UsageHour.objects.create(
+            hour=hour, tenant=tenant, model=model, slo_class=slo_class, cost_usd=usd, charged_usd=usd / 2, gpu_s=3600,
+            prompt_tokens=tokens, output_tokens=0, requests=tokens // 100, **values,
+        )  # fmt: skip
+
+    row(now, acme, "llama-3.1-8b", 4.0, api_key=key)
+    row(now, acme, "llama-2-70b", 2.0)
+    row(now, globex, "globex-tuned", 11.0, tokens=200)
+    row(now, None, "llama-2-70b", 17.0, tokens=0)
+    row(now - timedelta(days=14), globex, "llama-2-70b", 50.0)
+    return key
+
+
+def shown(client, **query) -> list[dict]:
+    return client.get(URL, query).context["lines"]
+
+
+def test_the_fleets_people_land_on_the_tenant_that_costs_most(client, viewer, hours):
+    client.force_login(viewer)
+    lines = shown(client)
+    assert [(line["name"], line["cost_usd"]) for line in lines] == [("globex", 11.0), ("acme", 6.0), ("Idle", 17.0)]
+    text = client.get(URL).content.decode()
+    assert "$34.00" in text
+    assert "50%" in text
+    assert [line["name"] for line in shown(client, sort="name")] == ["acme", "globex", "Idle"]
+    assert shown(client, period="30")[0]["cost_usd"] == 61.0
+
+
+def test_each_group_and_what_is_behind_it(client, viewer, hours):
+    client.force_login(viewer)
+    by_model = {line["name"]: line for line in shown(client, by="model")}
+    assert (by_model["llama-2-70b"]["cost_usd"], by_model["llama-2-70b"]["idle_usd"]) == (2.0, 17.0)
+    assert "Idle" not in by_model
+    by_key = {line["name"]: line for line in shown(client, by="key")}
+    assert by_key["shop window"]["detail"].startswith(hours.prefix)
+    narrowed = client.get(URL + by_key["shop window"]["href"]).context["lines"]
+    assert [(line["name"], line["cost_usd"]) for line in narrowed] == [("llama-3.1-8b", 4.0)]
+    assert [line["name"] for line in shown(client, by="class")] == ["interactive", "Idle"]
+    days = shown(client, by="day", period="30")
+    assert [line["cost_usd"] for line in days] == [17.0, 50.0]
+    assert [line["cost_usd"] for line in client.get(URL + days[1]["href"]).context["lines"]] == [50.0]
+
+
+def test_a_period_from_and_to(client, viewer, hours):
+    client.force_login(viewer)
+    day = f"{timezone.now() - timedelta(days=14):%F}"
+    assert [line["cost_usd"] for line in shown(client, period="dates", **{"from": day, "to": day})] == [50.0]
+    answer = client.get(URL, {"period": "dates", "from": "nonsense", "to": "1000-01-01"})
+    assert answer.status_code == 200
+
+
+def test_a_tenants_people_see_their_own_alone(client, member, hours):
+    client.force_login(member)
+    assert client.get("/")["Location"] == URL
+    for query in ({}, {"by": "tenant"}, {"tenant": "globex"}, {"model": "globex-tuned"}, {"by": "key"}):
+        answer = client.get(URL, query)
+        text = answer.content.decode().replace("?model=globex-tuned", "")
+        assert "Idle" not in text
+        assert "Globex" not in text
+        assert {line.get("tenant", "acme") for line in answer.context["lines"]} <= {"acme"}
+    assert sum(line["cost_usd"] for line in shown(client)) == 6.0
+    assert shown(client, model="globex-tuned") == []
+
+
+def test_files_have_what_the_page_shows(client, viewer, hours):
+    client.force_login(viewer)
+
+    def rows(**query) -> list[list[str]]:
+        answer = client.get(URL, {**query, "format": "csv"})
+        return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+    header, *lines = rows(by="model", sort="name")
+    assert header[-1] == "Idle cost (USD)"
+    assert [line[0] for line in lines] == ["globex-tuned", "llama-2-70b", "llama-3.1-8b"]
+    header, *lines = rows(table="usage")
+    assert header == ["Hour (UTC)", "globex (USD)", "acme (USD)", "Idle (USD)"]
+    assert sum(float(line[1]) for line in lines) == 11.0
+
+
+def test_the_chart_stacks_the_greatest_and_joins_the_rest(acme):
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    for number in range(9):
+        UsageHour.objects.create(hour=begin, tenant=acme, model=f"m{number}", cost_usd=float(number + 1))
+    asked = Asked(begin, begin + timedelta(days=3), None)
+    chart = usage_over_time(asked, "model", SHOWN["cost"], by_hour=False)
+    assert [series.label for series in chart.series] == ["m8", "m7", "m6", "m5", "m4", "Others"]
+    assert sum(series.y[0] for series in chart.series) == 45.0
+    assert [list(series.y[1:]) for series in chart.series] == [[0.0, 0.0]] * 6
+    assert preview(chart.figure).count("<rect") == 6
+    assert {trace["type"] for trace in chart.figure["data"]} == {"bar"}
+    empty = usage_over_time(Asked(begin - timedelta(days=9), begin, None), "model", SHOWN["tokens"], by_hour=False)
+    assert empty.empty
+    assert not empty.figure
+
+
+def test_the_chart_is_redrawn_alone(client, viewer, hours):
+    client.force_login(viewer)
+    answer = client.get(reverse("console:usage-charts"), {"charts": "usage", "show": "tokens", "by": "class"})
+    traces = answer.json()["charts"]["usage"]["figure"]["data"]
+    assert [(trace["name"], sum(trace["y"])) for trace in traces] == [("interactive", 2_200.0)]

@@ -1,0 +1,14 @@
+"""Usage and cost, counted from the ledger: what Celery beat runs."""
+
+from celery import shared_task
+from django.utils import timezone
+
+from controlplane.usage import counting
+from workers.tasks.planning import only_one
+
+
+@shared_task
+def count_usage() -> int:
+    """Count what was used since the last time; returns the hours that were written."""
+    with only_one("usage") as free:
+        return counting.count_usage(timezone.now()) if free else 0
