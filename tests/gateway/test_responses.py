@@ -286,6 +286,17 @@ async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(se
     assert (row.prompt_tokens, row.output_tokens) == (7, 3)
 
 
+@pytest.mark.parametrize(("tier", "passed"), [("flexible", "auto"), ("flex", "flex")])
+async def test_a_class_named_as_tier_is_not_for_vllm(served, tier, passed):
+    """vLLM refuses every `service_tier` that is not OpenAI's."""
+    body = {"model": "m", "input": "hi", "stream": True, "service_tier": tier}
+    async with served.http.post(f"{served.url}/v1/responses", json=body, headers=served.headers) as response:
+        assert response.status == 200
+    assert served.backends[0].bodies[0] == {**body, "priority": 5000, "service_tier": passed}
+    (row,) = await served.rows()
+    assert row.slo_class == "flexible"
+
+
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
 async def test_a_server_lost_before_its_engine_began_is_replaced_unseen(served):
     """vLLM says `response.created` before its engine has the request: that is no first token, and reaches nobody yet."""

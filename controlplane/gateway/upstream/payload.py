@@ -7,6 +7,8 @@ from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band
 MOST_BACK = 499
+VLLM_TIERS = (None, "auto", "default", "flex", "scale", "priority")
+"""Of `service_tier`: vLLM 0.32 refuses any other word, as the name of a class is."""
 BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
@@ -17,8 +19,11 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
     """
     body = call.body
     ask_usage = call.stream and not call.include_usage
-    if "priority" in body or (ask_usage and "stream_options" in body):
+    ours = body.get("service_tier") not in VLLM_TIERS
+    if ours or "priority" in body or (ask_usage and "stream_options" in body):
         changed = body | {"priority": priority}
+        if ours:
+            changed["service_tier"] = "auto"
         if ask_usage:
             changed["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
         return orjson.dumps(changed)
