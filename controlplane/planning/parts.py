@@ -99,6 +99,7 @@ LENGTH_MODELS: Final = {
     LengthModelKind.SSJF_ORDINAL_MSE: "An encoder on ordered classes of length, by squared error.",
     LengthModelKind.SSJF_BINARY: "An encoder that says short or long.",
     LengthModelKind.SSJF_PAIRWISE: "An encoder trained to tell the longer of two.",
+    LengthModelKind.SSJF_CLS_PAIRWISE: "An encoder that picks one of five classes; within one, which of two is longer.",
     LengthModelKind.PRESERVE: "An encoder whose prompt tokens and last layer are tuned (PreServe).",
 }
 
