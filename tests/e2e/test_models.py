@@ -68,6 +68,13 @@ def test_a_row_opens_and_closes(furnished, open_page):
     expect(row).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(".opened")).to_have_count(0)
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("link", name="llama-3.2-3b", exact=True)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("open=llama-3.2-3b"))
+    expect(page.locator("#chart-model .main-svg").first).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".opened")).to_have_count(0)
 
 
 def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):

@@ -58,9 +58,7 @@ def make_fleet(source: Path) -> None:
     deployment = Deployment.objects.get()
     node = Node.objects.create(name="node", region=deployment.region, gpu_type=deployment.gpu_type, gpu_count=3)
     Model.objects.update(source=str(source), context_tokens=MAX_MODEL_LEN)
-    Deployment.objects.update(
-        min_instances=3, max_instances=3, vllm_args="--enforce-eager --distributed-executor-backend uni"
-    )
+    Deployment.objects.update(min_instances=3, max_instances=3, vllm_args="--enforce-eager")
     Instance.objects.update(launcher=Launcher.PROCESS, node=node, url="", state="stopped")
 
 

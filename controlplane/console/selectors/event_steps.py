@@ -14,7 +14,9 @@ PASSING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, Instance
 """States that an instance is on its way through."""
 STEP = "instance.moved"
 DECISIONS = ("scaling.added", "scaling.removed")
-SAME_MOVE = timedelta(seconds=60)  # between a decision's event and the first step that carries it out
+REQUESTS = ("instance.start_requested", "instance.stop_requested")
+KINDS = frozenset({STEP, *DECISIONS, *REQUESTS})
+SAME_MOVE = timedelta(seconds=60)  # between a decision or request and the step that carries it out
 WORST_FIRST = (Severity.CRITICAL, Severity.WARNING)
 
 
@@ -26,13 +28,15 @@ class Move:
 
     def takes(self, older: Event) -> bool:
         """Whether *older*, of the same instance, is a step of this move before those that it has."""
+        soon = self.events[-1].at - older.at <= SAME_MOVE
         if older.kind in DECISIONS:
-            decided = any(event.kind in DECISIONS for event in self.events)
-            return not decided and self.events[-1].at - older.at <= SAME_MOVE
+            return soon and not any(event.kind in DECISIONS for event in self.events)
+        if older.kind in REQUESTS:
+            return soon
         state = older.after.get("state")
         first = next((event for event in reversed(self.events) if event.kind == STEP), None)
         if first is None:  # the decision was written down after the step that begins to carry it out
-            return state in PASSING and self.events[-1].at - older.at <= SAME_MOVE
+            return soon and state in PASSING
         return state in PASSING and first.before.get("state") == state
 
     def row(self) -> dict[str, Any]:
@@ -42,13 +46,15 @@ class Move:
         row = event_row(head) | {"at": newest.at.timestamp(), "actor": head.actor, "steps": []}
         if len(self.events) == 1:
             return row
-        steps = [event for event in reversed(self.events) if event.kind == STEP]
-        states = [step.after.get("state", "?") for step in steps]
-        row["title"] = f"{head.subject}: {steps[0].before.get('state', '?')} to {states[-1]}"
-        if head.kind in DECISIONS:
-            row["title"] = f"{event_title(head)}, {'still' if states[-1] in PASSING else 'now'} {states[-1]}"
-        if states[-1] not in PASSING:
-            row["took"] = duration((newest.at - oldest.at).total_seconds())
+        steps = [event for event in reversed(self.events) if event is not head or head.kind == STEP]
+        moved = [step for step in steps if step.kind == STEP]
+        if moved:
+            state = moved[-1].after.get("state", "?")
+            row["title"] = f"{head.subject}: {moved[0].before.get('state', '?')} to {state}"
+            if head.kind in DECISIONS:
+                row["title"] = f"{event_title(head)}, {'still' if state in PASSING else 'now'} {state}"
+            if state not in PASSING:
+                row["took"] = duration((newest.at - oldest.at).total_seconds())
         row["severity"] = next(
             (worst for worst in WORST_FIRST if worst in {e.severity for e in self.events}), head.severity
         )
@@ -63,7 +69,7 @@ def folded(events: Sequence[Event]) -> list[dict[str, Any]]:
     moves: list[Move] = []
     of_instance: dict[str, Move] = {}
     for event in events:
-        steps = event.subject_type == "instance" and event.kind in (STEP, *DECISIONS)
+        steps = event.subject_type == "instance" and event.kind in KINDS
         move = of_instance.get(event.subject_id) if steps else None
         if move is None or not move.takes(event):
             move = Move()

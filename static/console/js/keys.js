@@ -14,6 +14,24 @@ function search() {
   if (link) location.assign(`${link.href}#search`);
 }
 
+// In a table whose rows open: up and down between rows, right opens, left closes (Enter follows the link as everywhere).
+function walkRows(event) {
+  const toggle = event.target.closest?.("a.toggle");
+  if (!toggle) return false;
+  const toggles = [...document.querySelectorAll("a.toggle")];
+  const open = toggle.getAttribute("aria-expanded") === "true";
+  const moves = {
+    ArrowUp: () => toggles[toggles.indexOf(toggle) - 1]?.focus(),
+    ArrowDown: () => toggles[toggles.indexOf(toggle) + 1]?.focus(),
+    ArrowRight: () => { if (!open) toggle.click(); },
+    ArrowLeft: () => { if (open) toggle.click(); },
+  };
+  if (!moves[event.key]) return false;
+  event.preventDefault();
+  moves[event.key]();
+  return true;
+}
+
 export function startKeys(live) {
   const help = document.getElementById("help");
   if (!help) return;
@@ -33,6 +51,7 @@ export function startKeys(live) {
   document.addEventListener("keydown", (event) => {
     if (!box.checked || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (event.target.closest("input, select, textarea, [contenteditable], dialog[open]")) return;
+    if (walkRows(event)) return;
     if (chordUntil > Date.now()) {
       chordUntil = 0;
       const link = document.querySelector(`[data-go="${CSS.escape(event.key)}"]`);

@@ -74,6 +74,8 @@ export function startSwapLinks() {
     const place = [...document.getElementById(id).querySelectorAll("a")].indexOf(link);
     history.replaceState(null, "", link.href);
     await swap([id], link.href);
-    document.getElementById(id).querySelectorAll("a")[place]?.focus({ preventScroll: true });
+    const links = [...document.getElementById(id).querySelectorAll("a")];
+    const same = link.className && links.find((other) => other.className === link.className && other.textContent === link.textContent);
+    (same || links[place])?.focus({ preventScroll: true });
   });
 }
