@@ -1,8 +1,8 @@
 """Reads of the inventory."""
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, Sum
 
-from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
+from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node, RegionLatency
 from controlplane.fleet.services import open_command
 from controlplane.rows import containing, narrowed
@@ -31,6 +31,13 @@ def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
 def nodes() -> QuerySet[Node]:
     """Nodes with `gpus_used`."""
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
+
+
+def usd_per_hour(model: str = "") -> float:
+    """What the instances that serve or are starting cost an hour on demand, of all models or of one."""
+    rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
+    gpus = F("deployment__tensor_parallel") * F("deployment__gpu_type__on_demand_usd_per_hour")
+    return float(rows.aggregate(usd=Sum(gpus))["usd"] or 0)
 
 
 def region_latencies_ms() -> dict[tuple[str, str], float]:

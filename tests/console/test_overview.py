@@ -8,7 +8,7 @@ from django.urls import reverse
 from controlplane.console.live.attention import Known, find, of_model
 from controlplane.console.selectors.events import events_after
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.models import Deployment, GpuType
 from controlplane.fleet.models import Model as LanguageModel
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
@@ -112,3 +112,36 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
     html = page(reader, "instance", "instance-1")
     assert re.search(r'data-field="use_ratio" data-format="percent">100%</b>', html)
     assert re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", sort="-use_ratio"))[0] == "instance-1"
+
+
+def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instance, operator):
+    row = make_instance()
+    record("scaling.added", row, actor="floor", reason="use is 92 %")
+    record("instance.start_requested", row, actor="floor", reason="a step of the floor")
+    record(
+        "instance.moved",
+        row,
+        actor="worker",
+        before={"state": "loading"},
+        after={"state": "ready"},
+        reason="it answers",
+    )
+    record(
+        "instance.moved", row, actor=operator, before={"state": "ready"}, after={"state": "draining"}, reason="kernel"
+    )
+    live.show(Feed(rows_of([row])))
+    html = page(reader, "overview")
+    assert "use is 92 %" in html
+    assert "kernel" in html, "what a person did is a decision"
+    assert "a step of the floor" not in html
+    assert "it answers" not in html
+    routine = {event["title"]: event["routine"] for event in events_after(0, 10)}
+    assert list(routine.values()) == [False, True, True, False]
+
+
+def test_what_the_fleet_costs_an_hour(reader, live, make_instance):
+    rows = [make_instance(), make_instance(state="stopped")]
+    GpuType.objects.update(on_demand_usd_per_hour=2.5)
+    Deployment.objects.update(tensor_parallel=2)
+    live.show(Feed(rows_of(rows)))
+    assert "$5.00 an hour" in page(reader, "overview")

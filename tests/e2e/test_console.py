@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from controlplane.accounts.models import ApiKey, User
 from controlplane.accounts.services import create_sign_in_link
-from controlplane.events.models import Event
+from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Instance
 from tests.e2e import seed
 from tests.e2e.conftest import EXPECTED_WHEN_AWAY, PHONE, keep
@@ -198,6 +198,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
             before={"state": "ready"},
             after={"state": "failed"},
             reason="it is silent",
+            severity=Severity.CRITICAL,
         )
         expect(page.locator("[data-event-list] li").first).to_contain_text(f"{row.name}: ready to failed")
         expect(page.locator("[data-event-list] li").first).to_contain_text("it is silent")

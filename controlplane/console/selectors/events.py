@@ -9,11 +9,13 @@ from django.db.models import Model as Row
 from django.db.models.functions import Cast
 from django.urls import reverse
 
-from controlplane.events.models import Event
+from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
 from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
 SIGN_INS = "sign_in"
+ROUTINE = ("instance.moved", "instance.start_requested", "instance.stop_requested")
+"""What follows from a decision, step by step; news only when a person did it, or something goes wrong."""
 
 
 VERBS = {
@@ -109,6 +111,7 @@ def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[
         "reason": event.reason,
         "href": reverse("console:event", args=[event.pk]),
         "model": model,
+        "routine": event.kind in ROUTINE and event.severity == Severity.INFO and event.user_id is None,
     }
 
 
@@ -124,9 +127,10 @@ def events_after(event_id: int, limit: int) -> list[dict[str, Any]]:
 
 
 def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:
-    """The newest events of the fleet and its tenants, or of *model* and the fleet; who signed in is left to the events'
-    own page."""
+    """The newest decisions and faults of the fleet and its tenants, or of *model* and the fleet; steps that follow from a
+    decision, and who signed in, are left to the events' own page."""
     events = Event.objects.exclude(kind__startswith=SIGN_INS).order_by("-pk")
+    events = events.exclude(kind__in=ROUTINE, severity=Severity.INFO, user__isnull=True)
     if not model:
         return [event_row(event) for event in events[:limit]]
     rows = events_of_model(events, model)[:limit]

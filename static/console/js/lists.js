@@ -38,7 +38,6 @@ export function drawAttention(attention) {
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   list.dataset.shown = text;
   document.querySelector("[data-all-well]").hidden = items.length > 0;
-  document.querySelector("[data-models]")?.toggleAttribute("hidden", items.length > 1);
   document.querySelector("[data-attention-more]").textContent =
     total > items.length ? `${items.length} of ${total}, worst first` : "";
   const fresh = items.filter((item) => !before.has(item.title));
@@ -69,7 +68,7 @@ export function drawEvents(events, zone) {
   if (list) {
     const template = document.querySelector("[data-event-template]");
     const { only } = list.dataset;
-    const shown = events.filter(({ kind, model }) => !kind.startsWith("sign_in") && (!only || !model || model === only));
+    const shown = events.filter(({ kind, model, routine }) => !kind.startsWith("sign_in") && !routine && (!only || !model || model === only));
     for (const { title, reason, actor, at, model, severity, href } of shown) {
       const slots = { title, reason, actor, at: time(at, "age"), fleet: fleetWide(only, model) };
       list.prepend(filled(template, severity, slots, href));

@@ -21,7 +21,7 @@ from controlplane.console.selectors.attention import plans_waiting, rollouts_fai
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
-from controlplane.fleet.selectors import instances
+from controlplane.fleet.selectors import instances, usd_per_hour
 
 INSTANCES_SHOWN = 12
 EVENTS_SHOWN = 5
@@ -71,6 +71,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "attention": attention.of_model(state.attention if state.known else without_numbers(state, rows), model),
         "rows": worst_first([row for row in rows if row["status"] != "stopped"])[:INSTANCES_SHOWN],
         "rows_total": len(rows),
+        "usd_per_hour": usd_per_hour(model),
         "events": latest_events(EVENTS_SHOWN, model),
         "events_shown": EVENTS_SHOWN,
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
