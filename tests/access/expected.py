@@ -73,6 +73,7 @@ CONSOLE = {
     "setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": "0.5"} | REASON),
     "events": Reach(VIEWER),
     "event": Reach(VIEWER, {"pk": "EVENT"}),
+    "api-docs": Reach(SIGNED_IN),
     "about": Reach(VIEWER),
     "sign-in": Reach(ANYBODY),
     "sign-in-link": Reach(ANYBODY, {"token": "no-such-token"}),

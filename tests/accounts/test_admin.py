@@ -32,6 +32,7 @@ from controlplane.planning.models import (
 )
 from controlplane.simulation.models import SimulationRun
 from controlplane.tuning.models import Setting
+from controlplane.usage.models import UsageHour, UsageMark
 
 pytestmark = pytest.mark.django_db
 
@@ -78,6 +79,7 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
     StrategyComparison.objects.create(from_at=now, to_at=now)
     of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
     SimulationRun.objects.create(title="as it was", scenario={})
+    UsageHour.objects.create(hour=now, tenant=acme, api_key=key, model="llama-3.1-8b", slo_class="interactive")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
     LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
     LengthSample.objects.create(**of, tenant=acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior")
@@ -94,7 +96,7 @@ def test_every_model_of_the_project_is_registered():
     from django.apps import apps
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
-    assert ours - {JobRow} == set(MODELS), "jobs are on the System page"
+    assert ours - {JobRow, UsageMark} == set(MODELS), "jobs are on the System page; the mark is of the counting alone"
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
@@ -112,7 +114,7 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
     add = as_admin.get(url_of(model, "add"))
     read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
     read_only |= {Forecast, Backtest, ScalingPlan, ScalingMove, StrategyComparison}
-    read_only |= {LengthMinute, LengthSample, LengthVersion, Rollout, SimulationRun}
+    read_only |= {LengthMinute, LengthSample, LengthVersion, Rollout, SimulationRun, UsageHour}
     assert add.status_code == (403 if model in read_only else 200)
 
 

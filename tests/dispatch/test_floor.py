@@ -91,6 +91,16 @@ async def launcher(monkeypatch):
         await backend.stop()
 
 
+def end_of_floors() -> None:
+    """Wait for the threads that carry out commands; one that has only been made cannot be joined yet."""
+    while floors := [each for each in threading.enumerate() if each.name == "floor"]:
+        for each in floors:
+            if each.is_alive():
+                each.join(10)
+            else:
+                time.sleep(0.01)
+
+
 @pytest.fixture
 async def managed(quick, launcher, served, monkeypatch):
     """The served gateway, with instances that Pilothouse itself has started."""
@@ -111,7 +121,7 @@ async def managed(quick, launcher, served, monkeypatch):
     yield served
     # A thread that still starts a server must not reach into the next test.
     monkeypatch.setattr(settings, "FLOOR", False)
-    await asyncio.to_thread(lambda: [one.join(10) for one in threading.enumerate() if one.name == "floor"])
+    await asyncio.to_thread(end_of_floors)
 
 
 class Clock:
