@@ -130,11 +130,25 @@ async def test_events_come_once_and_from_where_the_page_was_drawn(open_socket, l
     event = await socket.next("event")
     assert [row["id"] for row in event["events"]] == [missed]
     assert event["events"][0]["title"] == "instance-1: ? to ready"
-    await asyncio.to_thread(live.hub._read_events)  # the first reading finds where the record ends
+    await asyncio.to_thread(live.hub._read_events)
     newest = await database_sync_to_async(happen)("while somebody looks")
     await asyncio.to_thread(live.hub._read_events)
     event = await socket.next("event")
     assert [(row["id"], row["reason"]) for row in event["events"]] == [(newest, "while somebody looks")]
+    await socket.close()
+
+
+async def test_an_event_between_the_connection_and_the_hubs_first_look_comes_too(open_socket, live, fleet):
+    def happen(reason):
+        return record("instance.moved", fleet[0], actor="x", after={"state": "ready"}, reason=reason).pk
+
+    drawn = await database_sync_to_async(happen)("before the page")
+    socket = await open_socket(f"/ws/live/?topics=events&after={drawn}")
+    await socket.next("snapshot")
+    newest = await database_sync_to_async(happen)("before the hub looks")
+    await asyncio.to_thread(live.hub._read_events)
+    event = await socket.next("event")
+    assert [row["id"] for row in event["events"]] == [newest]
     await socket.close()
 
 

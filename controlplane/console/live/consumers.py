@@ -73,7 +73,7 @@ class LiveConnection:
         self._sent: dict[str, Any] | None = None
         self._version = -1
         self._event_id = after
-        self._watcher = live.watch(wants_events="events" in topics)
+        self._watcher = live.watch(wants_events="events" in topics, after=after)
 
     async def run(self) -> None:
         """Send until cancelled. Raises Closed."""

@@ -40,9 +40,10 @@ RECENT_EVENTS = 50
 class Watcher:
     """Somebody who wants to know that the hub has something new. `changed` is set from the hub's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wants_events: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wants_events: bool, after: int | None) -> None:
         self.changed = asyncio.Event()
         self.wants_events = wants_events
+        self.after = after
         self._loop = loop
 
     def wake(self) -> None:
@@ -94,9 +95,9 @@ class LiveHub:
             self._stopping.set()
             thread.join(timeout=2)
 
-    def watch(self, wants_events: bool = False) -> Watcher:
-        """A watcher of the running event loop; give it back with `unwatch`."""
-        watcher = Watcher(asyncio.get_running_loop(), wants_events)
+    def watch(self, wants_events: bool = False, after: int | None = None) -> Watcher:
+        """A watcher of the running event loop; give it back with `unwatch`. *after* is the last event that it has."""
+        watcher = Watcher(asyncio.get_running_loop(), wants_events, after)
         with self._lock:
             self._watchers.add(watcher)
         self.start()
@@ -233,16 +234,17 @@ class LiveHub:
     def _read_events(self) -> None:
         """Follow new event rows by their id, only while somebody looks."""
         with self._lock:
-            wanted = any(watcher.wants_events for watcher in self._watchers)
-        if not wanted:
+            had = [watcher.after for watcher in self._watchers if watcher.wants_events]
+        if not had:
             self._last_event_id = None
             return
         try:
             close_old_connections()
             if self._last_event_id is None:
-                self._last_event_id = newest_event_id()
+                # From where those who look stand, not from now: what came between their first look and this one is news.
                 self._events = ()
-                return
+                known = [event_id for event_id in had if event_id is not None]
+                self._last_event_id = min(known) if known else newest_event_id()
             events = events_after(self._last_event_id, RECENT_EVENTS)
         except DatabaseError as error:
             logger.warning("live hub: events could not be read: %s", error)
