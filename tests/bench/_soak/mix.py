@@ -202,6 +202,27 @@ async def tools(mix: Mix, seen: Seen) -> None:
     seen.done(answer.usage)
 
 
+async def tool_call(mix: Mix, seen: Seen) -> None:
+    """A streamed answer that calls a tool, or says something: the model chooses."""
+    client, about = mix.ask(seen, tools=TOOLS, stream=True, stream_options={"include_usage": True})
+    await read(await client.chat.completions.create(messages=topic(mix), **about), seen)
+
+
+async def response(mix: Mix, seen: Seen) -> None:
+    """A response, streamed every other time; the events of a stream are typed, the last one has the usage."""
+    client, about = mix.ask(seen)
+    about["max_output_tokens"] = about.pop("max_tokens")
+    whole = about | {"instructions": "Be terse.", "input": mix.draw.choice(TOPICS)}
+    if mix.draw.random() < 0.5:
+        answer = await client.responses.create(**whole)
+    else:
+        events = [event async for event in await client.responses.create(**whole, stream=True)]
+        assert events[0].type == "response.created"
+        answer = events[-1].response
+    seen.done()
+    seen.prompt_tokens, seen.output_tokens = answer.usage.input_tokens, answer.usage.output_tokens
+
+
 async def parts(mix: Mix, seen: Seen) -> None:
     """Content in parts, stop words, a user's name, and fields that only vLLM knows."""
     content = [{"type": "text", "text": "Look:"}, {"type": "text", "text": mix.draw.choice(TOPICS)}]
@@ -277,6 +298,8 @@ KINDS = (
     Kind("choices", 1, choices),
     Kind("streamed choices", 1, streamed_choices),
     Kind("tools", 1, tools),
+    Kind("tool call", 1, tool_call),
+    Kind("response", 2, response),
     Kind("parts", 1, parts),
     Kind("text", 1, text),
     Kind("token ids", 2, token_ids),

@@ -110,8 +110,9 @@ async def too_long(mix: Mix, seen: Seen) -> None:
 
 
 async def tools_refused(mix: Mix, seen: Seen) -> None:
-    """Tools for a server that was started without a parser for them."""
-    await raw(mix, seen, body(mix, seen, tools=TOOLS))
+    """A choice of a tool that is not among those given."""
+    choice = {"type": "function", "function": {"name": "no_such_tool"}}
+    await raw(mix, seen, body(mix, seen, tools=TOOLS, tool_choice=choice))
 
 
 async def half_body(mix: Mix, seen: Seen) -> None:
