@@ -79,6 +79,28 @@ def console(tools, empty_database, database, tmp_path_factory):
     console.stop()
 
 
+@pytest.fixture(scope="module")
+def furnished(console):
+    """The console with demand, forecasts, plans, moves and comparisons, taken away again."""
+    from django.utils import timezone
+
+    from controlplane.gateway.models import MinuteRow
+    from controlplane.planning.models import (
+        Backtest,
+        Forecast,
+        ScalingMove,
+        ScalingPlan,
+        ScalingPolicy,
+        StrategyComparison,
+    )
+    from tests.console import planning_rows
+
+    planning_rows.furnish(timezone.now(), 8)
+    yield console
+    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
+        rows.objects.all().delete()
+
+
 @pytest.fixture(scope="session")
 def empty_console(tools, empty_database, tmp_path_factory):
     """A console on its first day."""

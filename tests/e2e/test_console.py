@@ -457,3 +457,25 @@ def test_an_empty_console_says_what_to_do(empty_console, open_page):
     expect(page.locator("main")).to_contain_text("curl")
     page.goto("/instances/")
     expect(page.locator("main")).to_contain_text("seed_demo")
+
+
+def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
+    """The page is drawn anew at each event: what somebody reads is not closed under their eyes."""
+    from controlplane.events.services import record
+
+    row = Instance.objects.get(name="llama-3-2-3b-us-east-1")
+
+    def step(before, after):
+        record("instance.moved", row, actor="worker", before={"state": before}, after={"state": after}, reason="a step")
+
+    page = open_page(console, "/events/")
+    expect_live(page)
+    step("stopped", "provisioning")
+    step("provisioning", "loading")
+    first = page.locator("table.events tbody tr").first
+    expect(first).to_contain_text(f"{row.name}: stopped to loading")
+    first.locator("summary").click()
+    step("loading", "ready")
+    expect(first).to_contain_text(f"{row.name}: stopped to ready")
+    expect(first.locator("details")).to_have_attribute("open", "")
+    expect(first.locator("details li")).to_have_count(3)

@@ -3,32 +3,17 @@
 import re
 
 import pytest
-from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Model
 from controlplane.planning import bundles
-from controlplane.planning.models import ScalingPlan, ScalingPolicy
-from tests.console import planning_rows
 from tests.e2e.conftest import DESKTOP, PHONE, keep
 from tests.e2e.test_accessibility import violations
 from tests.e2e.test_planning import settle
 
 MODEL = "llama-3.1-8b"
 OPEN = f"/models/?open={MODEL}"
-
-
-@pytest.fixture(scope="module")
-def furnished(console):
-    """The console with demand, forecasts, plans and policies, taken away again."""
-    from controlplane.gateway.models import MinuteRow
-    from controlplane.planning.models import Backtest, Forecast, ScalingMove, StrategyComparison
-
-    planning_rows.furnish(timezone.now(), 8)
-    yield console
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
-        rows.objects.all().delete()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -12,24 +12,11 @@ from playwright.sync_api import expect
 
 from controlplane.fleet.models import Instance
 from controlplane.planning.models import PlanStatus, ScalingMove, ScalingPlan
-from tests.console import planning_rows
 from tests.e2e.test_planning import advice
 
 COUNT_PRESSES = """addEventListener("pointerdown", () => {
   sessionStorage.presses = 1 + Number(sessionStorage.presses ?? 0);
 }, true);"""
-
-
-@pytest.fixture(scope="module")
-def furnished(console):
-    """The console with demand, forecasts, plans and policies, taken away again."""
-    from controlplane.gateway.models import MinuteRow
-    from controlplane.planning.models import Backtest, Forecast, ScalingPolicy, StrategyComparison
-
-    planning_rows.furnish(timezone.now(), 8)
-    yield console
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
-        rows.objects.all().delete()
 
 
 @pytest.fixture

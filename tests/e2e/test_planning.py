@@ -24,18 +24,6 @@ PAGES = {
 EMPTY = ("forecast", "scaling", "plans", "moves")
 
 
-@pytest.fixture(scope="module")
-def furnished(console):
-    """The console with demand, forecasts, plans, moves and comparisons, taken away again."""
-    from controlplane.gateway.models import MinuteRow
-    from controlplane.planning.models import Backtest, Forecast, ScalingMove, StrategyComparison
-
-    planning_rows.furnish(timezone.now(), 8)
-    yield console
-    for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
-        rows.objects.all().delete()
-
-
 def settle(page) -> None:
     """Until every chart has been in view and drawn, and no transition runs."""
     for plot in page.locator("[data-plot]").all():

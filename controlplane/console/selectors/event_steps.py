@@ -6,16 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 from controlplane.console.formats import duration
-from controlplane.console.selectors.events import event_row, event_title
+from controlplane.console.selectors.events import REQUESTS, ROUTINE, STEP, event_row, event_title
 from controlplane.events.models import Event, Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 
 PASSING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.DRAINING})
 """States that an instance is on its way through."""
-STEP = "instance.moved"
 DECISIONS = ("scaling.added", "scaling.removed")
-REQUESTS = ("instance.start_requested", "instance.stop_requested")
-KINDS = frozenset({STEP, *DECISIONS, *REQUESTS})
+KINDS = frozenset({*ROUTINE, *DECISIONS})
 SAME_MOVE = timedelta(seconds=60)  # between a decision or request and the step that carries it out
 WORST_FIRST = (Severity.CRITICAL, Severity.WARNING)
 

@@ -14,7 +14,9 @@ from controlplane.fleet.models import Deployment, Instance, Model, PerformancePr
 from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
 SIGN_INS = "sign_in"
-ROUTINE = ("instance.moved", "instance.start_requested", "instance.stop_requested")
+STEP = "instance.moved"
+REQUESTS = ("instance.start_requested", "instance.stop_requested")
+ROUTINE = (STEP, *REQUESTS)
 """What follows from a decision, step by step; news only when a person did it, or something goes wrong."""
 
 
@@ -56,7 +58,7 @@ VERBS = {
 
 def event_title(event: Event, with_subject: bool = True) -> str:
     """What happened, in few words: `h100-1: ready to draining`, `CI key (ph_1234…): API key revoked`."""
-    if event.kind == "instance.moved":
+    if event.kind == STEP:
         words = f"{event.before.get('state', '?')} to {event.after.get('state', '?')}"
     else:
         words = VERBS.get(event.kind) or event.kind.partition(".")[2].replace("_", " ") or event.kind

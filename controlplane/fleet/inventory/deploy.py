@@ -135,8 +135,8 @@ def estimate(wanted: Wanted) -> Estimate:
     each, usd = _gpu(wanted, gpu_type)
     memory = int(each * wanted.tensor_parallel * wanted.gpu_memory_utilization) if each else None
     tokens = (memory - weights) // kv_bytes if memory and weights and kv_bytes else None
-    measured = _measured(model, gpu_type, wanted.tensor_parallel)
-    profile = measured.coefficients() if measured else _profile(wanted, weights, kv_bytes)
+    held = _held_profile(model, gpu_type, wanted.tensor_parallel)
+    profile = held.coefficients() if held else _profile(wanted, weights, kv_bytes)
     free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
     instances = max(1, wanted.min_instances)
     return Estimate(
@@ -152,7 +152,7 @@ def estimate(wanted: Wanted) -> Estimate:
         room=free >= instances * wanted.tensor_parallel,
         ttft_ms=1e3 * profile.step_time_s(1024, 0, 0) if profile else None,
         itl_ms=1e3 * profile.step_time_s(0, 16, 16 * 1024) if profile else None,
-        measured=measured is not None and not measured.estimated,
+        measured=held is not None and not held.estimated,
     )
 
 
@@ -167,7 +167,7 @@ def _gpu(wanted: Wanted, row: GpuType | None) -> tuple[int | None, float | None]
     return facts.memory_bytes if facts else None, float(usd) if usd is not None else None
 
 
-def _measured(model: Model | None, gpu_type: GpuType | None, tensor_parallel: int) -> PerformanceProfile | None:
+def _held_profile(model: Model | None, gpu_type: GpuType | None, tensor_parallel: int) -> PerformanceProfile | None:
     rows = PerformanceProfile.objects.filter(model=model, gpu_type=gpu_type, tensor_parallel=tensor_parallel)
     return rows.first() if model and gpu_type else None
 
@@ -301,7 +301,7 @@ def _store_profile(
     wanted: Wanted, model: Model, gpu_type: GpuType, actor: User | str, reason: str
 ) -> PerformanceProfile | None:
     """The profile that there is, or an estimated one; None where it cannot be estimated."""
-    held = _measured(model, gpu_type, wanted.tensor_parallel)
+    held = _held_profile(model, gpu_type, wanted.tensor_parallel)
     made = None if held else _profile(wanted, model.weights_bytes, model.kv_bytes_per_token)
     if held or made is None or gpu_type.device == Device.CPU:
         return held

@@ -46,46 +46,26 @@ export function drawAttention(attention) {
   else if (fresh.length) document.querySelector("[data-announce]").textContent = fresh.map((item) => item.title).join(". ");
 }
 
-function time(epochS, kind) {
+function age(epochS) {
   const element = document.createElement("time");
   element.dateTime = new Date(epochS * 1000).toISOString();
-  element.dataset[kind] = epochS;
+  element.dataset.age = epochS;
   return element;
 }
 
-function moment(epochS, zone) {
-  const element = time(epochS, "moment");
-  const parts = new Intl.DateTimeFormat("en-GB", {
-    timeZone: zone, day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit",
-  });
-  element.textContent = parts.format(new Date(epochS * 1000)).replace(",", "");
-  return element;
-}
-
-// Newest first; each list keeps as many as it says. *nowS* and *zone* are the server's.
-export function drawEvents(events, zone) {
+// Newest first; the list keeps as many as it says.
+export function drawEvents(events) {
   const list = document.querySelector("[data-event-list]");
   if (list) {
     const template = document.querySelector("[data-event-template]");
     const { only } = list.dataset;
     const shown = events.filter(({ kind, model, routine }) => !kind.startsWith("sign_in") && !routine && (!only || !model || model === only));
     for (const { title, reason, actor, at, model, severity, href } of shown) {
-      const slots = { title, reason, actor, at: time(at, "age"), fleet: fleetWide(only, model) };
+      const slots = { title, reason, actor, at: age(at), fleet: fleetWide(only, model) };
       list.prepend(filled(template, severity, slots, href));
     }
     while (list.children.length > Number(list.dataset.eventList)) list.lastElementChild.remove();
     document.querySelector("[data-no-events]")?.toggleAttribute("hidden", list.children.length > 0);
   }
-  const table = document.querySelector("[data-event-rows]");
-  if (table) {
-    const template = document.querySelector("[data-event-row-template]");
-    const body = table.tBodies[0];
-    for (const event of events) {
-      const { title, reason, actor, kind, severity, at } = event;
-      body.prepend(filled(template, severity, { title, reason, actor, kind, severity, moment: moment(at, zone) }, event.href));
-    }
-    while (body.rows.length > Number(table.dataset.eventRows)) body.rows[body.rows.length - 1].remove();
-  } else {
-    document.querySelector("[data-new-events]")?.removeAttribute("hidden");
-  }
+  document.querySelector("[data-new-events]")?.removeAttribute("hidden");
 }

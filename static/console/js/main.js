@@ -25,7 +25,7 @@ function startLive(badge) {
     rows = now;
   });
   live.addEventListener("events", ({ detail: { events } }) => {
-    drawEvents(events, zone);
+    drawEvents(events);
     drawAges(live.nowS());
     if (document.querySelector("[data-refresh-on-events]")) refreshRegions();
   });
