@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all test-real properties services postgres coverage e2e bench soak lint truth vllm pins clean tools
+.PHONY: help run test test-all test-real properties explore services slow postgres coverage e2e bench soak lint truth vllm pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,7 +28,9 @@ help:
 	@echo 'make test-all  lint, fast tests, slow ones, real Redis and PostgreSQL, real Chromium, real vLLM'
 	@echo 'make test-real the same without the fast ones'
 	@echo 'make properties the property tests with many examples'
-	@echo 'make services  slow tests, and those with real Redis'
+	@echo 'make explore   the same with other examples each time'
+	@echo 'make services  tests with a real Redis'
+	@echo 'make slow      tests of minutes'
 	@echo 'make postgres  the tests that use the database, on a real PostgreSQL'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make e2e       the console in real Chromium'
@@ -67,23 +69,29 @@ lint: .venv/ready
 
 test-all: test test-real
 
-# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The services' tests
-# wait more than they compute, so the browser's and PostgreSQL's run beside them; vLLM needs both cores.
+# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The tests of services
+# and many slow ones wait more than they compute, so two groups run beside each other; vLLM needs both cores.
 test-real: tools .venv/ready
 	@$(MAKE) -j 2 --output-sync=target lint vllm
 	@$(MAKE) properties
-	@$(MAKE) -j 2 --output-sync=target services e2e postgres
+	@$(MAKE) -j 2 --output-sync=target slow e2e services postgres
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q $(AGAIN) -m vllm
 
 services: .venv/ready
-	@$(BIN)/python -m pytest -q $(AGAIN) -m 'services or slow' --ignore tests/test_postgres.py $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -m services --ignore tests/test_postgres.py --durations 10 $(ARGS)
+
+slow: .venv/ready
+	@$(BIN)/python -m tests.compile_kernels
+	@$(BIN)/python -m pytest -q $(AGAIN) -m 'slow and not services' --durations 10 $(ARGS)
 
 postgres: .venv/ready
 	@$(BIN)/python -m pytest -q $(AGAIN) -m services tests/test_postgres.py $(ARGS)
 
-properties: .venv/ready
+PROFILE := many
+explore: PROFILE := explore
+properties explore: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile many $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile $(PROFILE) $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:
@@ -118,8 +126,8 @@ tools:
 	@{ $(BIN)/python -m pip install -q $(CONSTRAINED) uv \
 		&& $(BIN)/uv pip install -q --python $(BIN)/python $(CONSTRAINED) -e '.[dev]'; } \
 		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q $(CONSTRAINED) -e '.[dev]'; }
-	@echo 'Compiling the decision kernels for this machine (once for each version)'
-	@$(BIN)/python -c 'from scheduling.dispatch import warm_up; warm_up()'
+	@echo 'Compiling kernels for this machine (once for each version; a minute or two)'
+	@$(BIN)/python -m tests.compile_kernels
 	@touch $@
 
 # The newest of everything in an environment of its own; run the tests before the new versions are committed.

@@ -38,6 +38,9 @@ from controlplane.tunable import (
 )
 
 PREFIX = "PILOTHOUSE_"
+SQLITE_WAITS_S = 20.0
+"""How long a writer waits for another's transaction. SQLite has no queue of writers: on a busy machine one of a dozen may be
+passed over for seconds, though each transaction takes some milliseconds."""
 
 
 class Environment(Tunable, BaseSettings):
@@ -109,6 +112,8 @@ class Environment(Tunable, BaseSettings):
     """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
     LENGTH_TORCH_THREADS: PositiveCount = 1
     """Threads of torch in each process in which a length model on an encoder is trained or answers."""
+    WHAT_IF_PROCESSES: PositiveCount = 2
+    """Runs of what-ifs that the Celery workers of a machine make at once; give it as many as it has cores to spare."""
     DEMO_DAY_S: PositiveSeconds = 480.0
     """Length of a day of the demo's traffic."""
 
@@ -185,7 +190,8 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
             "CONN_MAX_AGE": 600,  # opening costs more than most queries; PostgreSQL has a pool
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=5000;",
+                "timeout": SQLITE_WAITS_S,
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
             },
         }
     if parts.scheme in {"postgres", "postgresql"}:

@@ -55,6 +55,7 @@ INSTALLED_APPS = [
     "controlplane.planning",
     "controlplane.experiments",
     "controlplane.simulation",
+    "controlplane.simulation.whatif",
     "controlplane.api",
     "controlplane.console",
 ]
@@ -171,7 +172,8 @@ CELERY_TASK_SOFT_TIME_LIMIT = 3300
 CELERY_TASK_TRACK_STARTED = True
 CELERY_TASK_DEFAULT_QUEUE = "control"
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-CELERY_WORKER_MAX_TASKS_PER_CHILD = 200
+CELERY_WORKER_MAX_TASKS_PER_CHILD = 1000
+CELERY_WORKER_MAX_MEMORY_PER_CHILD = 600_000  # KiB: what a training leaves behind is given back after it
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 3
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -201,6 +203,11 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     },
     "advance-rollouts": {
         "task": "workers.tasks.rollouts.advance_rollouts",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
+    "advance-swaps": {
+        "task": "workers.tasks.swaps.advance_swaps",
         "schedule": 5.0,
         "options": {"expires": 5.0},
     },
@@ -238,7 +245,11 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
     "workers.tasks.simulation.run_simulation": {"queue": "simulation"},
+    "workers.tasks.simulation.run_future": {"queue": "simulation"},
+    "workers.tasks.simulation.replay_ledger": {"queue": "simulation"},
     "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
+    "workers.tasks.simulation.judge_twin": {"queue": "simulation"},
+    "workers.tasks.planning.fit_forecasters": {"queue": "simulation"},
 }
 CELERY_BEAT_SCHEDULE |= {
     "forecast-and-plan": {
@@ -271,10 +282,30 @@ CELERY_BEAT_SCHEDULE |= {
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },
+    "replay-ledger": {
+        "task": "workers.tasks.simulation.replay_ledger",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
+    "look-after-what-ifs": {
+        "task": "workers.tasks.simulation.look_after_what_ifs",
+        "schedule": 10.0,
+        "options": {"expires": 10.0},
+    },
+    "judge-twin": {
+        "task": "workers.tasks.simulation.judge_twin",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
     "backtest-ledger": {
         "task": "workers.tasks.planning.backtest_ledger",
         "schedule": 60.0,
         "options": {"expires": 60.0},
+    },
+    "fit-forecasters": {
+        "task": "workers.tasks.planning.fit_forecasters",
+        "schedule": 30.0,
+        "options": {"expires": 30.0},
     },
     "prune-planning": {
         "task": "workers.tasks.planning.prune_planning",

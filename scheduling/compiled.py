@@ -133,6 +133,11 @@ def compiled_internal(function: Function) -> Function:
     return cast(Function, cast(Any, numba.njit)(**options)(function))
 
 
+def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
+    """A record of *fields* that compiled and uncompiled code alike read by attribute."""
+    return np.dtype((np.record, np.dtype(fields, align=True)))
+
+
 @compiled_inline
 def index(number: int) -> int:
     """*number*, which is from 0 up to 2**32: so the compiler leaves out what Python does for negative indices.

@@ -16,6 +16,7 @@ from scheduling.fleet.profile import service_time_s, step_time_s
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
 from scheduling.queueing.ordering import engine_priority, queue_key
+from scheduling.queueing.virtual_queues import fit_groups, insert_loose, may_balance, pull, reassign, regroup
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
     allocate_waiting,
@@ -110,6 +111,19 @@ def warm_up() -> None:
         release(fleet, 0, 2, 1)
         free_slot(waiting, slot)
         route(fleet, endpoints, code, 0, 1, 1)
+    for limit in (1, 0):
+        enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
+        regroup(waiting, {0: limit})
+        fit_groups(fleet, endpoints, waiting.groups, 0, 1.0)
+        may_balance(fleet, endpoints, waiting, 0, 0.0)
+        pull(fleet, endpoints, waiting, 0, 0.0)
+        write_loads(fleet, endpoints, 0, 1, 1, 0, rows)
+        insert_loose(fleet, endpoints, waiting, 0)
+        reassign(fleet, endpoints, waiting)
+        slot = pop(waiting, 0)
+        send(fleet, endpoints, waiting, slot, 0)
+        release(fleet, 0, 2, 0)
+        free_slot(waiting, slot)
     for router in POLICIES.values():
         router(fleet, endpoints, 0, 1, 1)
     has_room(fleet, 0, 1, 1)

@@ -22,10 +22,15 @@ def compile_others() -> None:
     from forecasting.lengths.service import cache
     from scheduling import dispatch
     from scheduling.planning.planner import plan_fast
+    from scheduling.queueing import waiting_in_queues, waiting_time
+    from scheduling.queueing.reordering import scheduler
     from tests.scheduling.planning.problems import synthetic
 
     dispatch.warm_up()
+    waiting_time.warm_up()
+    waiting_in_queues.warm_up()
     cache.warm_up()
+    scheduler.warm_up()
     plan_fast(synthetic(1, 1, 1, seed=0))
     bundled().predict_one(LengthQuery("hello", 1))
 

@@ -21,9 +21,9 @@ LONGEST_ANNOTATION = 100  # characters of a string that may be an annotation in 
 
 BY_FRAMEWORK = {
     r"controlplane\.settings": r"[A-Z0-9_]+",
-    r"controlplane\.\w+\.apps": r"\w+Config",
+    r"controlplane(\.\w+)*\.apps": r"\w+Config",
     r"controlplane(\.\w+)*\.urls": r"urlpatterns|app_name|handler\d+",
-    r"controlplane\.\w+\.management\.commands\.\w+": "Command",
+    r"controlplane(\.\w+)*\.management\.commands\.\w+": "Command",
     r"controlplane\.formats\.en\.formats": r"[A-Z_]+",
 }
 """Names (regular expressions) that Django and Celery look up, by module."""

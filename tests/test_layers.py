@@ -27,6 +27,7 @@ APPS = (
     ("usage",),
     ("simulation",),
     ("planning",),
+    ("simulation.whatif",),  # an app of its own: it forks what plans are made of, and its result becomes one
     ("experiments",),
     ("api", "console"),
 )
@@ -65,8 +66,9 @@ def app_rules() -> Iterator[Rule]:
         for app in row:
             name = f"controlplane.{app}"
             others = [f"controlplane.{other}" for higher in APPS[height:] for other in higher if other != app]
+            within = tuple(f"controlplane.{each}" for row in APPS for each in row if each.startswith(f"{app}."))
             # Admin pages show what is around a row, as the console does, so they stand above all but the top row.
-            yield Rule((name,), tuple(others), but=(f"{name}.admin",))
+            yield Rule((name,), tuple(others), but=(f"{name}.admin", *within))
             yield Rule((f"{name}.admin",), tuple(TOP & set(others)))
 
 

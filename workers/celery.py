@@ -4,16 +4,21 @@
 processor-bound work. A node agent is a Celery worker that also listens on its node's own queue, `node.<name>`.
 """
 
+import gc
 import logging
 import os
 import pkgutil
+import sys
+from typing import Any
 
 from billiard.exceptions import WorkerLostError
-from celery import Celery
+from celery import Celery, signals
 
 from workers import tasks
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+# Django's checks read every page, address and admin class, which neither worker nor beat needs; `manage.py check` runs them.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 
 def without_traceback_of_a_lost_process(record: logging.LogRecord) -> bool:
@@ -31,7 +36,21 @@ def is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("celery.worker.request").addFilter(without_traceback_of_a_lost_process)
 logging.getLogger("py.warnings").addFilter(is_news)  # not a filter of warnings: Celery puts its own in front of those
 
+
+def packages() -> list[str]:
+    """Where tasks are. Beat sends them by name."""
+    return [] if "beat" in sys.argv[1:] else [tasks.__name__]
+
+
+@signals.worker_before_create_process.connect
+def share_memory(**_: Any) -> None:
+    """Take what is imported out of the garbage collector's sight, which would write to its pages and so copy them into each
+    process of the pool."""
+    gc.collect()
+    gc.freeze()
+
+
 app = Celery("pilothouse", task_cls="controlplane.jobs.task:RecordedTask")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 for module in pkgutil.iter_modules(tasks.__path__):
-    app.autodiscover_tasks(["workers.tasks"], related_name=module.name)
+    app.autodiscover_tasks(packages, related_name=module.name)

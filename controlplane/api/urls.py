@@ -14,17 +14,18 @@ from controlplane.api import errors
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
-    deploy,
-    instances,
-    inventory,
     lengths,
     planning,
+    queues,
     records,
     settings,
     simulations,
     system,
     usage,
+    waiting,
+    what_ifs,
 )
+from controlplane.api.routers.fleet import deploy, instances, inventory, swaps
 
 
 class PilothouseApi(NinjaAPI):
@@ -56,16 +57,20 @@ api = PilothouseApi(
 )
 errors.install(api)
 api.add_router("", instances.router)
+api.add_router("", swaps.router)
 api.add_router("", inventory.router)
 api.add_router("", deploy.router)
 api.add_router("", accounts.router)
 api.add_router("", records.router)
 api.add_router("", planning.router)
+api.add_router("", queues.router)
 api.add_router("", lengths.router)
 api.add_router("", settings.router)
 api.add_router("", simulations.router)
 api.add_router("", system.router)
 api.add_router("", usage.router)
+api.add_router("", waiting.router)
+api.add_router("", what_ifs.router)
 
 
 rest_of_paths = Router()

@@ -30,12 +30,16 @@ class Entry:
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
     Entry("instances", "Instances", "instances", "i", ("instance",)),
-    Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("requests", "Requests", "requests", "r", ("request",)),
+)
+SERVE = (
+    Entry("models", "Models", "models", "d", ("deploy", "deployed")),
+    Entry("queues", "Queues", "queues", "q"),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
     Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
+    Entry("what-ifs", "What-if", "what-if", "w", ("what-if", "new-what-if")),
     Entry("lengths", "Lengths", "lengths", "l"),
 )
 TENANTS = (
@@ -56,13 +60,19 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Groups of entries, with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
-        return [("", FLEET), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (TENANTS[0], FLEET[3], PLAN[2], TENANTS[1])), ("System", (API,))]
+        return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
+    return [("", (TENANTS[0], FLEET[2], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
 def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
     """By entry of the navigation: the key of its count in the attention list, the count, and what is counted."""
-    words = {"instances": ("instances", "down"), "scaling": ("plans", "to approve"), "system": ("system", "in trouble")}
+    words = {
+        "instances": ("instances", "down"),
+        "models": ("below", "below their SLO"),
+        "scaling": ("plans", "to approve"),
+        "system": ("system", "in trouble"),
+        "queues": ("queues", "groups at risk or late"),
+    }
     return {entry: (key, attention[key], word) for entry, (key, word) in words.items()}
 
 

@@ -113,9 +113,26 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
+def clock(seconds: float | None) -> str:
+    """A short length of time to the second: 42 s, 1:48 min, 1:05 h."""
+    if seconds is None:
+        return NONE
+    whole = max(0, math.floor(seconds + 0.5))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
 def period(seconds: float | None) -> str:
     """How often something is done: 0.5 s, 30 s, 10 min, 1 h."""
     return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
+
+
+def seconds(value_s: float | None) -> str:
+    """What is measured in parts of a second: "0.6 s", "12.3 s"."""
+    return NONE if value_s is None else f"{fixed(value_s, 1)} s"
 
 
 def age(seconds: float | None) -> str:
@@ -149,6 +166,8 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "percent_fine": lambda value, row: percent_fine(value),
     "share": lambda value, row: percent(value).replace("%", " %"),
     "requests": lambda value, row: _unit(count(value), "req"),
+    "duration": lambda value, row: duration(value),
+    "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",

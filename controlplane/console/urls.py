@@ -11,19 +11,22 @@ from controlplane.console.pages.api_docs import views as api_docs
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
-from controlplane.console.pages.instances import rollouts
+from controlplane.console.pages.instances import rollouts, swaps
 from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
 from controlplane.console.pages.models import views as models
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
+from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
+from controlplane.console.pages.what_if import building
+from controlplane.console.pages.what_if import views as what_if
 
 app_name = "console"
 urlpatterns = [
@@ -33,12 +36,17 @@ urlpatterns = [
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
+    path("swaps/<slug:name>/", swaps.act, name="swap"),
     path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
     path("models/<int:pk>/parts/", models.parts, name="parts"),
+    path("models/<int:pk>/bounds/", models.bounds, name="bounds"),
     path("console/api/model-charts", models.charts, name="model-charts"),
+    path("queues/", queues.queues, name="queues"),
+    path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
+    path("console/api/queue-charts", queues.charts, name="queue-charts"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),
@@ -51,6 +59,13 @@ urlpatterns = [
     path("scaling/policies/<int:pk>/", scaling.policy, name="policy"),
     path("scaling/bundles/<int:pk>/", scaling.bundle, name="bundle"),
     path("console/api/scaling-charts", scaling.charts, name="scaling-charts"),
+    path("what-if/", what_if.what_ifs, name="what-ifs"),
+    path("what-if/new", building.build, name="new-what-if"),
+    path("what-if/traces/", building.upload, name="upload-trace"),
+    path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
+    path("what-if/<int:pk>/report", what_if.report_file, name="what-if-report"),
+    path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
+    path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
     path("lengths/", lengths.lengths, name="lengths"),
     path("lengths/roll-back/", lengths.roll_back, name="roll-back-lengths"),
     path("lengths/train/", lengths.train, name="train-lengths"),

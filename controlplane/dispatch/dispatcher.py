@@ -15,6 +15,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topolog
 from controlplane.dispatch.port import (
     DEAD,
     Deliver,
+    Evict,
     Finished,
     FromGateway,
     Left,
@@ -27,16 +28,18 @@ from controlplane.dispatch.port import (
     ServedModel,
     ServedModels,
     Submit,
+    Waiting,
 )
 from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.rehoming import Rehoming
+from controlplane.dispatch.requests.reordering import Reordering
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.dispatch.requests.waiting_times import Estimate, WaitingTimes
 from scheduling.routing.requests_ahead import note_end
 
 MAX_ATTEMPTS = 3
-PACE_STALE_S = 60.0
 
 
 class Dispatcher:
@@ -48,13 +51,15 @@ class Dispatcher:
         self.deliver = deliver
         self.clock = clock
         self.on_submit: Callable[[Submit], None] = lambda asked: None
-        self._began_s = clock()
+        self.began_s = clock()
         self._requests: dict[int, Request] = {}  # by number
         self._by_prefix = topology.by_prefix  # as of the last change
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
-        self.queue = WaitingQueue(topology, self._began_s)
+        self.queue = WaitingQueue(topology, self.began_s)
         self.accounts = TokenAccounts(topology, self.anticipation)
-        self.placement = Placement(topology, self.queue, self.anticipation, self.accounts, clock, deliver)
+        self.times = WaitingTimes(topology, self.queue)
+        self.placement = Placement(topology, self.queue, self.anticipation, self.accounts, self.times, clock, deliver)
+        self.reordering = Reordering(topology, self.queue, self.placement, clock, evict=self.evict)
         self.rehoming = Rehoming(
             topology,
             self.queue,
@@ -97,6 +102,8 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Move or refuse what waits in vain. Call it once a second."""
+        self.reordering.look()
+        self.queue.keep_order()
         self.rehoming.sweep(self.clock())
 
     # What happens to a request
@@ -119,9 +126,19 @@ class Dispatcher:
 
     def _enqueue(self, request: Request, endpoint: Endpoint, own_region: str = "") -> None:
         self.queue.add(request, endpoint)
+        self.times.note(request)
         number, predicted_tokens = request.asked.number, request.predicted_tokens
         self.deliver(Moved(number, endpoint.region, predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
+        if request.slot >= 0 and not request.attempts:
+            self._estimate(request)
+
+    def _estimate(self, request: Request) -> None:
+        """Say where in its queue *request* is, for which no instance had room, and what it is expected to wait."""
+        estimate = request.estimate = self.times.estimate(request, self.clock())
+        number, position, wait = request.asked.number, estimate.position, estimate.wait
+        mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
+        self.deliver(Waiting(number, position, mean_s, p99_s))
 
     def _possible(self, asked: Submit) -> int:
         """The output predicted of what was *asked*, but no more than may come, and all of that if it is no number at all.
@@ -162,19 +179,21 @@ class Dispatcher:
         for number, took_s in progress.headers:
             if (request := requests.get(number)) is not None and request.replica is not None:
                 request.replica.round_trip.headers_came(fleet, request.replica.slot, took_s, now_s)
-        self.accounts.advance((requests[number], tokens) for number, tokens in progress.tokens if number in requests)
+        came = ((requests[number], tokens) for number, tokens in progress.tokens if number in requests)
+        self.accounts.advance((request, tokens - request.kept_tokens) for request, tokens in came)
 
     def _finished(self, finished: Finished) -> None:
-        """Note the pace, by which waits are estimated and requests given ahead, and let the request go."""
+        """Note length and pace, by which waits are estimated and requests given ahead, and let the request go."""
         request = self._requests.pop(finished.number, None)
         if request is None:
             return
+        self.times.finished(request, finished.output_tokens)
         replica = request.replica
         if replica is not None:
             now_s = self.clock()
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
-            note_end(self.topology.fleet, replica.slot, now_s - self._began_s)
+            note_end(self.topology.fleet, replica.slot, now_s - self.began_s)
         self._leave(request)
 
     def _left(self, left: Left) -> None:
@@ -190,6 +209,8 @@ class Dispatcher:
             self.topology.settle(replica)
         self._leave(request)
         if left.again:
+            request.evictions += left.evicted
+            _keep(request, left.kept_tokens)
             self._place_again(request)
         else:
             del self._requests[left.number]
@@ -216,19 +237,20 @@ class Dispatcher:
             self.placement.pump(replica.endpoint)
 
     def _place_again(self, request: Request) -> None:
-        """Queue *request* again after its instance was lost before it sent a byte, with its first queue key.
+        """Queue *request* again after its instance was lost or it was evicted, with its first queue key.
 
         Refused after too many attempts (502), or when nothing serves the model any more (503).
         """
         asked = request.asked
-        if request.attempts >= MAX_ATTEMPTS:
+        failed = request.attempts - request.evictions
+        if failed >= MAX_ATTEMPTS:
             self._refuse(
                 request,
                 Refused(
                     asked.number,
                     502,
                     "upstream_failed",
-                    f"The request was tried on {request.attempts} instances, and each failed before it answered.",
+                    f"The request was tried on {failed} instances, and each failed before it answered.",
                     retry_after_s=5,
                 ),
             )
@@ -237,7 +259,7 @@ class Dispatcher:
         if endpoint is None:
             self._refuse(request, _none_serves(asked))
             return
-        request.output_tokens = 0
+        request.output_tokens, request.evicting_s = 0, None
         self._enqueue(request, endpoint)
 
     def _refuse(self, request: Request, refused: Refused) -> None:
@@ -253,6 +275,22 @@ class Dispatcher:
 
     # What is asked of it
 
+    def evict(self, number: int) -> int | None:
+        """Have request *number* leave its instance and wait again, what it emitted kept: tokens to compute again for that.
+
+        None, and nothing happens, if it has no instance, or has emitted what cannot be continued. What an answer that is not
+        streamed has is not known here, and is lost.
+        """
+        request = self._requests.get(number)
+        if request is None or request.replica is None:
+            return None
+        kept = request.asked.evictable and self.queue.grouped(request.endpoint)
+        if request.output_tokens and not kept:
+            return None
+        request.evicting_s = self.clock()
+        self.deliver(Evict(number))
+        return request.asked.prompt_tokens + request.output_tokens
+
     @property
     def waiting_count(self) -> int:
         return len(self.queue)
@@ -262,17 +300,19 @@ class Dispatcher:
         return self.queue.count(endpoint)
 
     def estimated_wait_s(self, endpoint: Endpoint) -> float | None:
-        """Time until a request that joins the queue of *endpoint* now is given out; None while there is no pace to go by.
+        """Time until a request that joins the queue of *endpoint* last is given out; None while nothing is known of it."""
+        wait = self.times.of_next(endpoint, self.clock())
+        return None if wait is None else wait.mean_s
 
-        Requests ahead over the pace at which the endpoint finished its last ones.
-        """
-        waiting, finished = self.queue.count(endpoint), endpoint.finished_s
-        if not waiting:
-            return 0.0
-        if len(finished) < 2 or self.clock() - finished[-1] > PACE_STALE_S:
-            return None
-        elapsed_s = max(self.clock() - finished[0], 1e-3)
-        return waiting * elapsed_s / len(finished)
+    def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
+        """Requests that wait, the first *most* of each endpoint in order, with what each is expected to wait from now on."""
+        now_s = self.clock()
+        return [
+            row
+            for endpoint in self.topology.endpoints
+            if self.queue.count(endpoint)
+            for row in self.times.of_all(endpoint, now_s, most)
+        ]
 
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
         now_s = self.clock()
@@ -282,6 +322,15 @@ class Dispatcher:
         """What the look-ahead maps of *endpoint* say, counting what is held for it."""
         slots = [replica.slot for replica in self.topology.members(endpoint)]
         return self.anticipation.look(self.topology.fleet, slots, self.queue.prompt_tokens(endpoint))
+
+
+def _keep(request: Request, kept_tokens: int) -> None:
+    """The next instance of *request* is to compute as its prompt the output that is kept, and has so much less to come."""
+    asked, more = request.asked, kept_tokens - request.kept_tokens
+    most = None if asked.max_tokens is None else max(1, asked.max_tokens - more)
+    request.asked = replace(asked, prompt_tokens=asked.prompt_tokens + more, max_tokens=most)
+    request.predicted_tokens = max(1, request.predicted_tokens - more)
+    request.kept_tokens = kept_tokens
 
 
 def _none_serves(asked: Submit, own_region: str = "") -> Refused:

@@ -1,9 +1,9 @@
 """What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
 
-The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Placed`,
-`PrefixWanted`, `Refused` and `Lost`, and lists what may be asked for in `ServedModels`. A request is known by its *number*,
-which is unique within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic clock, those in
-`_at` epoch seconds.
+The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Waiting`,
+`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists what may be asked for in `ServedModels`. A request is
+known by its *number*, which is unique within the gateway that submits it. Moments in `_s` are seconds of the machine's
+monotonic clock, those in `_at` epoch seconds.
 """
 
 from collections.abc import Callable
@@ -40,6 +40,8 @@ class Submit:
     prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router goes by them
     block_tokens: int = 0
     deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
+    slo_class: str = ""
+    evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Finished:
     """It was answered whole, and leaves."""
 
     number: int
+    output_tokens: int = 0  # of all its sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,12 @@ class Left:
     """It leaves before its end, or only the instance that it was given to (*again*)."""
 
     number: int
-    again: bool = False  # it was sent no byte: place it once more, with its first queue key
+    again: bool = False  # place it once more, with its first queue key
     failure: str = ""  # of its instance: SILENT, DEAD, or nothing
+    evicted: bool = False  # as `Evict` asked
+    kept_tokens: int = (
+        0  # output tokens in all that it has and does not lose: with *again*, the next instance goes on there
+    )
 
 
 # From the dispatcher
@@ -93,6 +100,16 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """No instance had room when it came: its place in the queue then, and how long it is expected to wait there."""
+
+    number: int
+    position: int  # 1: the next to be given out
+    estimated_wait_s: float | None  # mean; None while nothing is known of the pace there
+    estimated_wait_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """It was given to an instance."""
 
@@ -107,6 +124,7 @@ class Placed:
     queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
+    keep_tokens: bool = False  # keep the ids of what it emits: it may be evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +146,16 @@ class Refused:
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that did; empty if it was none
     own_region: str = ""  # as in `Moved`
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """It is to leave its instance and come back to the queue, with what it has emitted: `Left` is the answer.
+
+    None comes if it ends first, or has begun to emit what cannot be continued.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +182,7 @@ class ServedModels:
 
 
 FromGateway = Submit | Progress | Prefix | Finished | Left
-OfRequest = Moved | Placed | PrefixWanted | Refused | Lost
+OfRequest = Moved | Waiting | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -14,6 +14,9 @@ SUMMARY_EXPIRES_S = 15
 HISTORY_EVERY_S = 5.0
 HISTORY_LENGTH = 720  # one hour
 
+WAITING_KEY = "pilothouse:waiting"
+"""Requests that wait, with place and expected wait; for tenants, each of whom sees its own."""
+
 VIEWS_KEY = "pilothouse:endpoints"
 """What the gateway sees of every endpoint, for the strategies; gone soon after the gateway."""
 VIEWS_EXPIRE_S = 10
@@ -58,6 +61,57 @@ INSTANCE_COLUMNS = (
     "state_since",
     "failures",
 )
+GROUP_COLUMNS = (
+    "number",
+    "region",
+    "instance",
+    "model",
+    "place",  # in its virtual queue, from 1
+    "slo_class",
+    "count",
+    "tokens",
+    "start_s",  # from now, as the global scheduler reckons; null where nothing serves it
+    "service_s",
+    "due_s",  # from now, its deadline; null without one
+    "slack_s",  # until it would be late; null without a deadline
+    "pinned",
+    "hold_s",  # from now; 0 for one that is not held
+    "risk",  # "", "risk" or "late"
+)
+"""Of request groups that wait, by region, instance and place."""
+LANE_COLUMNS = ("instance", "region", "model", "order", "state", "running", "kv_ratio", "waiting", "service_s")
+"""Of instances: the order of their endpoint, and where it groups requests what waits in their virtual queue."""
+QUEUE_COLUMNS = (
+    "region",
+    "waiting",
+    "groups",
+    "queues",
+    "at_risk",
+    "late",
+    "late_requests",
+    "oldest_wait_s",
+    "attainment_ratio",
+    "fcfs_ratio",
+    "solved_ms",
+    "solved_at",
+    "pending_s",
+    "fallbacks",
+)
+"""Of regions: what waits there, predicted for this order and for FCFS, and how the global scheduler does."""
+REORDER_COLUMNS = (
+    "at",
+    "by",
+    "why",
+    "what",
+    "before_ratio",
+    "after_ratio",
+    "before_late_s",
+    "after_late_s",
+    "took_ms",
+    "undo",  # number of the group that an operator changed, while that can be undone
+)
+"""Newest first; attainment and mean lateness as predicted before and after."""
+
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
 

@@ -39,7 +39,7 @@ from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.simulator import Result as Simulated
+from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceError, load_trace

@@ -42,7 +42,7 @@ from scheduling.scaling import FLOOR, ByEndpoint, make_strategy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import latency_s
-from scheduling.simulation.simulator import Result as Simulated
+from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Bounds, run_strategy
 from scheduling.simulation.workload.columns import Workload

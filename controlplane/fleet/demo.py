@@ -206,11 +206,13 @@ class DemoTenant:
     max_concurrent_requests: int
     tokens_per_minute: int = 0
     operates_fleet: bool = False
+    keep_prompts: bool = False
 
 
+# Acme's prompts are drawn by `demo_traffic`; they are kept, so that length models that read prompts can learn.
 TENANTS = {
     "operations": DemoTenant("Fleet operations", "interactive", tuple(SLO_CLASSES), 64, operates_fleet=True),
-    "acme": DemoTenant("Acme Assistants", "interactive", tuple(SLO_CLASSES), 2_000),
+    "acme": DemoTenant("Acme Assistants", "interactive", tuple(SLO_CLASSES), 2_000, keep_prompts=True),
     "globex": DemoTenant("Globex Research", "non-interactive", ("non-interactive", "opportunistic"), 500, 5_000_000),
 }
 
@@ -312,6 +314,7 @@ class _Seeder:
                 {
                     "title": tenant.title,
                     "operates_fleet": tenant.operates_fleet,
+                    "keep_prompts": tenant.keep_prompts,
                     "default_slo_class": classes[tenant.default],
                     "max_concurrent_requests": tenant.max_concurrent_requests,
                     "tokens_per_minute": tenant.tokens_per_minute,

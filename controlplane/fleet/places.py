@@ -1,9 +1,9 @@
 """Where instances may run: deployments and nodes are locked, then their GPUs counted. Every start comes through here.
 
 What a node has free is counted from the instances on it, so a count is worth something only while nobody else may add one.
-Locks are taken in one order by everybody: deployments, nodes, at last (in `services`) instances, and in the order of their
-keys within each. Who moves several instances in one transaction locks all the places of their model before the first
-move: two that lock as they go along would wait for each other for ever.
+Locks are taken in one order by everybody: deployments, nodes, swap groups, at last (in `services`) instances, and in the
+order of their keys within each. Who moves several instances in one transaction locks all the places of their model before
+the first move: two that lock as they go along would wait for each other for ever.
 """
 
 import re

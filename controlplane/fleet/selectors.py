@@ -12,7 +12,9 @@ def instances(
     *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
 ) -> QuerySet[Instance]:
     """Instances with all that a page or an answer shows of them, in one query; an empty value does not narrow."""
-    every = Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node")
+    every = Instance.objects.select_related(
+        "deployment__model", "deployment__region", "deployment__gpu_type", "node", "swap_group"
+    )
     places = {"model": model, "region": region, "gpu_type": gpu_type}
     rows = narrowed(every, state=state, **{f"deployment__{name}__name": value for name, value in places.items()})
     return containing(rows, text, "name", "url", "deployment__model__title")

@@ -13,6 +13,7 @@ from functools import partial
 import redis
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import User
@@ -20,8 +21,16 @@ from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
-from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState, check_action, check_move
-from controlplane.fleet.models import CommandState, CommandVerb, Deployment, Instance, InstanceCommand, Launcher
+from controlplane.fleet.lifecycle.states import AWAKE, Action, ActionError, InstanceState, check_action, check_move
+from controlplane.fleet.models import (
+    CommandState,
+    CommandVerb,
+    Deployment,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    SwapGroup,
+)
 from controlplane.jobs.broker import impatient_redis, send_task
 
 logger = logging.getLogger(__name__)
@@ -30,6 +39,9 @@ OF_ONE_SERVER = ("url", "process_id", "kv_capacity_tokens", "startup", "engine",
 """Fields of an instance that its next server has anew."""
 INVENTORY_CHANNEL = "pilothouse:inventory"
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
+ADVANCE_SWAPS_TASK = "workers.tasks.swaps.advance_swaps"
+
+SWAPS_EXPIRE_S = 5.0
 
 # Where a superseded command would leave an instance is decided by the command that supersedes it.
 _SUPERSEDES = {
@@ -48,11 +60,16 @@ def move(
 ) -> Instance:
     """Move *instance* to state *to* and record the event; the row is locked and read again first.
 
-    Raises IllegalMove, naming both states, when the state machine does not allow it.
+    Raises IllegalMove, naming both states, when the state machine does not allow it, and ActionError when another instance
+    is awake on GPUs that *instance* shares.
     """
     row = Instance.objects.select_for_update().get(pk=instance.pk)
     before, now = row.state, timezone.now()
     check_move(row.name, before, to)
+    if row.swap_group_id is not None:
+        if to in AWAKE and before not in AWAKE and (other := awake_in(row.swap_group_id).first()) is not None:
+            raise ActionError(f"{row.name} cannot become {to}: its GPUs are those of {other.name}, {other.state}")
+        transaction.on_commit(advance_swaps)
     if to == InstanceState.FAILED:
         if error := engine_logs.root_error(row):
             inputs = {**(inputs or {}), "error": error}
@@ -117,6 +134,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     the same command. Raises ActionError when the state does not allow it, or the inventory has no place for it any more.
     """
     places.lock(Deployment.objects.filter(instances=instance.pk))
+    _check_gpus_are_free(instance)
     row = _lock(instance, Action.START)
     before = row.state
     if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:
@@ -162,18 +180,22 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
 
 
 @transaction.atomic
-def sleep(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
-    """Have *instance* finish what it runs, then offload its weights; `wake` brings it back faster than a start."""
+def sleep(instance: Instance, actor: User | str, reason: str, level: int = 1) -> InstanceCommand:
+    """Have *instance* finish what it runs, then offload its weights; `wake` brings it back faster than a start.
+
+    *level* is vLLM's: 1 keeps the weights in CPU memory, 2 discards them.
+    """
     row = _lock(instance, Action.SLEEP)
     if row.state == InstanceState.READY:
         row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to sleep: {reason}")
     _moved(instance, row)
-    return _command(row, CommandVerb.SLEEP, actor, reason)
+    return _command(row, CommandVerb.SLEEP, actor, reason, sleep_level=level)
 
 
 @transaction.atomic
 def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
     """Have a sleeping *instance* take its weights back; it loads, then is ready when it answers."""
+    _check_gpus_are_free(instance)
     row = _lock(instance, Action.WAKE)
     _moved(instance, row)
     return _command(row, CommandVerb.WAKE, actor, reason)
@@ -218,6 +240,16 @@ def deliver(command: InstanceCommand) -> bool:
     return command.delivered
 
 
+def awake_in(swap_group: int) -> QuerySet[Instance]:
+    """Instances of the group with that key that are awake: one at most."""
+    return Instance.objects.filter(swap_group=swap_group, state__in=AWAKE)
+
+
+def advance_swaps() -> bool:
+    """Have the next move of swaps in progress made now, not at beat's next look. Never raises."""
+    return send_task(ADVANCE_SWAPS_TASK, expires_s=SWAPS_EXPIRE_S)
+
+
 def notify() -> bool:
     """Ask the gateways to read the inventory now, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
     try:
@@ -235,6 +267,20 @@ def _lock(instance: Instance, action: Action) -> Instance:
     return row
 
 
+def _check_gpus_are_free(instance: Instance) -> None:
+    """Lock its swap group; raise ActionError if another one has the GPUs that *instance* shares, or is to have them."""
+    if instance.swap_group_id is None:
+        return
+    SwapGroup.objects.select_for_update().get(pk=instance.swap_group_id)
+    to_come = InstanceCommand.objects.open().filter(verb__in=(CommandVerb.START, CommandVerb.WAKE))
+    others = Instance.objects.filter(Q(state__in=AWAKE) | Q(commands__in=to_come), swap_group=instance.swap_group_id)
+    other = others.exclude(pk=instance.pk).first()
+    if other is not None:
+        raise ActionError(
+            f"{instance.name} shares its GPUs with {other.name}, which is {other.state}: swap to {instance.name}"
+        )
+
+
 def _moved(instance: Instance, row: Instance) -> Instance:
     """Let the caller's *instance* show what is now in the database."""
     for name in ("state", "state_reason", "state_changed_at", "failures", "url", "process_id", "kv_capacity_tokens"):
@@ -249,7 +295,9 @@ def _withdraw(command: InstanceCommand, why: str) -> None:
     )
 
 
-def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: str) -> InstanceCommand:
+def _command(
+    instance: Instance, verb: CommandVerb, actor: User | str, reason: str, sleep_level: int = 1
+) -> InstanceCommand:
     """The open command of *verb* for *instance*, or a new one; delivered when the transaction commits."""
     for other in instance.commands.open():
         if other.verb == verb:
@@ -262,6 +310,7 @@ def _command(instance: Instance, verb: CommandVerb, actor: User | str, reason: s
     command = InstanceCommand.objects.create(
         instance=instance,
         verb=verb,
+        sleep_level=sleep_level,
         actor=actor.get_username() if isinstance(actor, User) else actor,
         reason=reason[:255],
     )

@@ -48,6 +48,8 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = [JSON_TYPE, *self.extra_headers]
+        if self.estimated_wait_s is not None:
+            headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
         if self.retry_after_s is None:
             headers.append((b"x-should-retry", b"false"))
         else:

@@ -63,7 +63,15 @@ class LedgerRow(models.Model):
     repeated = models.BooleanField(
         default=False, help_text="A retry of a request that was counted as unserved demand: it is not demand once more."
     )
+    queue_position = models.PositiveIntegerField(null=True, help_text="In its queue when it came; 0: it did not wait.")
+    estimated_wait_s = models.FloatField(
+        null=True, help_text="How long it was expected to wait when it came: the mean."
+    )
+    estimated_wait_p99_s = models.FloatField(null=True, help_text="The same, the 99th percentile.")
     attempts = models.PositiveSmallIntegerField(default=0)
+    evictions = models.PositiveSmallIntegerField(
+        default=0, help_text="How often it was taken from an instance and queued again, what it had emitted kept."
+    )
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
     class Meta:
@@ -80,6 +88,14 @@ class LedgerRow(models.Model):
     @property
     def caller_region(self) -> str:
         return self.own_region or self.region
+
+    @property
+    def estimated_wait_ms(self) -> float | None:
+        return None if self.estimated_wait_s is None else self.estimated_wait_s * 1000
+
+    @property
+    def estimated_wait_p99_ms(self) -> float | None:
+        return None if self.estimated_wait_p99_s is None else self.estimated_wait_p99_s * 1000
 
 
 SERIES = ("minute", "model", "region", "own_region", "slo_class")

@@ -23,6 +23,11 @@ from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import FromDispatcher, ServedModels
+from controlplane.dispatch.queues.commands import LOOK_S, Commands
+from controlplane.dispatch.queues.operations import QueueOperations
+from controlplane.dispatch.queues.view import QueuesView
+from controlplane.dispatch.snapshot import Snapshot
+from controlplane.dispatch.solving import CelerySolver
 from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
@@ -39,6 +44,8 @@ from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
+from scheduling.queueing import waiting_in_queues, waiting_time
+from scheduling.queueing.reordering import scheduler
 from scheduling.scaling import FLOOR
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
@@ -66,6 +73,8 @@ class Gateway:
         self.catalog = Catalog()
         self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher)
         self.requests.connect(self.dispatcher.take)
+        self.solver = CelerySolver(settings.REDIS_URL)
+        self.dispatcher.reordering.ask = self.solver.ask
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
@@ -93,6 +102,7 @@ class Gateway:
                 owner=self.lease.owner,
                 lengths=self.lengths.snapshot,
                 system=self.monitor.report,
+                queues=QueuesView(self.dispatcher),
             ),
             job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
             owns=self.owns,
@@ -103,12 +113,21 @@ class Gateway:
             rows,
             waiting=self.dispatcher.waiting_at,
             outlook=self.dispatcher.outlook,
+            short=self.dispatcher.reordering.short_instances,
+            evicted=self.dispatcher.reordering.evicted,
             owns=self.owns,
             read_inventory=self.read_inventory,
             clock=loop_clock,
             job=jobs.add("floor", FLOOR.period_s),
         )
         self.dispatcher.on_submit = self.floor.arrived
+        self.commands = Commands(
+            settings.REDIS_URL,
+            QueueOperations(self.dispatcher),
+            self.owns,
+            jobs.add("queue-commands", LOOK_S, "redis"),
+            Snapshot(self.dispatcher, self.floor.observation, self.requests.report),
+        )
         self.http = Application(
             self.keys,
             self.catalog,
@@ -148,7 +167,10 @@ class Gateway:
 
     async def start(self) -> None:
         await asyncio.to_thread(warm_up)
+        await asyncio.to_thread(waiting_time.warm_up)
+        await asyncio.to_thread(waiting_in_queues.warm_up)
         await asyncio.to_thread(floor.warm_up)
+        await asyncio.to_thread(scheduler.warm_up)
         await self.upstream.start()
         await self.ledger.start()
         await self.lengths.start()
@@ -165,6 +187,7 @@ class Gateway:
             self._keep_inventory(),
             self.heartbeats.run(),
             self.publisher.run(),
+            self.commands.run(),
             self.floor.run(),
         ):
             self._tasks.append(asyncio.create_task(work))
@@ -189,6 +212,8 @@ class Gateway:
         with contextlib.suppress(Exception):
             await self.keys.note_use()
         await self.floor.stop()
+        await self.solver.stop()
+        await self.commands.stop()
         await self.publisher.stop()
         await self.lease.stop()
         await self.upstream.stop()

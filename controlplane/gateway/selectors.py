@@ -1,7 +1,9 @@
 """Reads of the request ledger and of its minute series."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from statistics import fmean
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
@@ -93,3 +95,51 @@ def tenant_usage(
     for row in counted[:limit].iterator(chunk_size=2_000):
         named = {name.removeprefix("sum_"): value for name, value in row.items()}
         yield named | {"own_region": named["own_region"] or named["region"]}
+
+
+MOST_WAITS = 5_000
+
+
+def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
+    """What was estimated when requests came, and what they then waited: of the last that waited since *since*, latest first.
+
+    Those that several instances had are left out: they waited more than once.
+    """
+    estimated = LedgerRow.objects.filter(
+        arrived_at__gte=since, queue_position__gt=0, attempts=1, estimated_wait_s__isnull=False, queue_ms__isnull=False
+    )
+    rows = narrowed(estimated, model=model).order_by("-arrived_at")
+    columns = ("arrived_at", "model", "queue_position", "estimated_wait_s", "estimated_wait_p99_s", "queue_ms")
+    return [
+        {
+            "arrived_at": arrived_at,
+            "model": name,
+            "position": position,
+            "estimated_wait_s": mean_s,
+            "estimated_wait_p99_s": p99_s,
+            "waited_s": queue_ms / 1000,
+        }
+        for arrived_at, name, position, mean_s, p99_s, queue_ms in rows.values_list(*columns)[:MOST_WAITS]
+    ]
+
+
+def wait_calibration(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How well the estimates of *points* agree with what came, by model: R2, share below the 99th percentile, excess."""
+    by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for point in points:
+        by_model[point["model"]].append(point)
+    calibrated = []
+    for model, its in sorted(by_model.items()):
+        mean_s = fmean(point["waited_s"] for point in its)
+        spread = sum((point["waited_s"] - mean_s) ** 2 for point in its)
+        left = sum((point["waited_s"] - point["estimated_wait_s"]) ** 2 for point in its)
+        calibrated.append(
+            {
+                "model": model,
+                "requests": len(its),
+                "r2": 1.0 - left / spread if spread > 0 else None,
+                "below_p99": fmean(point["waited_s"] <= point["estimated_wait_p99_s"] for point in its),
+                "mean_excess_s": fmean(point["estimated_wait_s"] - point["waited_s"] for point in its),
+            }
+        )
+    return calibrated

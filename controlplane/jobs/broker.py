@@ -32,7 +32,9 @@ def send_task(task: str, *args: object, expires_s: float | None = None, queue: s
         with celery_app.connection_for_write(transport_options=DELIVERY_OPTIONS) as connection:
             celery_app.send_task(task, args=args, connection=connection, retry=False, expires=expires_s, **route)
     except (OperationalError, redis.RedisError, OSError) as error:
-        logger.warning("%s %s is delivered later: broker: %s", task.rpartition(".")[2], args or "", error)
+        logger.warning(
+            "%s %s is delivered later: broker: %s", task.rpartition(".")[2], repr(args)[:100] if args else "", error
+        )
         return False
     return True
 

@@ -8,7 +8,7 @@ from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.fleet.models import Model
 from controlplane.gateway.admin import name_filter
 from controlplane.lengths import services
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 
 BY_MODEL = name_filter("model", Model.objects.all)
 
@@ -32,6 +32,12 @@ class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
             "Promote versions",
             "Gateways take the version up within seconds, and the active one is retired.",
         ),
+        decision(
+            "put_in_shadow",
+            "Put in shadow",
+            "Put rejected versions into the shadow again",
+            "The versions predict beside the active one and are judged anew.",
+        ),
         decision("reject", "Reject", "Reject versions", "The versions are rejected; what is active stays."),
         decision(
             "rollback",
@@ -48,6 +54,13 @@ class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
     def mae(self, version: LengthVersion) -> str:
         value = version.measures.get("mae")
         return "" if value is None else f"{value:.1f}"
+
+
+@admin.register(LengthTraining)
+class LengthTrainingAdmin(ReadOnlyAdmin[LengthTraining]):
+    list_display = ["id", "kind", "state", "step", "asked_by", "asked_at", "ended_at", "version"]
+    list_filter = ["state", "kind"]
+    list_select_related = ["version"]
 
 
 @admin.register(LengthSample)

@@ -23,6 +23,7 @@ class LengthVersion(models.Model):
     state = models.CharField(max_length=8, choices=VersionState.choices, default=VersionState.SHADOW, db_index=True)
     file = models.CharField(max_length=255, blank=True, help_text="Below the state folder; empty: the bundled one.")
     trained_at = models.DateTimeField(default=timezone.now)
+    shadow_since = models.DateTimeField(null=True, blank=True, help_text="When it was put into the shadow again.")
     samples = models.PositiveIntegerField(default=0, help_text="That it was trained on.")
     measures = models.JSONField(
         default=dict, blank=True, help_text="On held-out samples: mae, acc_25, acc_50, acc_100, rank_correlation."
@@ -40,6 +41,37 @@ class LengthVersion(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number}"
+
+
+class TrainingState(models.TextChoices):
+    QUEUED = "queued", "Waits"
+    RUNNING = "running", "Running"
+    DONE = "done", "Done"
+    FAILED = "failed", "Failed"
+
+
+class LengthTraining(models.Model):
+    """One training of a version: how far it is, and what came of it."""
+
+    kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
+    asked_at = models.DateTimeField(default=timezone.now, db_index=True)
+    asked_by = models.CharField(max_length=150, blank=True, help_text="Empty: the schedule.")
+    reason = models.CharField(max_length=255, blank=True)
+    state = models.CharField(max_length=8, choices=TrainingState.choices, default=TrainingState.QUEUED, db_index=True)
+    step = models.CharField(max_length=80, blank=True, help_text="What it does now, in words.")
+    done = models.PositiveIntegerField(default=0, help_text="Of `steps`, in this step.")
+    steps = models.PositiveIntegerField(default=0)
+    started_at = models.DateTimeField(null=True, blank=True)
+    seen_at = models.DateTimeField(null=True, blank=True, help_text="When it last said how far it is.")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    version = models.ForeignKey(LengthVersion, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    error = models.TextField(blank=True, help_text="Why there is no version.")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"training {self.pk} of {self.kind}"
 
 
 class LengthSample(models.Model):

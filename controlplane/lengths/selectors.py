@@ -14,7 +14,7 @@ from typing import Any, Self
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion, VersionState
 
 CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
@@ -238,6 +238,11 @@ def active_version() -> LengthVersion | None:
 def shadow_versions() -> list[LengthVersion]:
     """Newest first; one of each kind at most."""
     return list(LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number"))
+
+
+def trainings(most: int | None = None) -> list[LengthTraining]:
+    """Newest first."""
+    return list(LengthTraining.objects.select_related("version").order_by("-pk")[:most])
 
 
 @dataclass(frozen=True, slots=True)

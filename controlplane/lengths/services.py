@@ -4,6 +4,7 @@ One version is active, or none: then the student that comes with the package ans
 is trained into the shadow, predicts beside the active one and is judged on what they both said; every move is an event.
 """
 
+import uuid
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
+from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, User
 from controlplane.events.models import Severity
@@ -20,7 +22,7 @@ from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import LengthModel, Student
+from forecasting.lengths import ON_ENCODER, LengthModel, Student
 from forecasting.lengths.service.subprocess_server import check
 
 ACTOR = "length service"
@@ -103,17 +105,37 @@ def add(
 
     With *worse*, a sentence on what it is worse than, it is stored and rejected at once.
     """
+    folder().mkdir(parents=True, exist_ok=True)
+    written = folder() / f"{model.name}-{uuid.uuid4().hex}.npz"
+    try:
+        model.save(
+            written
+        )  # before the transaction: an encoder's weights take seconds, in which nobody else could write
+        return _added(model.name, written, now, samples, measures, actor, reason, worse)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _added(
+    kind: str,
+    written: Path,
+    now: datetime,
+    samples: int,
+    measures: dict[str, Any],
+    actor: User | str,
+    reason: str,
+    worse: str,
+) -> LengthVersion:
+    """The row of a version of *kind*, whose file, *written* under another name, gets its own."""
     with transaction.atomic():
         number = (LengthVersion.objects.aggregate(most=Max("number"))["most"] or 0) + 1
-        folder().mkdir(parents=True, exist_ok=True)
-        path = folder() / f"{model.name}-{number}.npz"
-        model.save(path)
+        path = folder() / f"{kind}-{number}.npz"
+        written.rename(path)
         if not worse:
-            for other in LengthVersion.objects.filter(state=VersionState.SHADOW, kind=model.name):
-                _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
+            _make_room(kind, number)
         version = LengthVersion.objects.create(
             number=number,
-            kind=model.name,
+            kind=kind,
             file=str(path.relative_to(settings.STATE_DIR)),
             trained_at=now,
             samples=samples,
@@ -135,16 +157,20 @@ def add(
 # Moves
 
 
-@transaction.atomic
+# Files are read before the transaction, in which nobody else could write: those of encoders take a while.
+
+
 def promote(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
     """Make *version* the active one; gateways take it up within seconds. Raises ActionError unless it is a shadow."""
-    row = _locked(version)
-    if row.state != VersionState.SHADOW:
-        raise ActionError(f"Version {row.number} is {row.state}; only a shadow can be promoted.")
-    _check_file(row)
-    for active in LengthVersion.objects.filter(state=VersionState.ACTIVE):
-        _move(active, VersionState.RETIRED, actor, f"version {row.number} was promoted")
-    _move(row, VersionState.ACTIVE, actor, reason, "promoted")
+    obstacle = _obstacle(version)
+    with transaction.atomic():
+        row = _locked(version)
+        if row.state != VersionState.SHADOW:
+            raise ActionError(f"Version {row.number} is {row.state}; only a shadow can be promoted.")
+        _refuse(obstacle)
+        for active in LengthVersion.objects.filter(state=VersionState.ACTIVE):
+            _move(active, VersionState.RETIRED, actor, f"version {row.number} was promoted")
+        _move(row, VersionState.ACTIVE, actor, reason, "promoted")
     return _shown(version, row)
 
 
@@ -158,34 +184,53 @@ def reject(version: LengthVersion, actor: User | str, reason: str = "") -> Lengt
     return _shown(version, row)
 
 
-@transaction.atomic
+def put_in_shadow(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
+    """Let a rejected version predict in shadow again, in the place of one of its kind, to be judged anew.
+
+    What it predicted before counts no more. Raises ActionError unless it was rejected, or where its file is gone.
+    """
+    obstacle = _obstacle(version)
+    with transaction.atomic():
+        row = _locked(version)
+        if row.state != VersionState.REJECTED:
+            raise ActionError(
+                f"Version {row.number} is {row.state}; only a rejected one can be put into the shadow again."
+            )
+        _refuse(obstacle)
+        _make_room(row.kind, row.number)
+        row.shadow_since = timezone.now()
+        row.save(update_fields=["shadow_since"])
+        _move(row, VersionState.SHADOW, actor, reason, "shadow")
+    return _shown(version, row)
+
+
 def rollback(version: LengthVersion | None, actor: User | str, reason: str = "") -> LengthVersion | None:
     """Reject the active version and go back to *version*, a retired one, or to the one that was retired last.
 
     Without any, the bundled student answers again and None is returned. Raises ActionError when there is nothing to go back
     from, *version* is not retired, or its file is gone.
     """
-    active = LengthVersion.objects.select_for_update().filter(state=VersionState.ACTIVE).first()
-    if active is None:
-        raise ActionError("No trained version is active: there is nothing to go back from.")
-    retired = LengthVersion.objects.select_for_update().filter(state=VersionState.RETIRED)
-    if version is not None:
-        back = retired.filter(pk=version.pk).first()
-        if back is None:
-            raise ActionError(
-                f"Version {version.number} is {version.state}; one can go back only to a retired version."
-            )
-    else:
-        back = retired.order_by("-changed_at", "-number").first()
-    if back is not None:
-        _check_file(back)
+    back = (
+        version or LengthVersion.objects.filter(state=VersionState.RETIRED).order_by("-changed_at", "-number").first()
+    )
+    obstacle = _obstacle(back) if back else ""
     target = f"version {back.number}" if back else "the bundled student"
-    _move(active, VersionState.REJECTED, actor, reason or f"rolled back to {target}", "rolled_back", Severity.WARNING)
-    if back is not None:
-        _move(back, VersionState.ACTIVE, actor, reason or f"rolled back from version {active.number}", "restored")
-        if version is not None:
-            _shown(version, back)
-    return back
+    with transaction.atomic():
+        active = LengthVersion.objects.select_for_update().filter(state=VersionState.ACTIVE).first()
+        if active is None:
+            raise ActionError("No trained version is active: there is nothing to go back from.")
+        row = None if back is None else _locked(back)
+        if row is not None:
+            if row.state != VersionState.RETIRED:
+                raise ActionError(f"Version {row.number} is {row.state}; one can go back only to a retired version.")
+            _refuse(obstacle)
+        why = reason or f"rolled back to {target}"
+        _move(active, VersionState.REJECTED, actor, why, "rolled_back", Severity.WARNING)
+        if row is not None:
+            _move(row, VersionState.ACTIVE, actor, reason or f"rolled back from version {active.number}", "restored")
+    if version is not None and row is not None:
+        _shown(version, row)
+    return row
 
 
 def judge(now: datetime) -> LengthVersion | None:
@@ -203,17 +248,18 @@ def judge(now: datetime) -> LengthVersion | None:
 
 
 def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion | None:
-    since = max(shadow.trained_at, now - JUDGED_OVER)
+    since = max(shadow.shadow_since or shadow.trained_at, now - JUDGED_OVER)
     duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
         return None
     late, most_late = duel.shadow.late_ratio or 0.0, tuned().LENGTH_PROMOTE_LATE
     if late > most_late:
+        budget = "LENGTH_ENCODER_BUDGET_MS" if shadow.kind in ON_ENCODER else "LENGTH_BUDGET_MS"
         return reject(
             shadow,
             ACTOR,
-            f"{100 * late:.1f} % of {duel.shadow.requests:,} answers came after the time that requests wait"
-            f" (PILOTHOUSE_LENGTH_BUDGET_MS), at most {100 * most_late:g} % may",
+            f"{100 * late:.1f} % of {duel.shadow.requests:,} answers came later than requests wait"
+            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g} % may",
         )
     least = tuned().LENGTH_PROMOTE_GAIN
     said = (
@@ -242,15 +288,28 @@ def prune(now: datetime) -> int:
     return gone + LengthMinute.objects.filter(minute__lt=oldest).delete()[0]
 
 
+def _make_room(kind: str, number: int) -> None:
+    """Reject the shadow of *kind*, for version *number*."""
+    for other in LengthVersion.objects.filter(state=VersionState.SHADOW, kind=kind):
+        _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
+
+
 def _locked(version: LengthVersion) -> LengthVersion:
     return LengthVersion.objects.select_for_update().get(pk=version.pk)
 
 
-def _check_file(row: LengthVersion) -> None:
+def _obstacle(row: LengthVersion) -> str:
+    """Why the file of *row* cannot be used; empty if it can."""
     try:
         check(row.kind, str(path_of(row)) if row.file else "")
     except (OSError, ValueError, KeyError) as error:
-        raise ActionError(f"The file of version {row.number} cannot be used: {error}") from error
+        return f"The file of version {row.number} cannot be used: {error}"
+    return ""
+
+
+def _refuse(obstacle: str) -> None:
+    if obstacle:
+        raise ActionError(obstacle)
 
 
 def _move(

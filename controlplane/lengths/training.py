@@ -17,10 +17,8 @@ from django.conf import settings
 from django.db.models import QuerySet
 
 from controlplane.accounts.models import User
-from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.jobs.broker import send_task
 from controlplane.lengths.files import read_samples
 from controlplane.lengths.models import LengthSample, LengthVersion, VersionState
 from controlplane.lengths.services import ACTOR, InUse, add, in_use, used
@@ -35,7 +33,6 @@ from forecasting.lengths.text.encoder import MOST_TOKENS, Progress, torch_thread
 
 logger = logging.getLogger(__name__)
 
-TRAIN_TASK: Final = "workers.tasks.lengths.train_length_model"
 STUDENT: Final = Student.name
 TEXTLESS: Final = frozenset({STUDENT, ClassMean.name, TenantHistogram.name, PromptBuckets.name})
 """Kinds that learn from samples without text."""
@@ -91,15 +88,13 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "", how: How |
     return add(model, now, len(learnt), measures, actor, reason, worse)
 
 
-def ask_for_training(actor: User, reason: str = "", kind: str = STUDENT) -> bool:
-    """Have a worker train now; False if the broker does not answer. Raises ActionError when there are too few samples."""
+def check_samples(kind: str) -> None:
+    """Raise ActionError where there is no such kind, or too few samples that it can learn from."""
     if kind not in MODELS:
         raise ActionError(f"There is no length model {kind!r}; there are: {', '.join(MODELS)}.")
     count = rows_for(kind).count()
     if count < tuned().LENGTH_TRAIN_SAMPLES:
         raise ActionError(_too_few(kind, count, None))
-    record("length_version.training_asked", actor=actor, reason=reason, inputs={"kind": kind})
-    return send_task(TRAIN_TASK, actor.get_username(), reason, kind, expires_s=3600)
 
 
 def due(now: datetime) -> list[str]:
@@ -134,7 +129,8 @@ def new_model(how: How) -> LengthModel:
 
 def effort() -> Effort:
     """What training a model on an encoder may cost where nothing else is said."""
-    return replace(EFFORT, layers=tuned().LENGTH_ENCODER_LAYERS)
+    samples = tuned().LENGTH_ENCODER_SAMPLES
+    return replace(EFFORT, layers=tuned().LENGTH_ENCODER_LAYERS, tuned=samples, read=2 * samples)
 
 
 def incumbent(kind: str) -> InUse | None:

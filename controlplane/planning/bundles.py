@@ -10,7 +10,7 @@ from controlplane.tuning.selectors import Values
 from controlplane.tuning.selectors import read as read_settings
 from scheduling.bundles import BUNDLES, Bundle
 
-SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "SPILL_ABOVE")
+SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "SPILL_ABOVE", "EVICTION_LIMIT")
 """Those that a bundle sets for its model."""
 NONE: Final = "none"
 
@@ -26,6 +26,7 @@ def values_of(bundle: Bundle) -> dict[str, Any]:
         "FORECASTER": bundle.forecaster,
         "PLAN_DEMAND": bundle.plan_demand,
         "SPILL_ABOVE": bundle.spill_above,
+        "EVICTION_LIMIT": bundle.eviction_limit,
     }
 
 

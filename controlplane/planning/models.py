@@ -163,7 +163,7 @@ class ScalingPlan(models.Model):
         indexes = [models.Index(fields=["model", "status", "-made_at"], name="plan_by_model")]
 
     def __str__(self) -> str:
-        return f"{self.strategy} for {self.model}, {self.made_at:%F %H:%M}: {self.status}"
+        return f"{self.strategy} for {self.model}, {self.made_at:%F %H:%M}"
 
 
 class MoveSource(models.TextChoices):

@@ -62,6 +62,7 @@ ORDERS: Final = {
     OrderingPolicy.SSJF: "By class, then the shortest predicted answer first; aging lets no long one wait for ever.",
     OrderingPolicy.DEADLINE: "The one whose deadline comes first.",
     OrderingPolicy.SLACK: "The one with the least time to spare before its deadline.",
+    OrderingPolicy.QLM: "By groups of alike requests in virtual queues, ordered so that most meet their deadlines.",
 }
 STRATEGIES: Final = {
     "reactive": "One instance more above 70 % use, one less below 30 %; no forecast.",
@@ -72,7 +73,7 @@ STRATEGIES: Final = {
     "hybrid": "The next window's number, and between windows by use.",
     "preserve": "The next window's number, and one more for each instance that the look-ahead map shows overloaded.",
     "pilothouse": "Plans every 20 minutes from the forecast's band; an instance goes only if no plan soon wants it back.",
-    "none": "The reactive floor alone: more instances when an endpoint is full, none taken away.",
+    "none": "The floor alone: one instance more above 70 % use, one less after a minute below 30 %.",
 }
 FORECASTERS: Final = {
     "": "What does best in backtests, the blend.",

@@ -136,6 +136,29 @@ def switch_parts(model: Model, values: dict[str, str], actor: User | str, reason
     return bundles.present(model)
 
 
+@transaction.atomic
+def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, Any]:
+    """Give *model* those *values*, by the names of `bundles.values_of`; the caller records it. What it had instead.
+
+    The strategy `none` takes its policy away, as it was before it had one.
+    Plans of another strategy are superseded, as by `set_policy`. Raises ValidationError for what cannot be.
+    """
+    model = Model.objects.select_for_update().get(pk=model.pk)
+    before = bundles.present(model)
+    differences = [
+        bundles.Difference(name, before.values[name], value)
+        for name, value in values.items()
+        if before.values[name] != value
+    ]
+    if values.get("strategy") == bundles.NONE:
+        ScalingPolicy.objects.filter(model=model).delete()
+        supersede_open(model)
+        _give(model, before, [each for each in differences if each.what not in ("strategy", "parameters")], actor)
+    else:
+        _give(model, before, differences, actor)
+    return {each.what: each.present for each in differences}
+
+
 def _give(model: Model, before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
     """Write what *differences* have instead of *before* to the rows of *model*, which is locked."""
     given = {each.what: each.bundled for each in differences}

@@ -11,6 +11,10 @@ TITLES = {
     "lt_ua": "LT-UA",
     "preserve": "PreServe",
     "plan": "Plan",
+    "fcfs": "FCFS",
+    "edf": "EDF",
+    "ssjf": "SSJF",
+    "qlm": "QLM",
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, inf
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from scheduling.planning.capacity import MEASURED, Capability, niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
 from scheduling.scaling import Advice, EndpointView, PlansFor
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
@@ -178,17 +180,29 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
         if not own.any():
             continue
         cv = max(arrival_cv(asked.requests[at]) for at, (model, _) in enumerate(endpoints) if model == key[0])
-        made[key] = simulated_capability(
-            engine,
-            requests.prompt_tokens[own],
-            requests.output_tokens[own],
-            promise,
-            percentile=percentile,
-            cv=max(POISSON_CV, cv),
-            sizes=fleet_sizes(scenario.planner.capability_instances),
-            most_above=scenario.planner.capability_most_above,
-        )
+        lengths = (requests.prompt_tokens[own].tobytes(), requests.output_tokens[own].tobytes())
+        sizes = tuple(fleet_sizes(scenario.planner.capability_instances))
+        most_above = scenario.planner.capability_most_above
+        made[key] = _simulated(engine, *lengths, promise, percentile, max(POISSON_CV, cv), sizes, most_above)
     return made
+
+
+@lru_cache(maxsize=32)
+def _simulated(
+    engine: EngineConfig,
+    prompt_tokens: bytes,
+    output_tokens: bytes,
+    promise: Promise,
+    percentile: float,
+    cv: float,
+    sizes: tuple[int, ...],
+    most_above: float,
+) -> Capability:
+    """Of int32 lengths. The futures of a what-if have the same requests, and each would simulate it again."""
+    prompts, outputs = np.frombuffer(prompt_tokens, np.int32), np.frombuffer(output_tokens, np.int32)
+    return simulated_capability(
+        engine, prompts, outputs, promise, percentile=percentile, cv=cv, sizes=sizes, most_above=most_above
+    )
 
 
 def _strictest(scenario: Scenario) -> tuple[Promise, float]:

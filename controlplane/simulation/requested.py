@@ -73,20 +73,26 @@ def checked(values: dict[str, Any]) -> Scenario:
     instances = sum((each.instances + each.spot + each.empty) * len(each.regions) for each in scenario.fleet)
     if instances > MOST_INSTANCES:
         raise ScenarioError(SOURCE, 0, "fleet", f"has {instances:,} instances; {MOST_INSTANCES:,} are the most")
-    requests = _expected_requests(scenario)
+    requests = expected_requests(scenario)
     if requests > MOST_REQUESTS:
         what = f"ask for some {requests:,.0f} requests; {MOST_REQUESTS:,} are the most"
         raise ScenarioError(SOURCE, 0, "clients", what)
     return scenario
 
 
-def _expected_requests(scenario: Scenario) -> float:
+def expected_requests(scenario: Scenario) -> float:
+    """Of the clients, with bursts and the past that forecasters learn from."""
     bursts_h = sum(each.duration_min * each.factor / 60 for each in scenario.bursts)
     if (random := scenario.demand.random_bursts) is not None:
         bursts_h += random.count * random.duration_min * random.factor / 60
     past_h = 24 * 7 * -(-scenario.forecast.history_days // 7)
     hours = (scenario.demand.duration_h or 0.0) + bursts_h + past_h
     return 3600 * hours * sum(client.requests_per_s for client in scenario.clients)
+
+
+def somebody_waits() -> bool:
+    """Whether a simulation waits for a worker."""
+    return SimulationRun.objects.filter(state=SimulationState.QUEUED).exists()
 
 
 def run_requested(pk: int) -> str:

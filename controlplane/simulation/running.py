@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from controlplane.simulation.planner import Planner, planner_of
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.measures.results import Measures, measure
+from scheduling.simulation.measures.results import Measures
 from scheduling.simulation.measures.tables import Table
+from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import Stage
 from scheduling.simulation.strategies import Made
 
@@ -33,6 +34,8 @@ class Ran:
     moves: Table
     """Of strategies that decide at ticks; what reactive changes on arrivals is among `changes`."""
     plans: Table
+    made: list[Made]
+    """Those moves, by the numbers of their endpoints."""
     changes: Table
     """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
 
@@ -68,7 +71,7 @@ def run(
     made = staged.run(advisor=planner, decisions=decisions, progress=progress)
     took_s = time.monotonic() - began
     result = made.result
-    measures = measure(result, staged.names, staged.promises, staged.prices)
+    measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,
@@ -81,7 +84,7 @@ def run(
         "failures": int((result.changes["after"] == State.FAILED).sum()),
         **_hours(measures),
     }
-    return Ran(about, result, measures, _moves(result, made.moves), _plans(planner), _changes(result))
+    return Ran(about, result, measures, _moves(result, made.moves), _plans(planner), made.moves, _changes(result))
 
 
 def _hours(measures: Measures) -> dict[str, float]:

@@ -32,18 +32,24 @@ INSTANCES_READY_WITHIN_S = 45.0
 STOP_ORDER = (("traffic",), ("web", "beat", "celery"), ("emulator",), ("redis",))
 PATIENCE_S = {"traffic": 0.8, "web": 3.2, "beat": 3.2, "celery": 3.2, "emulator": 0.5, "redis": 0.3}
 CELERY_READY_WITHIN_S = 120.0
+WEB_READY_WITHIN_S = 180.0  # of a machine that has much else to do, or has to compile first; else 6
 CELERY_ANSWERS_WITHIN_S = 2.0  # on a machine that has much else to do
 REDIS_LONGEST_BACK_OFF_S = 5.0  # nearly everything waits for it
 WEB_GRACE_S = 2  # for open streams; the ledger is written after it
-# A day of the demo's traffic takes eight minutes, so it is planned by the minute. What the environment says goes first.
+# A day of the demo's traffic takes eight minutes, so it is planned by the minute, and a length model on an encoder is
+# trained in minutes. What the environment says goes first.
 DEMO_PACE = {
     "PILOTHOUSE_FORECAST_WINDOW_S": "60",
     "PILOTHOUSE_FORECAST_WINDOWS": "10",
     "PILOTHOUSE_FORECAST_EVERY_S": "60",
-    "PILOTHOUSE_FORECAST_REFIT_S": "1800",
+    "PILOTHOUSE_FORECAST_REFIT_S": "7200",
     "PILOTHOUSE_PLAN_EVERY_S": "60",
     "PILOTHOUSE_COMPARE_EVERY_S": "600",
     "PILOTHOUSE_COMPARE_HOURS": "1",
+    "PILOTHOUSE_REPLAY_EVERY_S": "480",
+    "PILOTHOUSE_TWIN_ERROR_EVERY_S": "300",
+    "PILOTHOUSE_LENGTH_ENCODER_LAYERS": "2",
+    "PILOTHOUSE_LENGTH_ENCODER_SAMPLES": "256",
 }
 
 
@@ -58,6 +64,7 @@ class Plan:
     redis_url: str = ""
     demo: bool = True
     traffic: bool = True
+    what_if_processes: int = 2
 
     @property
     def url(self) -> str:
@@ -230,7 +237,7 @@ class Stack:
         argv = [PYTHON, "-m", "uvicorn", "controlplane.asgi:application", "--no-access-log", "--no-server-header"]
         argv += [str(word) for pair in options.items() for word in pair]
         probe = answering(f"{self.plan.url}/healthz", f"console and API on {self.plan.url}")
-        return Part("web", argv, probe, stop_within_s=PATIENCE_S["web"])
+        return Part("web", argv, probe, ready_within_s=WEB_READY_WITHIN_S, stop_within_s=PATIENCE_S["web"])
 
     def _celery(self, redis_url: str) -> Part:
         # Processes, not threads: only they can be stopped at a task's time limit, and a simulation's computing must not
@@ -246,13 +253,24 @@ class Stack:
             "workers.celery",
             "worker",
         ]
-        argv += ["--queues", "control,simulation"]  # two long tasks at most: forecasts with plans, and LONG_WORK
-        argv += ["--concurrency", "3", "--pool", "prefork", "--hostname", "stack@%h", "--loglevel", "WARNING"]
+        # Long tasks at most: forecasts with plans, LONG_WORK, and runs of what-ifs. One process is left to short ones.
+        processes = 3 + self.plan.what_if_processes
+        argv += ["--queues", "control,simulation"]
+        argv += [
+            "--concurrency",
+            str(processes),
+            "--pool",
+            "prefork",
+            "--hostname",
+            "stack@%h",
+            "--loglevel",
+            "WARNING",
+        ]
         argv += ["--without-mingle", "--without-gossip"]
 
         async def probe() -> str | None:
             answered = await asyncio.to_thread(answering_workers, redis_url, CELERY_ANSWERS_WITHIN_S)
-            return "worker with 3 processes on queues control and simulation" if answered else None
+            return f"worker with {processes} processes on queues control and simulation" if answered else None
 
         return Part(
             "celery",

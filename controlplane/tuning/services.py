@@ -29,7 +29,8 @@ def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Se
     row = Setting.objects.filter(name=name, model=model).first() or Setting(name=name, model=model)
     old, was_there = row.value, row.pk is not None
     row.value, row.changed_at, row.changed_by = value, timezone.now(), _name(actor)
-    row.full_clean(validate_unique=False, validate_constraints=False)
+    # An empty text is a value, such as that of the best forecaster, and no field that was left out.
+    row.full_clean(exclude=["value"] if value == "" else None, validate_unique=False, validate_constraints=False)
     if was_there and row.value == old:
         return row, False
     row.save()

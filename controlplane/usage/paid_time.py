@@ -33,8 +33,9 @@ class PaidInstance:
 def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
     """Instances that had GPUs within [since, until), from the oldest row on.
 
-    An instance has its GPUs in every state but *stopped*, as nodes count them. Its states before now are those that its
-    moves left; GPUs and their on-demand price are what they are now. An instance whose row was deleted is no longer known.
+    An instance has its GPUs in every state but *stopped*, as nodes count them; one that shares them not while it sleeps. Its
+    states before now are those that its moves left; GPUs and their on-demand price are what they are now. An instance whose
+    row was deleted is no longer known.
     """
     moves: dict[str, list[Event]] = defaultdict(list)
     events = Event.objects.filter(subject_type="instance", kind="instance.moved", at__gte=since).order_by("pk")
@@ -48,33 +49,41 @@ def paid_instances(since: datetime, until: datetime) -> list[PaidInstance]:
         "deployment__model__name",
         gpus_of(),
         "deployment__gpu_type__on_demand_usd_per_hour",
+        "swap_group",
     )
     known = (
         PaidInstance(
-            name, model, gpus, float(usd) / 3600, paid_periods(max(since, created_at), until, state, moves[str(pk)])
+            name,
+            model,
+            gpus,
+            float(usd) / 3600,
+            paid_periods(max(since, created_at), until, state, moves[str(pk)], shares_gpus=group is not None),
         )
-        for pk, name, state, created_at, model, gpus, usd in rows
+        for pk, name, state, created_at, model, gpus, usd, group in rows
     )
     return [instance for instance in known if instance.periods]
 
 
-def paid_periods(since: datetime, until: datetime, state: str, moves: Iterable[Event]) -> list[tuple[float, float]]:
+def paid_periods(
+    since: datetime, until: datetime, state: str, moves: Iterable[Event], *, shares_gpus: bool = False
+) -> list[tuple[float, float]]:
     """Periods in [since, until), in epoch seconds, in which an instance had GPUs.
 
     Args:
         state: what it is in now.
         moves: its moves from *since* on, the oldest first.
     """
+    without = {InstanceState.STOPPED, *([InstanceState.SLEEPING] if shares_gpus else [])}
     begin_s, end_s = since.timestamp(), until.timestamp()
     moves = [event for event in moves if "state" in event.after]
     now = moves[0].before.get("state", state) if moves else state
     periods: list[tuple[float, float]] = []
     for event in moves:
         at_s = min(max(_moment_s(event), begin_s), end_s)
-        if now != InstanceState.STOPPED and at_s > begin_s:
+        if now not in without and at_s > begin_s:
             periods.append((begin_s, at_s))
         begin_s, now = at_s, event.after["state"]
-    if now != InstanceState.STOPPED and begin_s < end_s:
+    if now not in without and begin_s < end_s:
         periods.append((begin_s, end_s))
     return periods
 

@@ -9,6 +9,7 @@ from typing import Final
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.preserve import PreServe
+from forecasting.lengths.models.proxy import Proxy
 from forecasting.lengths.models.ssjf import FORMULATIONS
 from forecasting.lengths.models.student import Student, bundled
 from forecasting.lengths.models.trees import Trees
@@ -21,9 +22,12 @@ MODELS: Final[dict[str, type[LengthModel]]] = {
     for model in (Student, Ours, ClassMean, TenantHistogram, PromptBuckets, Trees, *FORMULATIONS, PreServe)
 }
 """Length models by name."""
+ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if issubclass(model, Ours | Proxy))
+"""Those that read prompts by an encoder: some milliseconds each."""
 
 __all__ = [
     "MODELS",
+    "ON_ENCODER",
     "LengthModel",
     "LengthPrior",
     "LengthQuery",

@@ -17,6 +17,7 @@ DEADLINE: Final = 3
 SSJF: Final = 4
 SLACK: Final = 5
 SJF: Final = 6
+QLM: Final = 7
 
 ORDERINGS: Final[dict[str, int]] = {
     "fcfs": FCFS,
@@ -26,13 +27,15 @@ ORDERINGS: Final[dict[str, int]] = {
     "sjf": SJF,
     "deadline": DEADLINE,
     "slack": SLACK,
+    "qlm": QLM,
 }
 """Codes by the name that deployments and scenarios use.
 
 `ssjf` is speculative shortest job first with aging (SSJF section 6; Shadmi 2022), `shortest` the same without aging, as
 the paper has it, `sjf` its oracle: by the output that will really come, which only a simulation knows. `deadline` is
-earliest deadline first and `slack` least slack first. A deployment cannot have `shortest`, which may starve a request,
-nor `sjf`.
+earliest deadline first and `slack` least slack first. `qlm` orders request groups in virtual queues (QLM); its keys are
+those of `deadline`, in whose order requests leave where the groups say nothing. A deployment cannot have `shortest`,
+which may starve a request, nor `sjf`.
 """
 
 STRETCH: Final = 100.0
@@ -73,7 +76,7 @@ def queue_key(
     if ordering == SJF:
         return service_s
     end_s = deadline_s if deadline_s < math.inf else arrival_s + NO_DEADLINE_S
-    if ordering == DEADLINE:
+    if ordering in (DEADLINE, QLM):
         return end_s
     if ordering == SLACK:
         # One that cannot be in time any more has no slack from when it came, and no claim on those before it.

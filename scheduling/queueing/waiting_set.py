@@ -1,8 +1,11 @@
-"""The waiting set: every held request, and for each endpoint an indexed heap of queue keys.
+"""The waiting set: every held request, for each endpoint an indexed heap of queue keys, and the request groups.
 
 `WaitingArrays` has one element a *slot*. `enqueue` takes a slot, `free_slot` gives it back; between the two the request
 may be popped, pushed again, moved to another endpoint, re-keyed or evicted at will, each in O(log n). Requests leave a
 heap by (key, sequence): lowest key first, then first come. First come, first served is `key = arrival_s`.
+
+Who waits for an endpoint with groups is in one of them too, for as long as it waits: whatever is done to a heap is done to
+the groups with it.
 """
 
 from typing import Final, NamedTuple
@@ -11,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.queueing.groups import GroupArrays, allocate_groups, grow_groups, join, kind_of, quit_group
 
 FREE_COUNT: Final = 0
 NEXT_SEQUENCE: Final = 1
@@ -49,10 +53,11 @@ class WaitingArrays(NamedTuple):
     """A stack of the slots not taken, `counters[FREE_COUNT]` high."""
     counters: NDArray[np.int64]
     """Slots not taken, and the sequence number of the next arrival."""
+    groups: GroupArrays
 
 
-def allocate_waiting(endpoints: int, capacity: int) -> WaitingArrays:
-    """An empty waiting set for *endpoints*, with *capacity* slots over all of them."""
+def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> WaitingArrays:
+    """An empty waiting set for *endpoints*, with *capacity* slots over all of them, and virtual queues of *instances*."""
     return WaitingArrays(
         heap=np.zeros((endpoints, capacity), np.int32),
         size=np.zeros(endpoints, np.int64),
@@ -72,20 +77,25 @@ def allocate_waiting(endpoints: int, capacity: int) -> WaitingArrays:
         instance=np.full(capacity, -1, np.int32),
         free_slots=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         counters=np.array([capacity, 0], np.int64),
+        groups=allocate_groups(endpoints, capacity, instances),
     )
 
 
-def grow_waiting(waiting: WaitingArrays, capacity: int, endpoints: int | None = None) -> WaitingArrays:
-    """A copy with *capacity* slots (and *endpoints* heaps); every request keeps its slot and its place in the queue."""
+def grow_waiting(
+    waiting: WaitingArrays, capacity: int, endpoints: int | None = None, instances: int | None = None
+) -> WaitingArrays:
+    """A copy with *capacity* slots (and *endpoints* heaps, and virtual queues for *instances*); every request keeps its
+    slot and its place in the queue."""
     old_endpoints, old_capacity = waiting.heap.shape
     endpoints = old_endpoints if endpoints is None else endpoints
+    instances = waiting.groups.queues.size if instances is None else instances
     if capacity < old_capacity or endpoints < old_endpoints:
         raise ValueError(
             f"a waiting set of {old_endpoints} endpoints and {old_capacity} slots"
             f" cannot grow to {endpoints} and {capacity}"
         )
     grown = allocate_waiting(endpoints, capacity)
-    for name in set(WaitingArrays._fields) - {"heap", "free_slots", "counters"}:
+    for name in set(WaitingArrays._fields) - {"heap", "free_slots", "counters", "groups"}:
         old: NDArray[np.generic] = getattr(waiting, name)
         getattr(grown, name)[: old.size] = old
     grown.heap[:old_endpoints, :old_capacity] = waiting.heap
@@ -93,7 +103,7 @@ def grow_waiting(waiting: WaitingArrays, capacity: int, endpoints: int | None = 
     grown.free_slots[:added] = np.arange(capacity - 1, old_capacity - 1, -1)
     grown.free_slots[added : added + free] = waiting.free_slots[:free]
     grown.counters[:] = free + added, waiting.counters[NEXT_SEQUENCE]
-    return grown
+    return grown._replace(groups=grow_groups(waiting.groups, endpoints, capacity, instances))
 
 
 def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
@@ -168,6 +178,27 @@ def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
     waiting.size[endpoint] = at + 1
     waiting.heap[endpoint, at] = slot
     _sift_up(waiting, endpoint, at)
+    if waiting.groups.limit[endpoint] > 0:
+        join_group(waiting, slot)
+
+
+@compiled
+def join_group(waiting: WaitingArrays, slot: int) -> None:
+    """Let *slot*, which waits for an endpoint with groups and is in none, join the one that it belongs to."""
+    prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
+    due_s = waiting.deadline_s[slot] - waiting.arrival_s[slot]
+    kind = kind_of(waiting.groups, waiting.priority[slot], due_s, prompt, output)
+    join(
+        waiting.groups,
+        waiting.sequence,
+        slot,
+        waiting.endpoint[slot],
+        kind,
+        float(prompt),
+        float(output),
+        waiting.output_tokens,
+        waiting.arrival_s[slot],
+    )
 
 
 @compiled
@@ -188,6 +219,8 @@ def remove(waiting: WaitingArrays, slot: int) -> bool:
     last = waiting.size[endpoint] - 1
     waiting.size[endpoint] = last
     waiting.position[slot] = -1
+    if waiting.groups.members[slot].group >= 0:
+        quit_group(waiting.groups, slot, float(waiting.prompt_tokens[slot]), float(waiting.output_tokens[slot]))
     if at != last:
         moved = waiting.heap[endpoint, last]
         waiting.heap[endpoint, at] = moved
@@ -246,7 +279,6 @@ def enqueue(
     slot = waiting.free_slots[free - 1]
     _check_key(waiting, endpoint, key)
     waiting.sequence[slot] = waiting.counters[NEXT_SEQUENCE]
-    push(waiting, endpoint, slot, key)
     waiting.counters[FREE_COUNT] = free - 1
     waiting.counters[NEXT_SEQUENCE] += 1
     waiting.arrival_s[slot] = arrival_s
@@ -258,6 +290,7 @@ def enqueue(
     waiting.application[slot] = application
     waiting.run[slot] = run
     waiting.unit[slot] = unit
+    push(waiting, endpoint, slot, key)
     return int(slot)
 
 

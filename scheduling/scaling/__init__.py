@@ -11,7 +11,18 @@ from typing import Any, Final
 from scheduling.scaling.assigned import Assigned
 from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor, Strategy
-from scheduling.scaling.floor import FLOOR, Floor, Floored, Floors, floor_move, floor_moves, floor_of, look_s
+from scheduling.scaling.floor import (
+    FLOOR,
+    Floor,
+    FloorAlone,
+    Floored,
+    Floors,
+    alone_move,
+    floor_move,
+    floor_moves,
+    floor_of,
+    look_s,
+)
 from scheduling.scaling.pilothouse import Pilothouse
 from scheduling.scaling.preserve import Hybrid, PreServe, Proactive
 from scheduling.scaling.reactive import Reactive
@@ -29,13 +40,16 @@ STRATEGIES: Final[dict[str, Callable[..., ByEndpoint]]] = {
     "pilothouse": Pilothouse,
 }
 """Strategies by the name that policies use; each is called with its parameters as keywords."""
+NO_STRATEGY: Final = "floor"
+"""Name of what a scenario gives to an endpoint that has none of them live: the floor alone."""
 
 
 def make_strategy(name: str, parameters: Mapping[str, Any] | None = None) -> ByEndpoint:
     """The strategy called *name* with *parameters*. ValueError says which name or parameter is wrong, and what there is."""
-    if name not in STRATEGIES:
-        raise ValueError(f"there is no strategy {name!r}; there is {', '.join(STRATEGIES)}")
-    made = STRATEGIES[name]()
+    makers = {**STRATEGIES, NO_STRATEGY: FloorAlone}
+    if name not in makers:
+        raise ValueError(f"there is no strategy {name!r}; there is {', '.join(makers)}")
+    made = makers[name]()
     known = [each.name for each in fields(made) if each.init and each.name != "memory"]
     given = dict(parameters or {})
     for key, value in given.items():
@@ -43,17 +57,19 @@ def make_strategy(name: str, parameters: Mapping[str, Any] | None = None) -> ByE
             raise ValueError(f"{name} has no parameter {key!r}; it has {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}: {key} must be a number, not {value!r}")
-    return STRATEGIES[name](**{key: float(value) for key, value in given.items()})
+    return makers[name](**{key: float(value) for key, value in given.items()})
 
 
 __all__ = [
     "FLOOR",
+    "NO_STRATEGY",
     "STRATEGIES",
     "Advice",
     "Assigned",
     "ByEndpoint",
     "EndpointView",
     "Floor",
+    "FloorAlone",
     "Floored",
     "Floors",
     "Hybrid",
@@ -68,6 +84,7 @@ __all__ = [
     "Siloed",
     "Strategy",
     "Unified",
+    "alone_move",
     "floor_move",
     "floor_moves",
     "floor_of",

@@ -44,6 +44,8 @@ class EndpointView:
     """The highest of those."""
     since_ready_s: float = inf
     """Since the last of its instances became ready; infinity for never."""
+    short_instances: int = 0
+    """Instances without which no order of its virtual queues keeps in time what waits (`queueing.global_scheduler`)."""
 
     @property
     def instances(self) -> int:

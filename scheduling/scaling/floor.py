@@ -1,16 +1,18 @@
 """The reactive floor: whatever a strategy or a plan says, an endpoint that is full gets an instance more.
 
-It needs nothing but the live load, so it works with planner, broker and database down. It only ever adds; taking away is
-the strategy's. Its mark lies above those of the strategies, so it acts where they have failed.
+It needs nothing but the live load, so it works with planner, broker and database down. Beneath a strategy it only ever adds;
+taking away is the strategy's. Its mark lies above those of the strategies, so it acts where they have failed. Where no
+strategy is alive it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, TypeAlias
 
-from scheduling.scaling.endpoint import Advice, EndpointView, Move, Strategy, move, percent, use_words
-from scheduling.scaling.reactive import soon_words
+from scheduling.scaling.each import ByEndpoint
+from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, Strategy, Wish, move, percent, use_words
+from scheduling.scaling.reactive import Reactive, is_easy, reactive_wish, soon_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
         asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
         wanted = 1 if asked_for and not view.coming and not served_elsewhere else 0
         return move(at, view, wanted, f"Floor: {view.model} is asked for and no instance of it is ready anywhere")
+    if cooled and view.waiting and view.short_instances > view.coming:
+        count = f"{view.short_instances} more instance{'s' if view.short_instances > 1 else ''}"
+        return move(at, view, 1, f"Floor: no order of what waits keeps it in time without {count}")
     if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
     on_the_way = f", {soon_words(view)}" if view.coming else ""
@@ -76,6 +81,45 @@ def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
         for at, view in enumerate(views)
     )
     return [each for each in wanted if each is not None]
+
+
+def alone_move(at: int, view: EndpointView, rule: Reactive, easy_s: float) -> Move | None:
+    """What the floor wants of *view*, at place *at*, by *rule* where no strategy is alive and an instance is ready.
+
+    *easy_s* is for how long `is_easy` has held. None goes while the newest instance is in its grace period.
+    """
+    delta, why = reactive_wish(view, rule.within(view), easy_s)
+    if delta < 0 and view.since_ready_s < GRACE_S:
+        return None
+    return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}")
+
+
+@dataclass(kw_only=True)
+class FloorAlone(ByEndpoint):
+    """The floor where no strategy is alive, as a strategy: what a model without one has live. It looks every second."""
+
+    name: str = field(default="floor", init=False)
+    uses_advice: bool = field(default=False, init=False)
+    tick_s: float = FLOOR.period_s
+
+    def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
+        """As `Strategy.decide`. Where nothing is ready, or some are missing, `Floored` acts."""
+        rule = Reactive(self.out_above, self.in_below, self.cooldown_s, 0, patience_s=self.patience_s)
+        moves = []
+        for at, view in enumerate(views):
+            key = f"{view.key}|easy_since_s"
+            easy_s = 0.0
+            if is_easy(view, rule):
+                easy_s = now_s - self.memory.setdefault(key, now_s)
+            else:
+                self.memory.pop(key, None)
+            made = alone_move(at, view, rule, easy_s) if view.ready else None
+            if made is not None:
+                moves.append(made)
+        return moves
+
+    def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
+        return 0, ""  # nobody plans for it
 
 
 class Floored:

@@ -89,11 +89,13 @@ def endpoint_view(
     now_s: float,
     changed_s: float,
     spot_other: int = 0,
+    short_instances: int = 0,
 ) -> EndpointView:
     """The view of an endpoint at *now_s*.
 
     *bounds*: least and most instances. *changed_s*: when scaling last changed it, minus infinity for never; of the clock of
     *now_s*, as is `Instances.ready_s`. *spot_other*: spot instances of other models that could be redeployed to it.
+    *short_instances*: how many the global scheduler misses.
     """
     return EndpointView(
         model=model,
@@ -114,6 +116,7 @@ def endpoint_view(
         peak_kv_sum=load.peak_kv_sum,
         peak_kv_most=load.peak_kv_most,
         since_ready_s=now_s - instances.ready_s,
+        short_instances=short_instances,
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -10,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.queueing.eviction import MOST_EVICTIONS
+from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.ordering import QLM
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
@@ -18,8 +20,22 @@ from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.failures import take_out
 from scheduling.simulation.cluster.lifecycle import Lives
+from scheduling.simulation.cluster.state_changes import EVICT
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
-from scheduling.simulation.engine.state import ITERATIONS, PREEMPTIONS, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS
+from scheduling.simulation.engine.state import (
+    ITERATIONS,
+    LEAVING,
+    PREEMPTIONS,
+    PREFIX_HIT_TOKENS,
+    PREFIX_QUERIED_TOKENS,
+    sequences_in_use,
+)
+from scheduling.simulation.global_scheduling import Scheduling
+from scheduling.simulation.measures.samples import Samples
+from scheduling.simulation.result import Result
+from scheduling.simulation.state.beginning import begin
+from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import Requests
 
 
@@ -40,30 +56,12 @@ class Pause(IntEnum):
     UNTIL = loop.UNTIL
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came out. Times are seconds; arrays of records are NumPy structured arrays."""
-
-    cluster: Cluster
-    requests: Requests
-    outcomes: NDArray[Any]
-    """`world.OUTCOME` by request."""
-    state_s: NDArray[np.float64]
-    """instances x `State`: seconds spent in each up to `end_s`."""
-    counters: dict[str, int]
-    series: dict[str, NDArray[Any]] | None
-    decisions: NDArray[Any] | None
-    """`world.DECISION` in order of time."""
-    changes: NDArray[Any]
-    """`world.CHANGE` in order of time."""
-    end_s: float
-
-
 class Simulation:
     """One run. The same cluster, requests and seed give the same result to the last bit.
 
     ValueError for requests that make no sense on the cluster. *sample_s*: the step of the series, 0 for none. *decisions*:
-    keep a log of dispatches.
+    keep a log of dispatches. *state*: begin there and not with an empty fleet at 0; *requests* are then those that come
+    after it, and those that the state holds stand before them in `requests` and the result.
     """
 
     def __init__(
@@ -74,19 +72,22 @@ class Simulation:
         seed: int = 0,
         sample_s: float = 0.0,
         decisions: bool = False,
+        state: FleetState | None = None,
     ) -> None:
-        if not 0 <= sample_s < np.inf:
-            raise ValueError(f"sample_s must be a number from 0 up, not {sample_s}")
         self.cluster = cluster
-        self.requests = requests
-        world = build_world(cluster, requests, decisions=decisions)
+        held = 0 if state is None else state.requests.count
+        self.requests = requests = requests if state is None else follow(state.requests, requests)
+        world = build_world(cluster, requests, decisions=decisions, held=held)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
         self._decisions = decisions
-        self._sample_s = sample_s
-        self._samples: list[dict[str, NDArray[Any]]] = []
-        self._sample_times: list[float] = []
-        self._control()  # so that all is compiled before time begins to count
+        self._samples = Samples(sample_s, 0.0 if state is None else state.now_s)
+        self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
+        """The global scheduler, where any endpoint has request groups."""
+        self.looked_s = 0.0  # at the virtual queues
+        if state is not None:
+            begin(self, state)
+        self.control()  # so that all is compiled before time begins to count
 
     # The state, to read
 
@@ -128,8 +129,9 @@ class Simulation:
         if not until_s >= self.now_s:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         while True:
-            sample_s = len(self._samples) * self._sample_s if self._sample_s else np.inf
-            stop_s = min(until_s, sample_s)
+            sample_s = self._samples.next_s
+            look_s = np.inf if self.scheduling is None else self.looked_s + GlobalScheduler.EVERY_S
+            stop_s = min(until_s, sample_s, look_s)
             reason = loop.run(self.world, stop_s)
             if reason == loop.FULL:
                 self._grow()
@@ -137,12 +139,16 @@ class Simulation:
                 self.lives.settle(int(self._run_state.called_instance))
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
+            elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
+                self.looked_s = look_s
+                if self.scheduling is not None:
+                    self.scheduling.look(self)
             elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
-                self._control()
-                self._sample(sample_s)
+                self.control()
+                self._samples.take(world=self.world, states=self.states)
             else:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
-                    self._control()
+                    self.control()
                 return Pause(reason)
 
     def _reach_out(self, endpoint: int) -> None:
@@ -194,7 +200,7 @@ class Simulation:
     def _grow(self) -> None:
         world = self.world
         waiting, held = world.waiting, world.held
-        if waiting.counters[FREE_COUNT] == 0:
+        if waiting.counters[FREE_COUNT] <= world.engines.counters[LEAVING]:
             capacity = 2 * held.size
             waiting, held = grow_waiting(waiting, capacity), np.concatenate([held, np.zeros_like(held)])
         decisions, run_state = world.decisions, self._run_state
@@ -211,28 +217,6 @@ class Simulation:
     def _replace(self, **arrays: Any) -> None:
         self.lives.world = self.world._replace(**arrays)
 
-    def _sample(self, now_s: float) -> None:
-        fleet, world = self.fleet, self.world
-        endpoint, count = fleet.endpoint, len(self.cluster.endpoints)
-
-        def by_endpoint(values: NDArray[Any]) -> NDArray[np.int64]:
-            return np.bincount(endpoint, weights=values, minlength=count).astype(np.int64)
-
-        ready = self.states == State.READY
-        self._sample_times.append(now_s)
-        self._samples.append(
-            {
-                "waiting": world.waiting.size.copy(),
-                "running": by_endpoint(fleet.running),
-                "kv_tokens": by_endpoint(fleet.kv_tokens),
-                "kv_capacity_tokens": by_endpoint(fleet.kv_capacity_tokens * ready),
-                "ready": by_endpoint(ready),
-                "instance_running": fleet.running.copy(),
-                "instance_kv_tokens": fleet.kv_tokens.astype(np.int32),
-                "instance_state": self.states.copy(),
-            }
-        )
-
     # Deciding, between `advance` and `advance`
 
     def scale_out(self, endpoint: int, count: int = 1) -> int:
@@ -242,7 +226,7 @@ class Simulation:
         while begun < count and self.lives.scale_out(endpoint):
             begun += 1
         self._run_state.scale_outs += begun
-        self._control(endpoint)
+        self.control(endpoint)
         return begun
 
     def scale_in(self, endpoint: int, count: int = 1) -> int:
@@ -258,8 +242,8 @@ class Simulation:
         """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. ValueError if it is elsewhere."""
         self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
         if not self.lives.start(instance):
-            raise ValueError(f"instance {instance} drains to change its model")
-        self._control(int(self.fleet.endpoint[instance]))
+            raise ValueError(f"instance {instance} drains to change its model, or another has its GPUs")
+        self.control(int(self.fleet.endpoint[instance]))
 
     def drain(self, instance: int) -> None:
         """Let *instance* finish what it has, then lend it out as spot."""
@@ -274,14 +258,16 @@ class Simulation:
     def sleep(self, instance: int) -> None:
         """Let *instance* finish what it has, then put it to sleep."""
         self._check_instance(instance, *BUSY)
-        self.lives.drain(instance, State.FALLING_ASLEEP, self.cluster.delays.sleep_s)
+        self.lives.sleep(instance)
 
     def wake(self, instance: int) -> None:
         self._check_instance(instance, State.ASLEEP)
-        self.lives.start(instance)
+        if not self.lives.start(instance):
+            raise ValueError(f"instance {instance} shares its GPUs, and another has them: swap to it")
 
     def fail(self, instance: int, repair_s: float | None = None) -> int:
-        """Lose *instance* with all that it holds; how many requests were queued again.
+        """Lose *instance* with all that it holds; how many requests were queued again: those that had emitted nothing, and
+        where there are request groups, whose streams can be evicted, all.
 
         It is repaired after *repair_s* (infinity: never; None: as the cluster's delays say), and loads its weights anew.
         """
@@ -289,12 +275,16 @@ class Simulation:
         lasts_s = self.cluster.delays.repair_s if repair_s is None else repair_s
         if not lasts_s >= 0:
             raise ValueError(f"repair_s must be at least 0, not {repair_s}")
-        self._make_room(int(self.fleet.running[instance]))
+        self.make_room(int(self.fleet.running[instance]))
         self.lives.fail(instance, float(lasts_s))
-        again = 0
-        for request, began in take_out(self.world, instance):
-            tries = self.world.outcomes[request]["attempts"]
-            if not began and tries < MAX_ATTEMPTS and self._control(request=request) >= 0:
+        again, grouped = 0, self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
+        for request, emitted_tokens in take_out(self.world, instance):
+            outcome = self.world.outcomes[request]
+            may = (grouped or not emitted_tokens) and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
+            if may and emitted_tokens:
+                self._room_to_keep()
+                self.world.kept_tokens[request] += emitted_tokens
+            if may and self.control(request=request) >= 0:
                 again += 1
             else:
                 self.world.outcomes[request]["state"] = Outcome.FAILED
@@ -313,15 +303,43 @@ class Simulation:
         self._check_move(instance, endpoint)
         self.lives.swap(instance, endpoint)
 
+    def swap_to(self, instance: int) -> None:
+        """Let who has the GPUs of its swap group finish what it has and sleep, then wake *instance*, or start it there."""
+        self._check_instance(instance, State.ASLEEP, State.EMPTY)
+        if not self.lives.swap_to(instance):
+            raise ValueError(f"instance {instance} is of no swap group, or its group cannot swap now")
+
+    def evict(self, request: int) -> None:
+        """Have *request* leave its instance at the end of the iteration in progress and wait again, what it emitted kept.
+
+        ValueError if no instance has it, if it leaves already, or if it was evicted too often.
+        """
+        engines, outcome = self.world.engines, self.world.outcomes[request]
+        mine = sequences_in_use(engines)
+        mine = mine[engines.sequences["request"][mine] == request]
+        if not mine.size or engines.sequences["evicted"][mine[0]] or outcome["evictions"] >= MOST_EVICTIONS:
+            raise ValueError(f"request {request} cannot be evicted: no instance has it, it leaves, or it was too often")
+        self.evict_sequence(int(mine[0]))
+
+    def evict_sequence(self, sequence: int) -> None:
+        """As `evict`, where that is known to make sense."""
+        self._room_to_keep()
+        loop.change(self.world, EVICT, sequence)
+
+    def _room_to_keep(self) -> None:
+        if self.world.kept_tokens.size < self.requests.arrival_s.size:
+            self._replace(kept_tokens=np.zeros(self.requests.arrival_s.size, np.int32))
+
     def rekey(self, request: int, key: float) -> bool:
         """Give *request* another key in its queue (lowest first); False if it does not wait."""
         slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
-    def _control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
+    def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
+        """As `loop.control`."""
         return int(loop.control(self.world, endpoint, request, source))
 
-    def _make_room(self, count: int) -> None:
+    def make_room(self, count: int) -> None:
         while self.world.waiting.counters[FREE_COUNT] < count:
             held = np.concatenate([self.world.held, np.zeros_like(self.world.held)])
             affinity = self._grown_affinity(held.size)
@@ -341,6 +359,8 @@ class Simulation:
     def _check_move(self, instance: int, endpoint: int) -> None:
         self._check_endpoint(endpoint)
         self._check_instance(instance, *BUSY, State.SPOT)
+        if self.cluster.instances[instance].sharing is not None:
+            raise ValueError(f"instance {instance} shares its GPUs: swap to another of its group")
         model, region = self.cluster.endpoints[endpoint]
         if self.cluster.regions[self.fleet.region[instance]] != region:
             raise ValueError(f"instance {instance} is not in {region}")
@@ -353,19 +373,8 @@ class Simulation:
     def result(self) -> Result:
         """What came out so far."""
         world, run_state = self.world, self._run_state
-        counted = (
-            "events",
-            "arrived",
-            "ended",
-            "forwarded",
-            "requeued",
-            "refused",
-            "expired",
-            "rehomed",
-            "failed",
-            "scale_outs",
-            "scale_ins",
-        )
+        sums = ("events", "arrived", "ended", "forwarded", "requeued", "refused", "expired", "rehomed", "failed")
+        counted = (*sums, "evictions", "scale_outs", "scale_ins")
         return Result(
             cluster=self.cluster,
             requests=self.requests,
@@ -379,17 +388,10 @@ class Simulation:
                 "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
+                "reorderings": self.scheduling.reorderings if self.scheduling else 0,
             },
-            series=self._series(),
+            series=self._samples.series(),
             decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,
             changes=self.lives.changes(),
             end_s=self.now_s,
         )
-
-    def _series(self) -> dict[str, NDArray[Any]] | None:
-        if not self._samples:
-            return None
-        names = self._samples[0]
-        return {"t_s": np.array(self._sample_times)} | {
-            name: np.stack([sample[name] for sample in self._samples]) for name in names
-        }

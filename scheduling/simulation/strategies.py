@@ -28,11 +28,23 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
-from scheduling.scaling.view import Load, Stage, count_instances, demand_rate, demand_seconds, endpoint_view
+from scheduling.scaling.swapping import LOOK_S
+from scheduling.scaling.view import (
+    DEMAND_WINDOW_S,
+    Load,
+    Stage,
+    count_instances,
+    demand_rate,
+    demand_seconds,
+    endpoint_view,
+)
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
-from scheduling.simulation.simulator import Happening, Result, Simulation
+from scheduling.simulation.result import Result
+from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.swapping import SwapOnDemand
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
 STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
@@ -79,9 +91,11 @@ class Bounds:
 class Demand:
     """Tokens that callers asked for, by the endpoint of their own region, second by second."""
 
-    def __init__(self, cluster: Cluster, requests: Requests) -> None:
+    def __init__(self, cluster: Cluster, requests: Requests, before: NDArray[np.float64] | None = None) -> None:
+        """*before*: endpoints x seconds, tokens asked for in the last seconds before 0; requests from before 0 do not count
+        once more."""
         count = requests.arrival_s.size
-        steps = int(requests.arrival_s[-1]) + 1 if count else 1
+        steps = max(0, int(requests.arrival_s[-1])) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
         for at, model in enumerate(cluster.models):
             for to, region in enumerate(cluster.regions):
@@ -90,17 +104,23 @@ class Demand:
         for begin in range(0, count, CHUNK):
             part = slice(begin, begin + CHUNK)
             place = endpoint_of[requests.model[part], requests.region[part]] * steps
-            place += requests.arrival_s[part].astype(np.int64)
+            place += np.maximum(requests.arrival_s[part], 0.0).astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
+            asked[requests.arrival_s[part] < 0] = 0.0
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1
         )
+        self._before = None if before is None else np.pad(before[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
 
     def seen(self, now_s: float) -> NDArray[np.float64]:
         """Tokens a second over the last minute, by endpoint."""
         first, last = (min(at, self._until.shape[1] - 1) for at in demand_seconds(now_s))
-        return demand_rate(self._until[:, last] - self._until[:, first], now_s)
+        tokens = self._until[:, last] - self._until[:, first]
+        if self._before is None:
+            return demand_rate(tokens, now_s)
+        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the begin
+        return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
         """Tokens a second by endpoint and window; a last window that is not over is left out. For forecasts."""
@@ -120,8 +140,10 @@ class Control:
         advisor: Advisor | None = None,
         demand: Demand | None = None,
         floor: Floors | None = None,
+        state: FleetState | None = None,
     ) -> None:
-        """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`)."""
+        """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`). *state*: what the
+        simulation began with."""
         cluster = simulation.cluster
         self.strategy = strategy
         self._floor, self._next_tick_s = floor, -np.inf
@@ -131,13 +153,13 @@ class Control:
         self._cooldown_s = np.array([each.cooldown_s for each in marks])
         self.moves: list[Made] = []
         self._advisor = advisor
-        self._demand = demand or Demand(cluster, simulation.requests)
+        self._demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None)
         given = bounds or Bounds()
         self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
         self._least = np.array([each.min_instances for each in self._bounds])
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
-        self._changed_s = np.full(count, -np.inf)
+        self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
@@ -150,10 +172,13 @@ class Control:
         fits = set(cluster.engines())
         self._fits = np.array([[(model, gpu) in fits for gpu in gpu_types] for model, _ in cluster.endpoints])
         self._shares = cluster.share_spot
+        self._swaps = SwapOnDemand(simulation) if cluster.swap_groups() else None
 
     def __call__(self, simulation: Simulation) -> None:
         """See, ask, act. Between the ticks of the strategy the floor alone is asked."""
         now_s = simulation.now_s
+        if self._swaps is not None and now_s % LOOK_S == 0:
+            self._swaps(simulation)
         if now_s >= self._next_tick_s:
             self._next_tick_s = (now_s // self.strategy.tick_s + 1) * self.strategy.tick_s
             views = self.views(simulation)
@@ -187,8 +212,8 @@ class Control:
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
         keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
         since_s = world.lives.instances["since_s"]
-        # What is ready from the begin on has been so for longer than anybody asks.
-        since_s = np.where(since_s > 0.0, since_s, -np.inf)
+        # What is ready from the begin on has been so for longer than anybody asks, unless a state says since when.
+        since_s = np.where(since_s != 0.0, since_s, -np.inf)
         instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
         endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use)
@@ -209,6 +234,7 @@ class Control:
             *self._peaks.tolist(),
             strict=True,
         )
+        short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}
         return [
             endpoint_view(
                 model,
@@ -219,6 +245,7 @@ class Control:
                 now_s,
                 float(self._changed_s[at]),
                 int(others[at]),
+                short.get(at, 0),
             )
             for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]
@@ -265,11 +292,12 @@ def run_strategy(
     progress: Callable[[int, int], None] | None = None,
     happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
+    state: FleetState | None = None,
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s* and *decisions* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the reactive
-    strategies decide as in the paper, on every arrival, without patience and without a floor.
+    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the
+    reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
@@ -281,20 +309,26 @@ def run_strategy(
         widest = _widest(bounds or Bounds())
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger)
-        simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
+        simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
         result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
         return StrategyRun(strategy.name, result, [])
     cluster = replace(cluster, reactive=None)
-    simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions)
+    simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
     floored = Floored(strategy, floor) if floor else strategy
-    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor)
+    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
     control(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
-    result = simulation.run(control, every_s, until_s, progress and _seldom(progress, PROGRESS_S / every_s), happenings)
+    if cluster.swap_groups():
+        every_s = _common_s(every_s, LOOK_S)
+    last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
+    seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
+    result = simulation.run(control, every_s, until_s, seldom, happenings)
     return StrategyRun(strategy.name, result, control.moves)
 
 
 PROGRESS_S: Final = 3600.0
+PROGRESS_STEPS: Final = 100
+"""Of a shorter time, at least so often."""
 
 
 def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:

@@ -19,12 +19,14 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from controlplane.api.routers import system
+from controlplane.accounts.models import Tenant
+from controlplane.api.routers import system, waiting
 from controlplane.api.urls import api
 from controlplane.asgi import application, websockets
 from controlplane.console.live import consumers
 from controlplane.console.live.state import TOPICS
 from controlplane.console.urls import websocket_urlpatterns
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.operations import Operations
 from tests.access import expected
 from tests.access.expected import ADMIN, MANAGER, OF_ACME, OF_GLOBEX, RANKS, SIGNED_IN, TENANT, VIEWER, Reach
@@ -36,13 +38,34 @@ IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "
 EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 
 
+def waiting_of_all() -> dict:
+    """A request of each tenant that waits, named after it."""
+    rows = [
+        {
+            "request_id": f"waits-{tenant.name}", "tenant_id": tenant.pk, "model": "m", "region": "us-east",
+            "slo_class": "interactive", "arrived_at": 1.79e9, "position": 1, "estimated_wait_s": 1.5,
+            "estimated_wait_p99_s": 2.0,
+        }
+        for tenant in Tenant.objects.all()
+    ]  # fmt: skip
+    return {"at": 1.79e9, "requests": rows, "by_tenant": [[row["tenant_id"], "m", 1] for row in rows]}
+
+
+def group_is_gone(command, **values):
+    """What the gateway says of a request group that was given out."""
+    raise ActionError("Group 7 waits no more")
+
+
 @pytest.fixture
 def world(make_instance, make_request, deployment, acme, globex, live, monkeypatch):
     from controlplane.planning import services
 
     monkeypatch.setattr(services, "notify_workers", lambda *args: True)  # no broker is asked
     world = World(make_instance, make_request, deployment, acme, globex, live)
-    monkeypatch.setattr(system, "_summary", lambda: orjson.dumps(world.summary))  # no Redis either
+    monkeypatch.setattr(system, "read_summary", lambda: orjson.dumps(world.summary))  # no Redis either
+    for module in ("api.routers.queues", "dispatch.queues.services"):
+        monkeypatch.setattr(f"controlplane.{module}.ask", group_is_gone)
+    monkeypatch.setattr(waiting, "_published", waiting_of_all)
     return world
 
 

@@ -8,13 +8,16 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout
+from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
+from controlplane.lengths import trainings
 from controlplane.simulation.models import SimulationRun
+from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
 from tests.console import length_rows, planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
+from tests.simulation.whatif import rows as what_if_rows
 
 RUNNING, REMAINING, KV = 7_391, 8_642_913, 5_317_246
 FLEET_REASON = "zephyr-maintenance-window"
@@ -95,17 +98,26 @@ class World:
         Rollout.objects.create(
             deployment=deployment, state="failed", actor="zephyr-bot", reason=FLEET_REASON, message="zephyr-1 failed"
         )
+        group = SwapGroup.objects.create(name="zephyr-shared")
+        self.sharing = make_instance(state="sleeping", name="zephyr-asleep", swap_group=group)
+        Swap.objects.create(
+            group=group, instance=self.instances[0], state="failed", tier="cpu", actor="zephyr-bot",
+            message="zephyr-1 did not wake", ended_at=now,
+        )  # fmt: skip
         planning_rows.furnish(now, hours=2)
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
         length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
         for tenant in (acme, globex):
             length_rows.samples(now, 12, tenant)
         length_rows.versions(now - timedelta(minutes=1))
+        trainings.begun("student", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
         self.simulation = SimulationRun.objects.create(title="zephyr as it was", scenario={})
+        what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
+        self.what_if = WhatIf.objects.get()
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
 
     def sign_in_token(self, user) -> str:
@@ -115,9 +127,11 @@ class World:
         """What stands for the words in capitals of `expected.py`."""
         return {
             "INSTANCE": self.instances[0].name,
+            "SHARING": self.sharing.name,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,
             "SIMULATION": self.simulation.pk,
+            "WHAT_IF": self.what_if.pk,
             "MODEL": self.deployment.model.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,

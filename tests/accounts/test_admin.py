@@ -18,10 +18,13 @@ from controlplane.fleet.models import (
     RegionLatency,
     Rollout,
     SloClass,
+    Swap,
+    SwapGroup,
+    Tier,
 )
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.models import JobRow
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -31,8 +34,10 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 from controlplane.simulation.models import SimulationRun
+from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour, UsageMark
+from tests.simulation.whatif import rows as what_if_rows
 
 pytestmark = pytest.mark.django_db
 
@@ -52,6 +57,8 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
     west = Region.objects.create(name="us-west", title="US West")
     RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
     Rollout.objects.create(deployment=deployment, actor="test")
+    group = SwapGroup.objects.create(name="shared")
+    Swap.objects.create(group=group, instance=instance, tier=Tier.CPU, actor="test")
     key, _ = services.create_api_key(acme, "laptop", fleet_admin)
     services.create_sign_in_link(member)
     record("test.happened", acme, actor=fleet_admin, reason="because " * 20)
@@ -79,9 +86,11 @@ def rows(deployment, make_instance, node, acme, fleet_admin, member):
     StrategyComparison.objects.create(from_at=now, to_at=now)
     of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
     SimulationRun.objects.create(title="as it was", scenario={})
+    what_if_rows.furnish("as it could be", "because", now)
     UsageHour.objects.create(hour=now, tenant=acme, api_key=key, model="llama-3.1-8b", slo_class="interactive")
     Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
     LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
+    LengthTraining.objects.create(kind="student", asked_by="olga")
     LengthSample.objects.create(**of, tenant=acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior")
     LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
 
@@ -114,7 +123,8 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
     add = as_admin.get(url_of(model, "add"))
     read_only = {Event, InstanceCommand, LedgerRow, MinuteRow, SignInLink}
     read_only |= {Forecast, Backtest, ScalingPlan, ScalingMove, StrategyComparison}
-    read_only |= {LengthMinute, LengthSample, LengthVersion, Rollout, SimulationRun, UsageHour}
+    read_only |= {LengthMinute, LengthSample, LengthTraining, LengthVersion, Rollout, SimulationRun, Swap, UsageHour}
+    read_only |= {WhatIf, Future, FutureSeed, TraceFile, Counterfactual, TwinError}
     assert add.status_code == (403 if model in read_only else 200)
 
 

@@ -70,6 +70,8 @@ class TestInstances:
             "kv_capacity_tokens": 1000,
             "host": "",
             "failures": 0,
+            "tier": "gpu",
+            "swap_group": None,
             "outdated": [],
             "created_at": 0,
         }

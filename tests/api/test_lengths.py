@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.lengths import training
+from controlplane.lengths import trainings
 from controlplane.lengths.models import LengthMinute, LengthVersion
 
 pytestmark = pytest.mark.django_db
@@ -84,21 +84,24 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
     assert operator.post("lengths/versions/1/rollback").status_code == 409
     made(3)
     assert operator.post("lengths/versions/3/reject", reason="no").json()["state"] == "rejected"
+    assert operator.post("lengths/versions/3/shadow", reason="once more").json()["state"] == "shadow"
+    assert operator.post("lengths/versions/3/shadow", reason="once more").status_code == 409
     assert operator.post("lengths/versions/99/reject").status_code == 404
     assert Event.objects.get(kind="length_version.promoted").reason == "better"
 
 
 def test_training_is_asked_for(sign_in, monkeypatch, settings):
     operator, tasks = sign_in("operator"), []
-    monkeypatch.setattr(training, "send_task", lambda *task, **named: tasks.append(task) or True)
+    monkeypatch.setattr(trainings, "send_task", lambda *task, **named: tasks.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
     settings.LENGTH_TRAIN_SAMPLES = 0
     answer = operator.post("lengths/train", reason="now")
-    assert (answer.status_code, answer.json()) == (202, {"delivered": True})
-    assert tasks[0][0] == "workers.tasks.lengths.train_length_model"
-    assert tasks[0][2:] == ("now", "student")
+    asked = answer.json()
+    assert (answer.status_code, asked["state"], asked["kind"], asked["reason"]) == (202, "queued", "student", "now")
+    assert tasks == [("workers.tasks.lengths.train_length_model", asked["id"])]
+    assert operator.post("lengths/train", reason="again").status_code == 409, "one waits already"
     assert operator.post("lengths/train", reason="now", kind="preserve").status_code == 202
-    assert tasks[1][3] == "preserve"
+    assert [row["kind"] for row in operator.get("lengths/trainings").json()["items"]] == ["preserve", "student"]
     assert operator.post("lengths/train", reason="now", kind="oracle").status_code == 422
 
 

@@ -2,9 +2,9 @@
 
 The prompts are drawn, 64 tokens and up to a thousand, and new to the caches unless said otherwise, so that each is asked of
 the student; `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration) one request after another.
-At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders every other length
-model that can be had here is asked too, one query at a time. The gateway is measured with the service on (caches off, so
-that each request is asked of the student) against off, alternating in one run.
+At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders the papers' length
+models are measured instead (`_encoders`), on the public data in --data. The gateway is measured with the service on (caches
+off, so that each request is asked of the student) against off, alternating in one run.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from forecasting.lengths.text.encoder import torch_threads
+from tests.bench._encoders import KINDS, measured
 from tests.bench._load import drive
 from tests.bench.gateway import CHUNKS, KEY, free_port, process, seed, uvicorn
 
@@ -68,8 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=10.0, help="of 200 requests a second, and of each gateway's load"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of the gateway with the service on and off, in turn")
-    parser.add_argument("--encoders", action="store_true", help="ask the other length models too")
-    parser.add_argument("--layers", type=int, default=0, help="of the encoders, from the first; 0: all")
+    parser.add_argument("--encoders", action="store_true", help="measure length models on an encoder, and nothing else")
+    parser.add_argument("--layers", type=int, default=0, help="of the encoders, from the first, beside all of them")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="on an encoder, separated by commas")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of public data sets, for --encoders")
     parser.add_argument("--alone", action="store_true", help="leave the gateway out")
 
 
@@ -183,39 +187,6 @@ async def in_subprocess(requests: int) -> dict[str, float]:
     return dict(zip(("p50_ms", "p99_ms"), percentiles(times_ms), strict=True))
 
 
-def encoders(layers: int) -> dict[str, Any]:
-    """Milliseconds for one query of each length model but the student, fitted to a few drawn samples; why not, otherwise.
-
-    Each is asked as it serves: stored and loaded, an encoder of *layers* (0: all) in 8-bit integers.
-    """
-    from forecasting.lengths import MODELS, LengthQuery, Sample
-    from forecasting.lengths.models.proxy import Effort, Proxy
-    from forecasting.lengths.service.subprocess_server import load
-
-    drawn, dice = prompts(random.Random(4)), random.Random(5)
-    queries = [LengthQuery(text, len(text) // 4, "m", "t") for text, _ in zip(drawn, range(84), strict=False)]
-    samples = [Sample(query, dice.randint(1, 500)) for query in queries[:64]]
-    by_model: dict[str, Any] = {}
-    for name, kind in sorted(MODELS.items()):
-        if name == "student":
-            continue
-        print(f"lengths: {name}", file=sys.stderr)
-        try:
-            made = kind(effort=Effort(tuned=16, layers=layers, most_tokens=512)) if issubclass(kind, Proxy) else kind()
-            with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
-                made.fit(samples).save(Path(folder) / "model.npz")
-                model = load(name, f"{folder}/model.npz")
-            times_ms = []
-            for query in queries[64:]:
-                began = time.perf_counter()
-                model.predict([query])
-                times_ms.append((time.perf_counter() - began) * 1000)
-            by_model[name] = statistics.median(times_ms)
-        except Exception as error:
-            by_model[name] = f"not here: {type(error).__name__}: {error}"[:160]
-    return by_model
-
-
 def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
     """Median milliseconds of a whole request through the gateway, with the service on and off."""
     runs: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
@@ -256,6 +227,9 @@ def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.encoders:
+        with torch_threads(1):
+            return measured(options.data, options.layers, options.kinds.split(","))
     before = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -268,11 +242,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         try:
             result = uvloop.run(alone(options.requests, options.seconds))
             result["student_apart"] = uvloop.run(in_subprocess(options.requests // 8))
-            if options.encoders:
-                import torch
-
-                torch.set_num_threads(1)
-                result["encoders_ms"] = encoders(options.layers)
         finally:
             os.sched_setaffinity(0, before)
         del os.environ["PILOTHOUSE_STATE_DIR"]

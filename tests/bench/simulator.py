@@ -23,7 +23,8 @@ from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.result import Result
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 
 MODELS, REGIONS = 4, 3

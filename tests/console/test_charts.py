@@ -28,12 +28,12 @@ def test_the_legend_keeps_the_order_of_declaration_and_the_figure_that_of_layers
     assert [trace["name"] for trace in chart().figure["data"]] == ["p95", "p50"]
     assert [trace["mode"] for trace in chart().figure["data"]] == ["markers", "lines"]
     (level,) = chart().figure["layout"]["shapes"]
-    assert (level["y0"], level["y1"]) == (25.0, 25.0)
+    assert (level["y0"], level["y1"]) == (0.025, 0.025)  # drawn in seconds
 
 
 def test_axes_are_laid_over_those_of_every_chart():
     axis = chart(up=MILLISECONDS.but(range=[0, 50], rangemode=None)).figure["layout"]["yaxis"]
-    assert (axis["ticksuffix"], axis["range"], axis["gridcolor"]) == (" ms", [0, 50], "var(--grid)")
+    assert (axis["ticksuffix"], axis["range"], axis["gridcolor"]) == ("s", [0, 50], "var(--grid)")
     assert "rangemode" not in axis
     assert chart().figure["layout"]["yaxis"]["rangemode"] == "tozero"
 

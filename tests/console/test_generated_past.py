@@ -62,12 +62,12 @@ def test_a_generated_past_is_drawn_as_such_and_judges_nothing(deployment, reader
     # Counting began some time within the first minute: that one is shown and judges nothing.
     assert seen.accuracy.windows == sum(value is not None for value in young.actual) - 1 == 8
     chart = charts.demand_and_forecast(seen.outlook, "")
-    assert {line.label for line in chart.series} > {"actual", "generated, asked for by nobody"}
+    assert {line.label for line in chart.series} > {"actual", "generated"}
     assert chart.table.header[-1] == "Generated (tok/s)"
     assert selectors.demand_now("output", NOW) == {SERIES: 60.0}  # minutes 2 to 10 before, not the generated ones
     html = page(reader)
     assert NOTICE in html
-    assert "generated, asked for by nobody" in html
+    assert ">generated<" in html
     scaling = page(reader, "scaling")
     assert NOTICE in scaling
     assert "a generated past has none" in scaling

@@ -14,8 +14,8 @@ from controlplane.console.filters import Order
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
-from controlplane.lengths import selectors, services, training
-from controlplane.lengths.models import LengthMinute, LengthVersion
+from controlplane.lengths import selectors, services, trainings
+from controlplane.lengths.models import LengthMinute, LengthTraining, LengthVersion
 from controlplane.lengths.selectors import Measures, scope_of
 from tests.console import length_rows
 
@@ -294,7 +294,7 @@ def test_charts_are_redrawn_alone_and_shown_as_tables(reader, furnished, name):
 
 
 def test_queries_do_not_grow_with_rows(reader, furnished, django_assert_max_num_queries):
-    with django_assert_max_num_queries(28):
+    with django_assert_max_num_queries(29):
         page(reader)
 
 
@@ -310,7 +310,7 @@ def acting(client, operator):
 @pytest.fixture
 def usable(furnished, monkeypatch):
     """Files of versions are not looked for: there are none."""
-    monkeypatch.setattr(services, "_check_file", lambda row: None)
+    monkeypatch.setattr(services, "_obstacle", lambda row: "")
     return {version.number: version for version in furnished}
 
 
@@ -374,13 +374,35 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "There are 100 samples to learn from" in answer.content.decode()
     settings.LENGTH_TRAIN_SAMPLES = 50
     asked = []
-    monkeypatch.setattr(training, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    monkeypatch.setattr(trainings, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker trains a new version" in answer.content.decode()
-    assert asked == [(training.TRAIN_TASK, "operator", "new prompts", "student")]
-    monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
+    row = LengthTraining.objects.get()
+    assert (row.asked_by, row.reason, row.kind) == ("operator", "new prompts", "student")
+    assert asked == [(trainings.TASK, row.pk)]
+    page = acting.get(url("lengths")).content.decode()
+    assert "for a worker that has no other long work" in page
+    LengthTraining.objects.update(
+        state="running", started_at=timezone.now(), step="the encoder is fine-tuned, batch", done=34, steps=94
+    )
+    page = acting.get(url("lengths")).content.decode()
+    assert "the encoder is fine-tuned, batch 34 of 94" in page
+    assert "50 more samples with text wanted" in page, "nobody keeps prompts"
+    answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
+    assert "waits or runs already" in answer.content.decode()
+    LengthTraining.objects.update(state="failed", error="Memory is full.", ended_at=timezone.now())
+    assert "Memory is full." in acting.get(url("lengths")).content.decode()
+    monkeypatch.setattr(trainings, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
+
+
+def test_a_rejected_version_goes_into_the_shadow_again(acting, usable):
+    assert 'id="shadow-4"' in acting.get(url("lengths")).content.decode()
+    answer = acting.post(url("decide-length-version", 4, "shadow"), {"reason": "with more time"}, follow=True)
+    assert "predicts in shadow again" in answer.content.decode()
+    assert LengthVersion.objects.get(number=4).state == "shadow"
+    assert LengthVersion.objects.get(number=3).state == "rejected", "one of a kind is in the shadow"
 
 
 def test_viewers_and_tenants_do_not_act(client, viewer, member, usable):

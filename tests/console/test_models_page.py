@@ -9,7 +9,8 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.pages.models.details import promise_of
+from controlplane.console.formats import percent
+from controlplane.console.pages.models.details import classes_of, parts_of, promise_of
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model, Region, SloClass
@@ -159,6 +160,50 @@ def test_parts_are_given_with_a_reason_and_one_event(two_regions, client, operat
     assert set(Deployment.objects.values_list("routing_policy", flat=True)) == {"round_robin"}
     client.post(reverse("console:parts", args=[model.pk]), {"routing_policy": "best", "reason": "a typo"})
     assert Event.objects.filter(kind="model.parts_switched").count() == 1
+
+
+def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_admin, operator):
+    model = Model.objects.get()
+    east, west = Deployment.objects.order_by("pk")
+    url, reason = reverse("console:bounds", args=[model.pk]), {"reason": "the evening"}
+    values = {f"min_instances-{east.pk}": "2", f"max_instances-{east.pk}": "3", f"max_instances-{west.pk}": "5"}
+    client.force_login(operator)
+    assert client.post(url, values | reason).status_code == 403  # as over REST
+    client.force_login(fleet_admin)
+    assert f'name="max_instances-{west.pk}" value="5"' in page(client, open=model.name)
+    assert "Bounds of llama-3.1-8b: 1 changed." in client.post(url, values | reason, follow=True).content.decode()
+    assert list(Deployment.objects.order_by("pk").values_list("min_instances", "max_instances")) == [(2, 3), (0, 5)]
+    event = Event.objects.get(kind="deployment.changed")
+    assert (event.before, event.reason) == ({"min_instances": 1}, "the evening")
+    wrong = {f"max_instances-{east.pk}": "2", f"min_instances-{west.pk}": "9"}
+    refused = client.post(url, wrong | reason, follow=True).content.decode()
+    assert "Not below the minimum of 9 instances." in refused
+    assert Event.objects.filter(kind="deployment.changed").count() == 1
+    assert Deployment.objects.get(pk=east.pk).max_instances == 3
+
+
+def test_router_and_order_say_how_they_do(two_regions, live, reader):
+    now = timezone.now()
+    feed = rows_of(two_regions)
+    live.show(Feed(feed))
+    at = {"minute": now - timedelta(minutes=5), "model": "llama-3.1-8b", "slo_class": "interactive"}
+    MinuteRow.objects.create(**at, region="us-east", requests=30)
+    MinuteRow.objects.create(**at, region="us-west", own_region="us-east", requests=10, unserved=4)
+    (row,) = model_rows(live.hub.latest(), now)
+    health = {part.part.name: part.health for part in parts_of(row, now)}
+    uses = [use for endpoint in row.there for use in endpoint.uses]
+    assert health["routing_policy"] == f"Use {percent(min(uses))} to {percent(max(uses))}; 25% to other regions in 1 h"
+    waiting = sum(endpoint.live["waiting"] for endpoint in row.there)
+    assert health["ordering_policy"].startswith(f"{waiting} wait" if waiting else "Nothing waits")
+    assert health["ordering_policy"].endswith("4 of 40 unserved in 1 h")
+
+
+def test_a_class_that_promises_nothing_is_not_judged(two_regions, live, reader):
+    SloClass.objects.create(name="left-over", title="Left over", kind="opportunistic")
+    now = timezone.now()
+    MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="left-over", slo_judged=3)
+    (row,) = (row for row in classes_of("llama-3.1-8b", now) if row.title == "Left over")
+    assert (row.promise, row.met, row.judged) == ("nothing promised", None, 0)
 
 
 def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):

@@ -4,12 +4,15 @@ import re
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.console.live.attention import Known, find, of_model
+from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.selectors.events import events_after
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, GpuType
+from controlplane.fleet.models import Deployment, GpuType, Instance
 from controlplane.fleet.models import Model as LanguageModel
+from tests.console import planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
@@ -137,6 +140,25 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
     assert "it answers" not in html
     routine = {event["title"]: event["routine"] for event in events_after(0, 10)}
     assert list(routine.values()) == [False, True, True, False]
+
+
+def test_demand_of_the_fleet_is_that_of_its_models(reader, live, two_models):
+    """Past and capacity are sums over models, and so is the forecast, once each endpoint has one."""
+    now = timezone.now()
+    planning_rows.furnish(now, hours=2)
+    Instance.objects.update(state="ready")
+    html = page(reader, "overview")
+    assert "Output tok/s of the interactive classes" not in html  # the chosen segment says so
+    assert re.search(r'aria-current="true">Output tok/s<', html)
+    outlooks = [see(Asked(model, "", "output", 1), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
+    for name in ("actual", "capacity"):
+        whole, *parts = (getattr(outlook, name) for outlook in outlooks)
+        assert any(whole)
+        for value, *own in zip(whole, *parts, strict=False):
+            assert (value or 0) == pytest.approx(sum(part or 0 for part in own))
+    assert outlooks[0].planned == pytest.approx(sum(outlook.planned or 0 for outlook in outlooks[1:]))
+    peaks = [outlook.ahead[0].upper_95 for outlook in outlooks]
+    assert peaks[0] == pytest.approx(peaks[1] + peaks[2])
 
 
 def test_what_the_fleet_costs_an_hour(reader, live, make_instance):

@@ -24,7 +24,7 @@ def test_all_groups_with_unit_limits_and_default(client, viewer):
     for group in GROUPS:
         assert f">{group.__doc__}</h2>" in html
     (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
-    assert "<strong>600</strong></td><td>s</td>" in row
+    assert "<strong>600</strong></td><td data-label=" in row
     assert "at least 60, a multiple of 60" in row
     assert "Every setting has its default." in html
     assert '<dialog id="change-' not in html
@@ -65,7 +65,7 @@ def test_the_values_of_one_model(client, operator, language_model):
     html = html_of(client, model=language_model.name)
     (row,) = re.findall(r'<tr id="forecaster" class="chosen">.*?</tr>', html, re.S)
     assert "<strong>ets</strong>" in row
-    assert '<td class="num">arima</td>' in row
+    assert ">arima</td>" in row
     assert 'id="plan-every-s"' not in html
     assert f"?model={language_model.name}" in html_of(client)
 

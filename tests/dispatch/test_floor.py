@@ -12,7 +12,6 @@ from django.conf import settings
 from django.db import OperationalError
 from django.utils import timezone
 
-from controlplane.dispatch.floor import decision
 from controlplane.dispatch.floor import floor as module
 from controlplane.dispatch.floor.observation import demand_tokens_per_s
 from controlplane.dispatch.floor.publication import Publication
@@ -26,6 +25,7 @@ from controlplane.planning.execution import executor
 from controlplane.planning.execution import floor as rows
 from controlplane.planning.models import ScalingMove
 from scheduling.scaling import Floor
+from scheduling.scaling import floor as scaling_floor
 from scheduling.scaling.view import DEMAND_WINDOW_S
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
@@ -64,7 +64,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(settings, "FLOOR_EASE_S", 0.3)
     monkeypatch.setattr(settings, "FLOOR_SETTLE_S", 0.0)
-    monkeypatch.setattr(decision, "GRACE_S", 0.0)
+    monkeypatch.setattr(scaling_floor, "GRACE_S", 0.0)
     monkeypatch.setattr(module, "RETRY_S", 0.1)
     monkeypatch.setattr(restarts, "FIRST", timedelta(seconds=0.5))
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 2)

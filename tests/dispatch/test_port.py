@@ -12,13 +12,14 @@ RECORDS = [
     port.Submit(
         number=7, request_id="a", model="m", region="east", tenant_id=1, priority=2, due_s=None, arrived_at=1.5e9,
         arrived_s=12.25, prompt_tokens=100, predicted_tokens=40, max_tokens=None, sequences=2, streamed=True,
-        prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64,
+        prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64, slo_class="batch",
     ),
     port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
     port.PrefixWanted(7),
-    port.Finished(7),
-    port.Left(7, again=True, failure=port.DEAD),
+    port.Finished(7, 40),
+    port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
+    port.Waiting(7, 3, 1.5, None),
     port.Moved(7, "west", 40, came_from="east", pressure=1.25),
     port.Placed(
         number=7, attempt=1, instance="m-0", ready_at=1.25e9, url="http://127.0.0.1:1", api_key="secret", region="east",
@@ -26,6 +27,7 @@ RECORDS = [
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
     port.Lost(7),
+    port.Evict(7),
     port.ServedModels((port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),)),
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Moved, Prefix, PrefixWanted
+from controlplane.dispatch.port import Moved, Prefix, PrefixWanted, Waiting
 from tests.dispatch.test_ordering import asked
 
 HERE = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10)
@@ -24,7 +24,7 @@ def waiting(*submitted):
     dispatcher = Dispatcher(topology, lambda: 0.0, deliver=delivered.append)
     for record in submitted:
         dispatcher.take(record)
-    assert {type(record) for record in delivered} == {Moved}
+    assert {type(record) for record in delivered} == {Moved, Waiting}
     delivered.clear()
     return dispatcher, delivered
 

@@ -12,11 +12,12 @@ import pytest
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Finished, Moved, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.payload import upstream_priority
 from controlplane.tunable import Tunable
 from scheduling.fleet.profile import Profile
+from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
@@ -43,9 +44,9 @@ class RecordingDispatcher(Dispatcher):
         self._explain = self.placement._explain
         self.placement._explain = self.note
 
-    def note(self, request, endpoint, replica):
+    def note(self, request, endpoint, replica, pulled):
         self.decided.append((self.clock(), request, endpoint.index, replica.slot))
-        return self._explain(request, endpoint, replica)
+        return self._explain(request, endpoint, replica, pulled)
 
 
 class Live:
@@ -65,7 +66,14 @@ class Live:
                     EndpointSpec(
                         model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
                         ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
-                        tuned=Tunable().model_copy(update={"SPILL_ABOVE": fleet.of(fleet.threshold, (model, region))}),
+                        tuned=Tunable().model_copy(
+                            update={
+                                "SPILL_ABOVE": fleet.of(fleet.threshold, (model, region)),
+                                "GROUP_BATCHES": fleet.group_batches,
+                                "GROUP_ORDER": fleet.group_order,
+                                "EVICTION_LIMIT": fleet.eviction_limit,
+                            }
+                        ),
                     )
                     for model, region in fleet.endpoints
                 ),
@@ -83,8 +91,11 @@ class Live:
         )  # fmt: skip
         self.round_trip_s = fleet.dispatch_round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
-        self.topology.tuned = self.topology.tuned.model_copy(update={"MAX_HOLD_S": max_hold_s})
+        self.topology.tuned = self.topology.tuned.model_copy(
+            update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering}
+        )
         self.dispatcher = RecordingDispatcher(self.topology, lambda: self.now_s, deliver=self.take)
+        self.dispatcher.queue.keep_order()
         self.engines = [ReferenceEngine(spec.engine) for spec in fleet.instances]
         self.steps = [None] * len(self.engines)
         self.events_s = [NEVER] * len(self.engines)
@@ -96,6 +107,9 @@ class Live:
         self.sent = deque()
         """What is on its way: (moment, slot, request)."""
         self.refused = []
+        self.leaving = set()
+        """Numbers of those that are to leave at the end of an iteration."""
+        self.evicted = 0
 
     def arrive(
         self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due, deadline_s
@@ -122,6 +136,8 @@ class Live:
                 prefix_hashes=tuple(hashes[place - 1] for place in noted_places(len(hashes))),
                 block_tokens=BLOCK_TOKENS,
                 deadline_s=deadline_s,
+                slo_class=str(priority),
+                evictable=True,
             )
         )
         self.give()
@@ -134,6 +150,8 @@ class Live:
             self.moved += bool(record.came_from)
         elif isinstance(record, Placed):
             self.placed[record.number] = record
+        elif isinstance(record, Evict):
+            self.leaving.add(record.number)
 
     def give(self):
         """Hand what was decided to the engines."""
@@ -141,7 +159,8 @@ class Live:
             asked = decided.asked
             placed = self.placed[asked.number]
             priority = upstream_priority(ORDERINGS[placed.ordering], asked.priority, None, placed.queue_key_s)
-            output, hashes = self.output[asked.number], self.hashes.get(asked.number, ())
+            output = self.output[asked.number] - decided.kept_tokens
+            hashes = self.hashes.get(asked.number, ())
             request = EngineRequest(asked.request_id, asked.prompt_tokens, output, priority, self.now_s, tuple(hashes))
             if self.round_trip_s:
                 self.sent.append((self.now_s + self.round_trip_s, slot, request))
@@ -162,10 +181,23 @@ class Live:
             came = ((int(request_id), self.came[int(request_id)]) for request_id in step.emitted)
             self.dispatcher.take(Progress(tuple(came)))
             for request_id in step.finished:
-                self.dispatcher.take(Finished(int(request_id)))
+                self.leaving.discard(int(request_id))
+                self.dispatcher.take(Finished(int(request_id), self.output[int(request_id)]))
                 self.give()
+            engine = self.engines[slot]
+            for request_id in [*engine._running, *engine.waiting_in_order()]:
+                if int(request_id) in self.leaving:
+                    self.evict(int(request_id), engine)
         self.steps[slot] = self.engines[slot].step(self.now_s)
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
+
+    def evict(self, number: int, engine: ReferenceEngine):
+        """The gateway has closed the connection of that request, and says so."""
+        self.leaving.discard(number)
+        self.evicted += 1
+        engine.abort(str(number))
+        self.dispatcher.take(Left(number, again=True, evicted=True, kept_tokens=self.came[number]))
+        self.give()
 
     def run(self, fleet: simulated.Cluster, requests, predictions=None, until_s=NEVER, deadlines=None):
         """Serve *requests* until just before *until_s*, with *predictions* in place of what they say of themselves.
@@ -177,7 +209,14 @@ class Live:
             arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
             event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
             sent_s = self.sent[0][0] if self.sent else NEVER
-            sweep_s = NEVER
+            sweep_s = look_s = NEVER
+            if fleet.ordering == "qlm" and self.dispatcher.waiting_count:
+                look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
+            if look_s < NEVER and look_s <= min(arrival_s, event_s, sent_s):
+                self.now_s = look_s
+                self.dispatcher.reordering.look()
+                self.give()
+                continue
             if fleet.sweeps and self.dispatcher.waiting_count:  # at other times there is nothing to look at
                 sweep_s = (self.now_s // SWEEP_S + 1) * SWEEP_S
             if sweep_s < min(arrival_s, event_s, sent_s):
@@ -243,16 +282,20 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
             for ordering in ("fcfs", "priority")
             for load in (1.0, 40.0)
         ),
-        *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
-        *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack")),
+        *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
+        *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
         *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
         *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
         *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
+        ("least_delay", "qlm", 200.0, 0.0, None),
+        *(("join_shortest_queue", f"qlm by {rule}", 200.0, 0.0, None) for rule in ("shepherd", "edf-per-queue")),
     ],
 )
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
+    ordering, _, rule = ordering.partition(" by ")
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
     fleet = simulated_fleet(random, routing, ordering, round_trip_s, limit)
+    fleet.reordering = rule or fleet.reordering
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
     prompt = random.integers(1, 55, REQUESTS)
     # Four kinds of prompts that begin alike, each for some way.
@@ -287,6 +330,9 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     assert len(live_decisions) + len(live.refused) == REQUESTS
     ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
+    if ordering == "qlm":
+        assert result.counters["reorderings"] == len(live.dispatcher.reordering.recent)
+        assert load_per_s < 200 or result.counters["reorderings"] > 0
     if load_per_s > 1:
         assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"
 

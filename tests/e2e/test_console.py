@@ -80,7 +80,7 @@ def test_a_tenants_person_sees_usage_keys_requests_and_lengths_only(console, ope
 
 
 def test_first_paint_needs_no_script(console, open_page):
-    page = open_page(console, "/", script=False)
+    page = open_page(console, "/?demand=requests", script=False)
     expect(page.locator("[data-tile] b")).to_have_count(8)
     for text in page.locator("[data-tile] b").all_text_contents():
         assert re.search(r"\d", text), text
@@ -95,7 +95,7 @@ def test_first_paint_needs_no_script(console, open_page):
 
 
 def test_numbers_move_and_charts_grow(console, open_page):
-    page = open_page(console, "/?range=60")
+    page = open_page(console, "/?range=60&demand=requests")
     expect_live(page)
     expect_drawn(page, "ttft", "demand", "kv")
     figure, row = (
@@ -447,6 +447,21 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
 
 
 # The first day
+
+
+def test_on_a_phone_tables_are_cards(console, open_page):
+    page = open_page(console, "/instances/", viewport=PHONE)
+    card = page.locator(f'tr[data-instance]:has-text("{seed.DRAINED}")').first
+    cell = card.locator("td[data-field='kv_ratio']")
+    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"KV cache"'
+    title, cell_box, row = (each.bounding_box() for each in (card.locator("th"), cell, card))
+    assert cell_box["y"] > title["y"]  # below its title
+    assert row["width"] < PHONE["width"]
+    assert not page.locator(".scroll").evaluate_all("all => all.some(one => one.scrollWidth > one.clientWidth)")
+    page.get_by_role("link", name="KV cache").click()  # what sorts is still there
+    page.wait_for_url("**/instances/?sort=-kv_ratio")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
 
 
 def test_an_empty_console_says_what_to_do(empty_console, open_page):

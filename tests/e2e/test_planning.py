@@ -95,7 +95,7 @@ def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
     page = open_page(furnished, "/forecast/?model=llama-3.1-8b&region=us-west")
     expect(page.locator("#chart-forecast .main-svg").first).to_be_visible()
     traces = page.evaluate("document.querySelector('#chart-forecast [data-plot]').data.map((trace) => trace.name)")
-    assert traces[-3:] == ["forecast", "actual", "capacity"]
+    assert traces[-4:] == ["forecast", "actual", "capacity", "as planned"]
     assert traces.count("80 %") == traces.count("95 %") == 2
     page.locator("#chart-horizon").scroll_into_view_if_needed()
     expect(page.locator("#chart-horizon .main-svg").first).to_be_visible()
@@ -201,12 +201,12 @@ def test_switching_a_bundle(furnished, open_page):
     expect(row).to_contain_text("Custom")
     row.get_by_role("button", name=re.compile("Bundle…")).click()
     dialog = page.get_by_role("dialog", name=f"Policy bundle of {name}")
-    dialog.get_by_role("radio", name=re.compile("^SSJF")).check()
-    expect(dialog).to_contain_text("order ssjf instead of priority")
+    dialog.get_by_role("radio", name=re.compile("^QLM")).check()
+    expect(dialog).to_contain_text("order qlm instead of ssjf")
     dialog.get_by_label("Reason").fill("short answers wait too long")
     dialog.get_by_role("button", name="Switch").click()
-    expect(row.locator("strong")).to_have_text("SSJF")
+    expect(row.locator("strong")).to_have_text("QLM")
     deployments = Model.objects.get(name=name).deployments
-    assert set(deployments.values_list("ordering_policy", flat=True)) == {"ssjf"}
+    assert set(deployments.values_list("ordering_policy", flat=True)) == {"qlm"}
     page.goto("/events/")
     expect(page.locator("main")).to_contain_text("short answers wait too long")

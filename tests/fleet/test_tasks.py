@@ -1,6 +1,7 @@
 """Instance commands carried out: each verb, each failure, and that nothing is done twice."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.utils import timezone
@@ -41,6 +42,7 @@ class FakeLauncher:
 
 class FakeClient:
     calls: list
+    busy: list  # requests that run, at its next looks
     error: Exception | None = None
     asleep = False
     obeys = True
@@ -57,17 +59,27 @@ class FakeClient:
     async def is_sleeping(self):
         return FakeClient.asleep
 
+    async def metrics(self):
+        left = FakeClient.busy.pop() if FakeClient.busy else 0
+        return SimpleNamespace(running=left, waiting=0)
+
     async def sleep(self, level, mode):
         FakeClient.asleep = self.obeys
         self.calls.append(("sleep", self.url, level, mode))
         if self.error:
             raise self.error
 
-    async def wake_up(self):
-        FakeClient.asleep = not self.obeys
-        self.calls.append(("wake_up", self.url))
+    async def wake_up(self, tags=()):
+        FakeClient.asleep = not self.obeys if not tags or "kv_cache" in tags else FakeClient.asleep
+        self.calls.append(("wake_up", self.url, *tags))
         if self.error:
             raise self.error
+
+    async def reload_weights(self):
+        self.calls.append(("reload_weights", self.url))
+
+    async def reset_prefix_cache(self):
+        self.calls.append(("reset_prefix_cache", self.url))
 
 
 @pytest.fixture
@@ -81,6 +93,7 @@ def launcher(monkeypatch):
 @pytest.fixture
 def client(monkeypatch):
     FakeClient.calls, FakeClient.error, FakeClient.asleep, FakeClient.obeys = [], None, False, True
+    FakeClient.busy = []
     monkeypatch.setattr(tasks, "VllmClient", FakeClient)
     return FakeClient
 
@@ -176,6 +189,32 @@ class TestSleepAndWake:
         tasks.run_command(services.sleep(instance, "test", "night").pk)
         assert now(instance) == S.SLEEPING
         assert client.calls == [("sleep", instance.url, 1, "wait")]
+
+    def test_what_runs_is_waited_for_and_when_it_ended_is_kept(self, make_instance, client):
+        client.busy = [1, 2]
+        command = services.sleep(make_instance(), "test", "night")
+        tasks.run_command(command.pk)
+        assert client.busy == []
+        command.refresh_from_db()
+        assert command.started_at < command.drained_at <= command.finished_at
+
+    def test_what_runs_for_too_long_is_a_failure(self, make_instance, client, monkeypatch):
+        monkeypatch.setattr(tasks, "SLEEP_WAIT_S", 0.0)
+        client.busy = [1] * 1000
+        command = services.sleep(make_instance(), "test", "night")
+        tasks.run_command(command.pk)
+        assert now(command) == CommandState.FAILED
+        assert "still runs 1 requests" in command.error
+        assert client.calls == []
+
+    def test_weights_that_were_discarded_are_loaded_anew(self, make_instance, client):
+        instance = make_instance()
+        tasks.run_command(services.sleep(instance, "test", "night", level=2).pk)
+        assert client.calls == [("sleep", instance.url, 2, "wait")]
+        assert (now(instance), instance.sleep_level, instance.tier) == (S.SLEEPING, 2, "storage")
+        tasks.run_command(services.wake(instance, "test", "morning").pk)
+        assert [call[0] for call in client.calls[1:]] == ["wake_up", "reload_weights", "wake_up", "reset_prefix_cache"]
+        assert (now(instance), instance.sleep_level, instance.tier) == (S.LOADING, None, "gpu")
 
     def test_wake(self, make_instance, client):
         instance = make_instance(state=S.SLEEPING)

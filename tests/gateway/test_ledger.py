@@ -15,28 +15,32 @@ from tests.gateway.rows import make_rows
 def entries(transactional_db) -> list[Entry]:
     make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
     tenant = module.LedgerRow._meta.get_field("tenant").related_model.objects.get()
-    blank = dict.fromkeys(Entry._fields, "") | {
-        "tenant_id": tenant.pk,
-        "api_key_id": None,
-        "streamed": True,
-        "outcome": "done",
-        "status_code": 200,
-        "prompt_tokens": 10,
-        "output_tokens": 4,
-        "predicted_output_tokens": 5,
-        "predicted_prompt_tokens": 0,
-        "unserved": False,
-        "retry": 0,
-        "repeated": False,
-        "queue_ms": 0.5,
-        "ttft_ms": None,
-        "itl_ms": None,
-        "e2e_ms": 9.0,
-        "slo_met": None,
-        "attempts": 1,
-        "trace": '[{"instance": "m-0"}]',
-        "model": "m",
-    }
+    blank = (
+        dict.fromkeys(Entry._fields, "")
+        | Entry._field_defaults
+        | {
+            "tenant_id": tenant.pk,
+            "api_key_id": None,
+            "streamed": True,
+            "outcome": "done",
+            "status_code": 200,
+            "prompt_tokens": 10,
+            "output_tokens": 4,
+            "predicted_output_tokens": 5,
+            "predicted_prompt_tokens": 0,
+            "unserved": False,
+            "retry": 0,
+            "repeated": False,
+            "queue_ms": 0.5,
+            "ttft_ms": None,
+            "itl_ms": None,
+            "e2e_ms": 9.0,
+            "slo_met": None,
+            "attempts": 1,
+            "trace": '[{"instance": "m-0"}]',
+            "model": "m",
+        }
+    )
     return [
         Entry(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40})) for index in range(4)
     ]

@@ -14,7 +14,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
-from controlplane.lengths import training
+from controlplane.lengths import training, trainings
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes, Sampled
 from forecasting.lengths import MODELS, LengthQuery, bundled
@@ -133,17 +133,16 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
 
     def train(now, actor=versions.ACTOR, reason="", how=None):
         asked.append((actor, reason, how.kind))
-        return LengthVersion(number=7)
+        return LengthVersion.objects.filter(number=7).first() or made(7, STATES.REJECTED)
 
     monkeypatch.setattr(training, "train", train)
     settings.LENGTH_TRAIN_SAMPLES = 50
     assert tasks.train_length_model() == 0  # nothing to learn from
     samples(acme, 60)
     assert tasks.train_length_model() == 7
-    made(7, STATES.REJECTED)
     assert tasks.train_length_model() == 0
-    assert tasks.train_length_model("olga", "now please") == 7
-    assert asked == [(versions.ACTOR, "", "student"), ("olga", "now please", "student")]
+    assert tasks.train_length_model(trainings.begun("student", "olga", "now please").pk) == 7
+    assert asked == [(versions.ACTOR, "it is due", "student"), ("olga", "now please", "student")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7
     settings.LENGTH_TRAIN_EVERY_S = 0.0
@@ -151,7 +150,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
 
 
 def test_a_failed_training_is_an_event(monkeypatch):
-    assert tasks.train_length_model("olga", "now please") == 0
+    assert tasks.train_length_model(trainings.begun("student", "olga", "now please").pk) == 0
     event = Event.objects.get()
     assert (event.kind, event.actor) == ("length_version.training_failed", "olga")
     assert "0 samples" in event.reason
@@ -162,6 +161,19 @@ def test_training_is_routed_to_the_long_queue():
 
 
 # Moves
+
+
+def test_a_rejected_version_is_put_in_shadow_again_and_judged_by_what_it_predicts_from_then_on():
+    first = made(1, trained_at=timezone.now() - timedelta(hours=1))
+    other = made(2, trained_at=timezone.now() - timedelta(hours=1))
+    with pytest.raises(ActionError, match="only a rejected one"):
+        versions.put_in_shadow(other, "olga", "why not")
+    versions.reject(first, "olga", "too late")
+    versions.put_in_shadow(first, "olga", "with more time")
+    assert states() == {1: "shadow", 2: "rejected"}, "one of a kind is in the shadow"
+    first.refresh_from_db()
+    assert first.shadow_since > first.trained_at
+    assert "length_version.shadow" in kinds()
 
 
 def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operator):
@@ -293,7 +305,7 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     tasks.judge_length_versions()
     assert states() == {1: state}
     note = LengthVersion.objects.get(number=1).note
-    assert ("20.0 % of 3,000 answers came after the time that requests wait" in note) == (state == "rejected")
+    assert ("20.0 % of 3,000 answers came later than requests wait" in note) == (state == "rejected")
 
 
 def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):

@@ -1,6 +1,7 @@
 """Length models of every kind become versions: from texts that tenants keep, from a file, by command and by Celery."""
 
 import json
+from datetime import timedelta
 
 import pytest
 from django.conf import settings
@@ -11,8 +12,8 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
-from controlplane.lengths import training
-from controlplane.lengths.models import LengthSample, LengthVersion
+from controlplane.lengths import training, trainings
+from controlplane.lengths.models import LengthSample, LengthTraining, LengthVersion
 from forecasting.lengths.models.proxy import Effort
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.encoder import TINY
@@ -145,8 +146,8 @@ def test_an_encoder_that_is_not_there_is_said(keeps, monkeypatch, tmp_path):
 def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_model, monkeypatch):
     monkeypatch.setattr(training, "EFFORT", SMALL)
     samples(keeps, 60)
-    assert tasks.train_length_model("olga", "now", "class-mean") == 1
-    assert tasks.train_length_model("olga", "now", "oracle") == 0
+    assert tasks.train_length_model(trainings.begun("class-mean", "olga", "now").pk) == 1
+    assert tasks.train_length_model(trainings.begun("oracle", "olga", "now").pk) == 0
     assert "oracle" in Event.objects.get(kind="length_version.training_failed").reason
     Model.objects.update(length_model="tenant-histogram")
     now = timezone.now()
@@ -163,8 +164,57 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
     )
     with only_one(LONG_WORK):
         assert tasks.train_length_model() == 0
-        assert tasks.train_length_model("olga", "now", "preserve") == 0
-    assert again == [((("olga", "now", "preserve"),), {"countdown": tasks.AGAIN_S})]
+        assert tasks.train_length_model(7) == 0
+    assert again == [(((7,),), {"countdown": tasks.AGAIN_S})]
+
+
+def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
+    monkeypatch.setattr(training, "EFFORT", SMALL)
+    settings.LENGTH_ENCODER_SAMPLES = 32
+    monkeypatch.setattr(trainings, "LOOK_S", 0.0)
+    samples(keeps, 80)
+    seen, row = [], trainings.begun("ssjf-cls", "olga", "now")
+
+    def look(*reported):
+        now = LengthTraining.objects.get()
+        seen.append((now.state, now.step, now.done, now.steps))
+
+    assert trainings.run(row, training.How("ssjf-cls", progress=look)).version == LengthVersion.objects.get()
+    assert ("running", trainings.STEPS["tune"], 1, 2) in seen
+    assert any(step == trainings.STEPS["read prompts"] for _, step, _, _ in seen)
+    assert (row.state, row.error, row.ended_at > row.started_at) == ("done", "", True)
+    assert trainings.run(row).version.number == 1, "it runs once"
+    assert LengthVersion.objects.count() == 1
+
+
+def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
+    now = timezone.now()
+    lost = trainings.begun("student", "olga", "now")
+    LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))
+    waited = trainings.begun("student", "olga", "now")
+    assert trainings.look_after(now) == 1
+    LengthTraining.objects.filter(pk=waited.pk).update(asked_at=now - timedelta(hours=2))
+    assert trainings.look_after(now) == 1
+    for row in (lost, waited):
+        row.refresh_from_db()
+    assert (lost.state, "gone" in lost.error, waited.state, "No worker" in waited.error) == (
+        "failed",
+        True,
+        "failed",
+        True,
+    )
+
+
+def test_one_whose_message_was_lost_is_asked_for_again(monkeypatch):
+    sent = []
+    monkeypatch.setattr(trainings, "send_task", lambda task, pk, expires_s: sent.append(pk) or True)
+    now = timezone.now()
+    lost, seen = trainings.begun("student", "olga", "now"), trainings.begun("trees", "olga", "now")
+    trainings.begun("class-mean", "", "it is due")
+    LengthTraining.objects.update(asked_at=now - timedelta(minutes=5))
+    trainings.note_waiting(seen.pk)  # as a worker does that is busy with something else
+    assert trainings.look_after(now) == 0
+    assert sent == [lost.pk]
 
 
 def test_a_conversation_is_learned_from_as_it_was_asked(keeps):

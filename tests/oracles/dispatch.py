@@ -179,6 +179,7 @@ def plain_queue_key(
         "shortest": service_s,
         "sjf": service_s,
         "deadline": due_s,
+        "qlm": due_s,
         "slack": max(arrival_s, due_s - service_s),
     }[ordering]
 

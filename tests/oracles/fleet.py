@@ -51,6 +51,8 @@ class ReferenceFleet:
         )
         self._queues = [PlainQueue() for _ in cluster.endpoints]
         self._waiting: dict[int, Held] = {}
+        self.kept_tokens: dict[int, int] = {}
+        """What requests had emitted when they were evicted."""
         self._latency_s = cluster.latencies()
         self._links: list[tuple[float, int, int, Held]] = []  # moment, link, order, request
         self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # moment, endpoint, order, what and where
@@ -145,15 +147,18 @@ class ReferenceFleet:
         waiting = len(self._queues[endpoint].entries)
         return max(memory, sum(instance.running for instance in members) / sequences) + waiting / sequences
 
-    def _queue(self, held: Held) -> None:
-        requests, number = self.requests, held.number
+    def _prompt_tokens(self, number: int) -> int:
+        return int(self.requests.prompt_tokens[number]) + self.kept_tokens.get(number, 0)
+
+    def _queue(self, held: Held, bounded: bool = True) -> None:
+        requests, number, kept_tokens = self.requests, held.number, self.kept_tokens.get(held.number, 0)
         key = self.cluster.endpoints[held.endpoint]
         outcome = self.outcomes[number]
         outcome["state"], outcome["endpoint"] = Outcome.WAITING, held.endpoint
-        if len(self._queues[held.endpoint].entries) >= self.cluster.bound(key):
+        if bounded and not kept_tokens and len(self._queues[held.endpoint].entries) >= self.cluster.bound(key):
             self._end(held, Outcome.REFUSED)
             return
-        prompt, output = int(requests.prompt_tokens[number]), int(requests.predicted_tokens[number])
+        prompt, output = self._prompt_tokens(number), max(1, int(requests.predicted_tokens[number]) - kept_tokens)
         room = max((server.plain.kv_capacity_tokens for server in self.lives.of(held.endpoint)), default=0)
         if prompt + output > room:
             prompt = min(prompt, room - 1)
@@ -161,7 +166,7 @@ class ReferenceFleet:
         held.expected_prompt, held.expected_output = prompt, output
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
         ordering = self.cluster.of(self.cluster.ordering, key)
-        known = int(requests.output_tokens[number]) if ordering == "sjf" else output
+        known = int(requests.output_tokens[number]) - kept_tokens if ordering == "sjf" else output
         key = plain_queue_key(
             ordering,
             arrival_s,
@@ -255,7 +260,8 @@ class ReferenceFleet:
         hashes = self._hashes(number)
         if self.cluster.cached_block_sizes():
             self._sight.index.learn(self._fleet, held.endpoint, hashes, server.number)
-        prompt, output = int(requests.prompt_tokens[number]), int(requests.output_tokens[number])
+        prompt, kept_tokens = self._prompt_tokens(number), self.kept_tokens.get(number, 0)
+        output = int(requests.output_tokens[number]) - kept_tokens
         given = EngineRequest(str(number), prompt, output, held.priority, self._now_s, hashes)
         if server.plain.round_trip_s > 0:
             heappush(
@@ -286,6 +292,9 @@ class ReferenceFleet:
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)
+            for request_id in [*server.admitted, *server.engine.waiting_in_order()]:
+                if server.held[request_id].evicted:
+                    self._evict(request_id, server)
         server.step = server.engine.step(self._now_s)
         server.event_s = NEVER if server.step is None else server.step.ends_s
         if server.step is not None:
@@ -303,18 +312,36 @@ class ReferenceFleet:
     def _count(self, held: Held, server: Server) -> None:
         """One more token of *held* came out."""
         if held.produced_tokens == 0:
-            self._latency(held, "ttft_s")
+            if not self.kept_tokens.get(held.number):
+                self._latency(held, "ttft_s")
             server.plain.queued_prompt_tokens -= held.expected_prompt
-            server.ahead.enter(held.number, int(self.requests.prompt_tokens[held.number]), held.expected_output)
+            server.ahead.enter(held.number, self._prompt_tokens(held.number), held.expected_output)
         else:
             server.ahead.token(held.number, held.produced_tokens)
         held.produced_tokens += 1
-        done = int(self.requests.prompt_tokens[held.number]) + held.produced_tokens
+        done = self._prompt_tokens(held.number) + held.produced_tokens
         tokens, expected = done - held.counted_tokens, held.expected_prompt + held.expected_output
         within = min(tokens, max(expected - held.counted_tokens, 0))
         server.plain.remaining_tokens -= within
         server.plain.kv_tokens += tokens - within
         held.counted_tokens = done
+
+    def _evict(self, request_id: str, server: Server) -> None:
+        """The request leaves *server* after an iteration, and waits again with what it has emitted."""
+        held = server.held.pop(request_id)
+        server.admitted.pop(request_id, None)
+        server.engine.abort(request_id)
+        self._release(held, server)
+        self.kept_tokens[held.number] = self.kept_tokens.get(held.number, 0) + held.produced_tokens
+        self.outcomes[held.number]["evictions"] += 1
+        self._pump(server.plain.endpoint)
+        again = Held(held.number)
+        again.endpoint = self._choose(held.number)
+        if again.endpoint < 0:
+            self._end(again, Outcome.REFUSED)
+        else:
+            self._queue(again, bounded=False)
+            self._pump(again.endpoint)
 
     def _release(self, held: Held, server: Server) -> None:
         expected = held.expected_prompt + held.expected_output
@@ -361,14 +388,22 @@ class ReferenceFleet:
             if command.name == "scale_out":
                 self._pump(at)
             return True
+        if command.name == "evict":
+            held = next((one.held[str(at)] for one in lives.servers if str(at) in one.held), None)
+            if held is None or held.evicted:
+                return False
+            held.evicted = True
+            return True
         server = lives.servers[at]
         if command.name in ("drain", "stop", "sleep") and server.state in WORKS:
             lasting = {
                 "drain": [(State.SPOT, NEVER)],
                 "stop": [(State.EMPTY, NEVER)],
-                "sleep": [(State.FALLING_ASLEEP, lives.delays.sleep_s), (State.ASLEEP, NEVER)],
             }
-            lives.drain(server, now_s, *lasting[command.name])
+            if command.name == "sleep":
+                lives.sleep(server, now_s)
+            else:
+                lives.drain(server, now_s, *lasting[command.name])
             return True
         if command.name == "stop" and server.state in (State.SPOT, State.ASLEEP):
             lives.put(server, now_s, (State.EMPTY, NEVER))
@@ -378,7 +413,9 @@ class ReferenceFleet:
             return True
         if command.name == "wake" and server.state == State.ASLEEP:
             return lives.start(server, now_s)
-        if command.name in ("swap", "redeploy") and server.state in (*WORKS, State.SPOT):
+        if command.name == "swap_to":
+            return lives.swap_to(server, now_s)
+        if command.name in ("swap", "redeploy") and server.state in (*WORKS, State.SPOT) and not server.sharing:
             return self._change_model(server, int(more[0]), command.name, *more[1:])
         if command.name == "fail" and server.state not in (State.EMPTY, State.FAILED):
             self._fail(server, *more)
@@ -404,7 +441,8 @@ class ReferenceFleet:
             self._release(held, server)
         for held in lost:
             again = Held(held.number)
-            may = held.produced_tokens == 0 and self.outcomes[held.number]["attempts"] < MAX_ATTEMPTS
+            outcome = self.outcomes[held.number]
+            may = held.produced_tokens == 0 and outcome["attempts"] - outcome["evictions"] < MAX_ATTEMPTS
             again.endpoint = self._choose(held.number) if may else -1
             if again.endpoint < 0:
                 self._end(held, Outcome.FAILED)

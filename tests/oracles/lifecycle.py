@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
-from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.description import Cluster, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig, ReferenceEngine, StepResult
 from tests.oracles.dispatch import PlainInstance
@@ -20,6 +20,7 @@ NEVER = float("inf")
 SPOT_SPREAD = 0.6
 """Standard deviation of the logarithm of the time that a reclaim takes."""
 
+WITHOUT_GPUS = {State.EMPTY, State.ASLEEP, State.FAILED}
 SERVES_SOON = {State.READY, State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING}
 
 
@@ -36,6 +37,8 @@ class Held:
     counted_tokens: int = 0
     produced_tokens: int = 0
     preempted: bool = False
+    evicted: bool = False
+    """It leaves its server at the end of an iteration."""
     order: int = 0
 
 
@@ -66,6 +69,33 @@ class Server:
     """and what follows, each with how long it lasts."""
     goal: tuple[list[tuple[State, float]], int] | None = None
     """What it becomes once it is drained, and at which endpoint (-1: its own)."""
+    sharing: Sharing | None = None
+    in_memory: bool = False
+    """Whether its weights are in CPU memory while it sleeps."""
+
+
+@dataclass(slots=True)
+class SwapGroup:
+    """Servers that share their GPUs."""
+
+    memory_bytes: float
+    members: list[Server] = field(default_factory=list)
+    target: Server | None = None
+    """Who wakes when the one that is awake sleeps."""
+
+    @property
+    def holder(self) -> Server | None:
+        """Who has the GPUs."""
+        return next((each for each in self.members if each.state not in WITHOUT_GPUS), None)
+
+    @property
+    def taken(self) -> bool:
+        return self.target is not None or self.holder is not None
+
+    def keep(self, server: Server) -> None:
+        """*server* falls asleep: its weights stay in memory as long as there is room."""
+        held = sum(each.sharing.weights_bytes for each in self.members if each.in_memory and each.sharing)
+        server.in_memory = held + server.sharing.weights_bytes <= self.memory_bytes
 
 
 class ReferenceLives:
@@ -77,6 +107,15 @@ class ReferenceLives:
         self.engines = cluster.engines()
         self.random = np.random.default_rng(seed)
         self.servers = [self._server(number) for number in range(len(cluster.instances))]
+        self.groups: dict[str, SwapGroup] = {}
+        self.swaps = 0
+        for server in self.servers:
+            if server.sharing is not None:
+                name = server.sharing.group
+                group = self.groups.setdefault(name, SwapGroup(cluster.swap_memory_bytes.get(name, math.inf)))
+                group.members.append(server)
+                if server.state == State.ASLEEP:
+                    group.keep(server)
         self.changes: list[tuple[float, int, int, State, State]] = []
         """(time_s, instance, endpoint, before, after)."""
         self.totals = {"prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "preemptions": 0}
@@ -104,6 +143,7 @@ class ReferenceLives:
             spec.state,
             [spec.model],
             ReferenceEngine(spec.engine),
+            sharing=spec.sharing,
         )
 
     def _limit_ahead(self, plain: PlainInstance) -> None:
@@ -119,18 +159,70 @@ class ReferenceLives:
 
     def serving(self, endpoint: int) -> int:
         """Instances that serve *endpoint* or soon will."""
-        return sum(server.state in SERVES_SOON for server in self.of(endpoint))
+        shared = {State.DRAINING, State.FALLING_ASLEEP, State.ASLEEP, State.EMPTY}
+        return sum(
+            server.state in SERVES_SOON or (server.sharing is not None and server.state in shared)
+            for server in self.of(endpoint)
+        )
 
     def put(self, server: Server, now_s: float, *states: tuple[State, float]) -> None:
         """Let *server* pass through *states*, each with how long it lasts; the last may last for ever."""
         (state, lasts_s), *then = states
+        before = server.state
         server.spent_s[server.state] = server.spent_s.get(server.state, 0.0) + now_s - server.since_s
         self.changes.append((now_s, server.number, server.plain.endpoint, server.state, state))
         server.state, server.since_s, server.until_s, server.then = state, now_s, now_s + lasts_s, then
         server.plain.accepting = state == State.READY
+        if server.sharing is not None:
+            self._share(server, before, now_s)
         if state not in (State.READY, State.DRAINING):
             server.plain.placed_tokens += FORGOTTEN_TOKENS
             self._renew(server)
+
+    def _share(self, server: Server, before: State, now_s: float) -> None:
+        """What the change of *server* from *before* is to its swap group."""
+        group = self.groups[server.sharing.group]
+        if server.state == State.FALLING_ASLEEP:
+            group.keep(server)
+        elif server.state != State.ASLEEP:
+            server.in_memory = False
+        if group.target is server:
+            group.target = None
+        elif group.target and before in (State.READY, State.DRAINING) and server.state != State.DRAINING:
+            if server.state == State.FALLING_ASLEEP:
+                group.target.until_s = server.until_s
+            elif server.state in WITHOUT_GPUS:
+                group.target.until_s = now_s
+            else:
+                group.target = None
+
+    def _take_gpus(self, server: Server, now_s: float) -> None:
+        sharing = server.sharing
+        if server.state == State.EMPTY:
+            self.put(server, now_s, (State.LOADING, self.delays.local_weights_s), (State.READY, NEVER))
+        else:
+            lasts_s = sharing.wake_s if server.in_memory else sharing.reload_s
+            self.put(server, now_s, (State.WAKING, lasts_s), (State.READY, NEVER))
+
+    def swap_to(self, server: Server, now_s: float) -> bool:
+        """Let *server* have the GPUs of its group; False if it cannot now."""
+        if server.sharing is None or server.state not in (State.ASLEEP, State.EMPTY):
+            return False
+        group = self.groups[server.sharing.group]
+        holder = group.holder
+        if group.target or (holder and holder.state not in (State.READY, State.DRAINING)):
+            return False
+        self.swaps += 1
+        if holder is None:
+            self._take_gpus(server, now_s)
+        else:
+            group.target = server
+            self.sleep(holder, now_s)
+        return True
+
+    def sleep(self, server: Server, now_s: float) -> None:
+        lasts_s = server.sharing.sleep_s if server.sharing else self.delays.sleep_s
+        self.drain(server, now_s, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
 
     def _renew(self, server: Server) -> None:
         """Its engine starts anew: nothing is cached any more."""
@@ -143,6 +235,11 @@ class ReferenceLives:
 
     def pass_on(self, server: Server, now_s: float) -> None:
         """The time of the present state of *server* is over."""
+        if server.sharing is not None:
+            if server.state in (State.EMPTY, State.ASLEEP):
+                return self._take_gpus(server, now_s)
+            if server.state == State.FAILED and self.groups[server.sharing.group].taken:
+                server.then = [(State.EMPTY, NEVER)]
         self.put(server, now_s, *server.then)
 
     def drain(self, server: Server, now_s: float, *states: tuple[State, float], endpoint: int = -1) -> None:
@@ -180,7 +277,11 @@ class ReferenceLives:
     def start(self, server: Server, now_s: float) -> bool:
         """Bring *server* up; False if it is not at rest."""
         delays = self.delays
-        if server.state == State.EMPTY:
+        if server.sharing is not None and server.state in (State.EMPTY, State.ASLEEP):
+            if self.groups[server.sharing.group].taken:
+                return False
+            self._take_gpus(server, now_s)
+        elif server.state == State.EMPTY:
             loading = State.LOADING, delays.remote_weights_s
             self.put(server, now_s, (State.STARTING, delays.start_s), loading, (State.READY, NEVER))
         elif server.state == State.SPOT:
@@ -210,13 +311,13 @@ class ReferenceLives:
 
     def scale_out(self, endpoint: int, now_s: float) -> bool:
         """One more for *endpoint*, by the shortest way that there is; False if there is none."""
-        members = self.of(endpoint)
+        members = [server for server in self.of(endpoint) if server.sharing is None]
         for state in (State.DRAINING, State.SPOT, State.ASLEEP):
             if any(server.state == state and self.start(server, now_s) for server in members):
                 return True
         model, region = self.cluster.endpoints[endpoint]
         for server in self.servers:
-            if not self.cluster.share_spot or server.state != State.SPOT or server.region != region:
+            if server.sharing or not self.cluster.share_spot or server.state != State.SPOT or server.region != region:
                 continue
             if (model, server.gpu_type) in self.engines:
                 self.redeploy(server, endpoint, now_s)
@@ -225,7 +326,7 @@ class ReferenceLives:
 
     def scale_in(self, endpoint: int, now_s: float) -> bool:
         """One less: the one with the least left to do drains, and is lent out."""
-        ready = [server for server in self.of(endpoint) if server.state == State.READY]
+        ready = [server for server in self.of(endpoint) if server.state == State.READY and not server.sharing]
         if not ready:
             return False
         least = min(ready, key=lambda server: server.plain.remaining_tokens)

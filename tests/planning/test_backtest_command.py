@@ -176,6 +176,23 @@ class TestUnasked:
         assert whole.source == "ledger"
         assert {each["series"] for each in whole.rows} == {"a eu", "b eu"}
 
+    def test_it_ends_when_somebody_waits(self, ledger, settings, monkeypatch):
+        settings.FORECAST_WINDOW_S = 60
+        monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
+        monkeypatch.setattr(backtests, "LOOK_S", 0.0)
+        assert backtests.backtest_ledger(limit_s=1e9, somebody_waits=lambda: True) is None
+        assert not Backtest.objects.exists()  # so it is due again
+        asked: list[int] = []
+        whole = backtests.backtest_ledger(limit_s=1e9)
+        looks = sum(row["windows"] + row["zero_windows"] + 1 for row in whole.rows if row["series"] == "a eu")
+
+        def later() -> bool:
+            asked.append(1)
+            return len(asked) > looks
+
+        part = backtests.backtest_ledger(limit_s=1e9, somebody_waits=later)
+        assert part.source == "ledger, 1 largest of 2"
+
     def test_a_short_ledger_is_left_for_later(self, ledger, settings):
         settings.FORECAST_WINDOW_S = 600
         assert backtests.backtest_ledger(limit_s=60.0) is None

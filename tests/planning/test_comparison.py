@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from controlplane.fleet.models import Deployment, Model, SloClass
+from controlplane.fleet.models import Deployment, Model, SloClass, SwapGroup
+from controlplane.fleet.swaps.times import PCIE_BYTES_PER_S
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.comparison import replay, services
 from controlplane.planning.comparison.advisor import Advisor
+from controlplane.planning.comparison.cluster import cluster_of
 from controlplane.planning.comparison.replay import Replay
 from controlplane.planning.execution import strategies, strategist
 from controlplane.planning.forecasts import demand
@@ -205,6 +207,21 @@ def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
     assert (engine.max_num_seqs, engine.max_model_len) == (8, 8192)
 
 
+def test_instances_that_share_gpus_are_as_they_are_now(ledger, make_instance):
+    group = SwapGroup.objects.create(name="pair", cpu_memory_bytes=20 * 10**9)
+    make_instance(), make_instance(swap_group=group), make_instance(state="sleeping", sleep_level=1, swap_group=group)
+    cluster, _ = cluster_of(inventory.read({PLACE[0]}), LedgerRow.objects.all())
+    assert [(spec.state.name, spec.sharing is not None) for spec in cluster.instances] == [
+        ("READY", False),
+        ("READY", True),
+        ("ASLEEP", True),
+    ]
+    sharing = cluster.instances[1].sharing
+    assert (sharing.group, sharing.weights_bytes) == ("pair-us-east-1", pytest.approx(16.06e9))
+    assert sharing.wake_s == pytest.approx(16.06e9 / (2 * PCIE_BYTES_PER_S))
+    assert cluster.swap_memory_bytes == {"pair-us-east-1": 20e9}
+
+
 def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_instance):
     LedgerRow.objects.filter(pk__gt=ledger[100].pk or 0).update(model="gone")
     Deployment.objects.update(active=False)
@@ -306,6 +323,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     make_instance()
     tuning.change("SPILL_ABOVE", 0.55, "test")
     tuning.change("MAX_HOLD_S", 40.0, "test")
+    tuning.change("REORDER_BY", "shepherd", "test")
     tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
     model = Model.objects.get(name=PLACE[0])
     tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
@@ -322,6 +340,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run)
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
     assert last_hours.cluster.threshold == {PLACE: 0.55}
+    assert last_hours.cluster.reordering == "shepherd"
     assert set(last_hours.requests.hold_s) == {40.0}
     last_hours.line("reactive")
     tuning.change("FLOOR", False, "test")

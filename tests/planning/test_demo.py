@@ -1,10 +1,11 @@
-"""The demo's policies: one of each way, and an operator's own stay."""
+"""The demo's bundles: none is Custom, and an operator's own stay."""
 
 import pytest
 from django.core.management import call_command
 
 from controlplane.fleet.models import Deployment
 from controlplane.planning import demo, services
+from controlplane.planning.bundles import present
 from controlplane.planning.models import ScalingPolicy
 
 pytestmark = pytest.mark.django_db
@@ -15,10 +16,12 @@ def seeded(db):
     call_command("seed_demo", past_hours=0)
 
 
-def test_every_model_has_one_and_there_is_something_to_approve(seeded):
-    assert {row.model.name: (row.strategy, row.mode) for row in ScalingPolicy.objects.all()} == demo.POLICIES
-    modes = {mode for _, mode in demo.POLICIES.values()}
-    assert modes == {"auto", "ask"}
+def test_every_model_has_a_bundle_and_there_is_something_to_approve(seeded):
+    policies = ScalingPolicy.objects.select_related("model")
+    assert {row.model.name: (present(row.model).name, row.mode) for row in policies} == demo.GIVEN
+    bundles, modes = zip(*demo.GIVEN.values(), strict=True)
+    assert len(set(bundles)) >= 3
+    assert set(modes) == {"auto", "ask"}
 
 
 def test_twice_is_once_and_what_an_operator_set_stays(seeded):

@@ -38,7 +38,7 @@ def export(folder: Path, *arguments: str) -> str:
 
 
 def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: Path) -> None:
-    ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", parameters={"out_above": 0.6})
+    ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="auto", parameters={"out_above": 0.6})
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.9, "test", model=deployment.model)
     tuning.change("FLOOR_BENEATH_ABOVE", 0.8, "test")
     tuning.change("CAPABILITY_INSTANCES", 4, "test")
@@ -66,6 +66,16 @@ def test_the_live_fleet_is_a_scenario_that_runs(requests, deployment, tmp_path: 
     assert answer["requests"] == 40
     assert answer["strategy"] == "lt_u"
     assert answer["plans"]
+
+
+def test_where_no_strategy_acts_the_floor_is_alone(requests, deployment, tmp_path: Path) -> None:
+    ScalingPolicy.objects.create(model=deployment.model, strategy="lt_u", mode="shadow")
+    tuning.change("FLOOR_OUT_ABOVE", 0.65, "test", model=deployment.model)
+    export(tmp_path / "live")
+    scenario = load_scenario(tmp_path / "live" / "scenario.toml")
+    (endpoint,) = scenario.endpoints
+    marks = {"out_above": 0.65, "in_below": 0.3, "cooldown_s": 15.0, "patience_s": 60.0}
+    assert (endpoint.strategy, endpoint.parameters) == ("floor", marks)
 
 
 def test_a_models_bundle_is_named(requests, deployment, operator, tmp_path: Path) -> None:

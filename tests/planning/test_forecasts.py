@@ -43,6 +43,33 @@ class TestForecasts:
         assert fitted == [40, 40]  # taken in, not fitted anew
         assert rows[0].start_at == later.replace(second=0)
 
+    def test_what_is_slow_to_fit_is_fitted_by_its_own_job(self, make_minutes, settings):
+        settings.FORECASTER = "arima"
+        make_minutes(40)
+        rows = forecasts.make_forecasts(NOW)
+        assert {(row.forecaster, row.note) for row in rows} == {("blend", "arima is not fitted yet: blend stands in")}
+        assert forecasts.fit_forecasters(NOW, somebody_waits=lambda: True) == 0
+        assert forecasts.fit_forecasters(NOW) == 2  # what plans follow: of all classes together
+        assert forecasts.fit_forecasters(NOW) == 0
+        made = {row.slo_class: row.forecaster for row in forecasts.make_forecasts(NOW)}
+        assert made[""] == "arima"
+        settings.FORECAST_REFIT_S = -1.0
+        assert {row.forecaster for row in forecasts.make_forecasts(NOW) if not row.slo_class} == {
+            "arima"
+        }  # the old one
+        assert forecasts.fit_forecasters(NOW) == 2
+        settings.FORECASTER = "blend"
+        assert forecasts.fit_forecasters(NOW) == 0
+
+    def test_a_slow_one_that_cannot_be_read_is_fitted_again(self, make_minutes, settings):
+        settings.FORECASTER = "arima"
+        make_minutes(40)
+        assert forecasts.fit_forecasters(NOW) == 2
+        for file in (settings.STATE_DIR / "forecasters").rglob("*.npz"):
+            file.write_bytes(b"not what it was")
+        assert "stands in" in forecasts.make_forecasts(NOW)[0].note
+        assert forecasts.fit_forecasters(NOW) == 2
+
     def test_a_broken_file_costs_a_fit(self, make_minutes, settings):
         make_minutes(40)
         forecasts.make_forecasts(NOW)
@@ -85,13 +112,13 @@ class TestForecasts:
 
     def test_classes_have_files_of_their_own_and_none_that_learned_what_was_served(self, settings):
         names = {
-            forecasts._file((PLACE, quantity, slo_class), 60).name
+            forecasts._file((PLACE, quantity, slo_class), 60, "blend").name
             for quantity in Quantity
             for slo_class in ("", "interactive", "flexible")
         }
         assert len(names) == 6
         was = hashlib.sha256(b"llama-3.1-8b us-east prompt as asked 60").hexdigest()[:20]
-        assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60).name == f"{was}.npz"
+        assert forecasts._file((PLACE, Quantity.PROMPT, ""), 60, "blend").name == f"{was}.npz"
 
     def test_a_class_that_fails_costs_no_other(self, make_minutes, monkeypatch, caplog):
         make_minutes(40)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Model, Node, Region
+from controlplane.fleet.models import Deployment, Model, Node, Region, SwapGroup
 from controlplane.planning.plans import inventory
 from scheduling.planning.places import problem_of
 from scheduling.planning.planner import solve
@@ -61,6 +61,13 @@ class TestInventory:
     def test_without_nodes_the_bounds_are_the_capacity(self, make_instance, node):
         node.delete()
         assert self.problem(inventory.read({PLACE[0]})).problem.capacity.tolist() == [[6]]
+
+    def test_one_that_sleeps_on_shared_gpus_is_no_spare_one(self, make_instance, node):
+        group = SwapGroup.objects.create(name="shared")
+        for state in (S.READY, S.SLEEPING):
+            make_instance(node=node, state=state, swap_group=group)
+        problem = self.problem(inventory.read({PLACE[0]})).problem
+        assert (problem.instances.tolist(), problem.spot.tolist()) == ([[[1]]], [[[0]]])
 
     def test_a_sleeping_instance_is_the_nearest_spare_one(self, make_instance, node):
         make_instance(node=node), make_instance(node=node, state=S.SLEEPING)

@@ -34,7 +34,7 @@ from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability
-from scheduling.scaling import STRATEGIES, Floored, make_strategy
+from scheduling.scaling import NO_STRATEGY, STRATEGIES, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
@@ -141,7 +141,9 @@ class Live:
         long_ago = START - timedelta(days=1)
         Instance.objects.update(state_changed_at=long_ago)
         self.now_s = -100.0
-        services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
+        self.is_alone = name == NO_STRATEGY
+        if not self.is_alone:
+            services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
         self.now_s = 0.0
         self.topology = Topology()
         self.observation = Observation(
@@ -244,11 +246,12 @@ class Live:
         return [strategist.advice(plan, region, self.now()) if plan else None for region in REGIONS]
 
     def look(self, views) -> None:
-        """The gateway's look, beneath the strategy."""
+        """The gateway's look, beneath the strategy or alone."""
         for endpoint in self.topology.endpoints:
             view, members = views[self._at(endpoint)], self.topology.members(endpoint)
             memory = self.observation.memory(endpoint.index)
-            delta, why = self.decision.decide(endpoint, view, members, memory, self.now_s, strategy_alive=True)
+            alive = not self.is_alone
+            delta, why = self.decision.decide(endpoint, view, members, memory, self.now_s, strategy_alive=alive)
             if delta:
                 memory.moved(delta, self.now_s)
                 floor_rows.move.__wrapped__(delta, MODEL, endpoint.region, why, {}, self.left_tokens)
@@ -335,7 +338,7 @@ def run(name: str, until_s: float, monkeypatch, settings, own: dict[str, float] 
     )
     requests = trace(until_s)
     simulation = Simulation(simulated_fleet(), requests)
-    strategy = make_strategy(name, {"tick_s": TICK_S})
+    strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S})
     model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
     for setting, value in (own or {}).items():
         tuning.change(setting, value, "a test", model=model)
@@ -359,7 +362,7 @@ def run(name: str, until_s: float, monkeypatch, settings, own: dict[str, float] 
         for each, view in enumerate(seen):
             assert str(comparable(views[each])) == str(comparable(view)), f"at {at.now_s} s"
         before = len(control.moves)
-        is_tick = at.now_s % TICK_S == 0
+        is_tick = at.now_s % TICK_S == 0 and not live.is_alone
         advised = live.tick(views) if is_tick else live.look(views)
         made = live.decided()
         if is_tick:
@@ -400,6 +403,13 @@ def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
     log = run(name, 1200.0, monkeypatch, settings)
     assert sum(count for *_, count in log) >= 4
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
+
+
+def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch, settings):
+    log = run(NO_STRATEGY, 1800.0, monkeypatch, settings)
+    assert {sign for _, _, sign, _, _ in log} == {1, -1}
+    assert any("above 70 %" in reason for *_, reason, _ in log)
+    assert all(reason.startswith("Floor: ") for *_, reason, _ in log)
 
 
 def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):

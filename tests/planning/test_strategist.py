@@ -9,7 +9,7 @@ from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
 from controlplane.planning import selectors, services
-from controlplane.planning.execution import executor, live_views, strategist
+from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from controlplane.tuning import services as tuning
 from scheduling.scaling import EndpointView
@@ -117,20 +117,26 @@ class TestMoves:
         (move,) = run(after_s=60)
         assert (move.delta, move.reason[:26]) == (1, "Use is 65 %, above 60 %: 1")
 
-    def test_all_places_of_the_model_are_locked_before_the_first_move(
-        self, automatic, load, make_instance, monkeypatch
+    @pytest.mark.parametrize(
+        "change", [{"memory": {"ticked_s": 9e9}}, {"mode": PolicyMode.SHADOW}, {"strategy": "lt_i"}]
+    )
+    def test_another_process_that_ticked_or_an_operator_goes_first(
+        self, automatic, load, make_instance, monkeypatch, change
     ):
-        """Regions taken one after another would meet those of a plan, which has another order."""
+        """Nothing is locked while a strategy decides."""
         make_instance()
         automatic("reactive")
-        locked, lock = [], executor.lock
-        monkeypatch.setattr(executor, "lock", lambda *asked: locked.append(asked) or lock(*asked))
-        load()
-        assert run() == []
-        assert locked == []
         load(use=0.93, waiting=4)
-        assert len(run(after_s=60)) == 1
-        assert locked[0] == (PLACE[0],)
+        read = live_views.views
+
+        def meanwhile(*asked):
+            ScalingPolicy.objects.update(**change)
+            return read(*asked)
+
+        monkeypatch.setattr(live_views, "views", meanwhile)
+        assert run() == []
+        assert not ScalingMove.objects.exists()
+        assert {name: getattr(ScalingPolicy.objects.get(), name) for name in change} == change
 
     def test_a_move_of_several_is_several_moves(self, automatic, load, make_instance, language_model):
         make_instance()

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models import InstanceCommand
 from controlplane.jobs.models import JobRow
+from controlplane.lengths.models import LengthTraining
 from controlplane.planning import services
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor
@@ -22,6 +23,7 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 from controlplane.planning.plans import services as plan_services
+from controlplane.simulation.models import SimulationRun
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.metrics import VllmMetrics
@@ -243,6 +245,17 @@ class TestComparisons:
         assert comparison.due(now + timedelta(minutes=2))
         settings.COMPARE_EVERY_S = 0.0
         assert not comparison.due(now + timedelta(days=2))
+
+    def test_periodic_work_ends_for_what_somebody_asked_for(self, deployment):
+        assert not tasks.somebody_waits()
+        row = LengthTraining.objects.create(kind="student")
+        assert not tasks.somebody_waits()  # it is periodic itself
+        LengthTraining.objects.filter(pk=row.pk).update(asked_by="operator")
+        assert tasks.somebody_waits()
+        LengthTraining.objects.filter(pk=row.pk).update(state="running")
+        assert not tasks.somebody_waits()
+        SimulationRun.objects.create(title="a", scenario={}, seed=1)
+        assert tasks.somebody_waits()
 
     def test_too_little_is_said(self, deployment, settings):
         settings.COMPARE_EVERY_S = 600.0

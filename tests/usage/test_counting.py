@@ -194,3 +194,11 @@ def test_a_server_that_ended_with_the_stack_costs_nothing_from_then_on():
     again = Event(at=at(601), before={"state": "stopped"}, after={"state": "provisioning"})
     paid = paid_periods(NOON, at(660), InstanceState.READY, [noticed, again])
     assert [(until - since) / 60 for since, until in paid] == [30, 59]
+
+
+def test_one_that_shares_its_gpus_has_them_while_it_is_awake():
+    slept = Event(at=at(30), before={"state": "draining"}, after={"state": "sleeping"})
+    woke = Event(at=at(45), before={"state": "sleeping"}, after={"state": "loading"})
+    for shares, minutes in ((False, [30, 15, 15]), (True, [30, 15])):
+        paid = paid_periods(NOON, at(60), InstanceState.READY, [slept, woke], shares_gpus=shares)
+        assert [(until - since) / 60 for since, until in paid] == minutes

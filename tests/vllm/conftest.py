@@ -125,7 +125,15 @@ class VllmFleet:
     model: Path
     started: list[str]
 
-    def start(self, name: str, *, extra_args: tuple[str, ...] = (), core: int | None = None, **changes: Any) -> str:
+    def start(
+        self,
+        name: str,
+        *,
+        model: str = MODEL,
+        extra_args: tuple[str, ...] = (),
+        core: int | None = None,
+        **changes: Any,
+    ) -> str:
         """Start a server that computes in its engine's process, on *core* if that is given; its address, at once."""
         spec = {
             "max_model_len": MAX_MODEL_LEN,
@@ -142,7 +150,7 @@ class VllmFleet:
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
-        wanted = LaunchSpec(name=name, model=MODEL, source=str(self.model), environment=environment, **spec)
+        wanted = LaunchSpec(name=name, model=model, source=str(self.model), environment=environment, **spec)
         launched = finish(self.launcher.start(wanted))
         self.started.append(name)
         return str(launched.url)
@@ -195,7 +203,8 @@ def vllm_fleet(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Temp
 def vllm_pair(vllm_fleet: VllmFleet) -> tuple[str, str]:
     """The addresses of two real servers that run two requests at a time, by priority."""
     names = ("pair-a", "pair-b")
-    urls = [vllm_fleet.start(name, max_num_seqs=2) for name in names]  # both load at the same time
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    urls = [vllm_fleet.start(name, max_num_seqs=2, extra_args=flags) for name in names]  # both load at the same time
     for name, url in zip(names, urls, strict=True):
         vllm_fleet.wait(name, url)
     return urls[0], urls[1]

@@ -319,6 +319,14 @@ BAD: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
         None,
         '"auto" tool choice requires --enable-auto-tool-choice',
     ),
+    (
+        "chat/completions",
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        400,
+        "BadRequestError",
+        None,
+        'tool_choice="required" requires --tool-call-parser to be set',
+    ),
 ]
 
 

@@ -28,8 +28,10 @@ async def test_sleep_and_wake(emulator: Emulator) -> None:
     assert await client.is_sleeping()
     assert (await client.metrics()).sleeping
     await client.wake_up(["weights"])
+    await client.reload_weights()
     assert await client.is_sleeping()
     await client.wake_up(["kv_cache"])
+    await client.reset_prefix_cache()
     assert not await client.is_sleeping()
 
 

@@ -1,6 +1,7 @@
 """An emulated server at work: order, room, disconnects, metrics, sleep."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -218,6 +219,49 @@ async def test_sleep_keeps(emulator: Emulator, level: int, preemptions: int) -> 
     await emulator.call("POST", "/one/wake_up")
     assert (await streamed)[-1]["usage"]["completion_tokens"] == 12
     assert (await emulator.metrics()).preemptions_total == preemptions
+
+
+@pytest.mark.parametrize(("level", "steps"), [(1, ["sleep", "wake_up"]), (2, ["reload"])])
+async def test_sleep_and_wake_take_their_time(emulator: Emulator, level: int, steps: list[str]) -> None:
+    await emulator.ready(sleep_s=0.2, wake_s=0.2, reload_s=0.2)
+    took = {}
+    for name, path, body in (
+        ("sleep", f"sleep?level={level}", None),
+        ("reload", "collective_rpc", {"method": "reload_weights"}),
+        ("wake_up", "wake_up", None),
+    ):
+        if name == "reload" and level == 1:
+            continue
+        began_s = time.monotonic()
+        assert (await emulator.call("POST", f"/one/{path}", body))[0] == 200
+        took[name] = time.monotonic() - began_s
+    assert [name for name in took if took[name] >= 0.2] == steps
+
+
+async def test_only_weights_are_reloaded(emulator: Emulator) -> None:
+    await emulator.ready()
+    assert (await emulator.call("POST", "/one/collective_rpc", {"method": "dance"}))[0] == 500
+
+
+async def test_the_prefix_cache_is_reset_by_hand_and_by_sleep(emulator: Emulator) -> None:
+    instance = await emulator.ready(enable_prefix_caching=True, profile=SLOW)
+    prompt = list(range(100))
+
+    async def hits() -> int:
+        before = (await emulator.metrics()).prefix_hits_total
+        await emulator.complete(prompt=prompt)
+        return (await emulator.metrics()).prefix_hits_total - before
+
+    assert (await hits(), await hits()) == (0, 96)
+    assert await emulator.call("POST", "/one/reset_prefix_cache") == (200, {"success": True})
+    assert (await hits(), await hits()) == (0, 96)
+    await emulator.call("POST", "/one/sleep")
+    await emulator.call("POST", "/one/wake_up")
+    assert await hits() == 0
+    streamed = await running_stream(emulator, 12)
+    await eventually(lambda: instance.metrics.generation_tokens > 2)
+    assert await emulator.call("POST", "/one/reset_prefix_cache") == (200, {"success": False})
+    await streamed
 
 
 @pytest.mark.parametrize("query", ["level=7", "level=x", "mode=zz"])

@@ -113,6 +113,28 @@ async def test_each_name_has_its_own_process_and_port(launcher: ProcessLauncher)
     assert await launcher.alive("b")
 
 
+async def test_servers_that_share_gpus_have_the_same(
+    launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, others in (("a", ("b",)), ("b", ("a", "c")), ("d", ())):
+        await launcher.start(spec(name, gpus=4, tensor_parallel=2, shares_gpus_with=others))
+    gpus = {}
+    for name in "abd":
+        record = launcher.record(name)
+        assert record is not None
+        gpus[name] = list(record.gpus)
+        await launcher.stop(name, grace_s=0.5)
+    assert gpus == {"a": ["0", "1"], "b": ["0", "1"], "d": ["2", "3"]}
+
+
+def test_sleep_mode_is_asked_for_once() -> None:
+    flag = "--enable-sleep-mode"
+    assert flag not in arguments("python", spec(), 8000)
+    assert arguments("python", spec(sleep_mode=True), 8000).count(flag) == 1
+    assert arguments("python", spec(sleep_mode=True, extra_args=(flag,)), 8000).count(flag) == 1
+
+
 async def test_a_stubborn_server_is_killed(launcher: ProcessLauncher) -> None:
     launched = await launcher.start(spec(extra_args=("--stubborn",)))
     await up(launched.url)

@@ -190,7 +190,19 @@ def test_tools_without_a_parser() -> None:
     message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     assert refused("chat", tools=tools) == (400, "BadRequestError", message, None)
     assert ask("chat", tools=tools, tool_choice="none").tools == ()
-    asked = ask("chat", tools=tools, tool_choice="required")
+    for choice, named in (
+        ("required", '"required"'),
+        ({"type": "function", "function": {"name": "f"}}, 'function "f"'),
+    ):
+        message = f"tool_choice={named} requires --tool-call-parser to be set"
+        assert refused("chat", tools=tools, tool_choice=choice) == (400, "BadRequestError", message, None)
+
+
+def test_a_tool_that_has_to_be_called() -> None:
+    tools = [F]
+    body = json.dumps({"messages": MESSAGES, "tools": tools, "tool_choice": "required"}).encode()
+    server = spec(max_model_len=1024, enable_auto_tool_choice=True)
+    asked = resolve(read_body("chat", "application/json", body), server)
     assert ([tool.name for tool in asked.tools], asked.must_call, asked.named) == (["f"], True, False)
 
 
@@ -219,7 +231,6 @@ def test_wrong_choices_of_tools(fields: dict[str, Any], message: str) -> None:
     [
         {"logprobs": 1},
         {"use_beam_search": True},
-        {"return_token_ids": True},
         {"response_format": {"type": "structural_tag"}},
         {"structured_outputs": {"regex": "a"}},
         {"suffix": "x"},

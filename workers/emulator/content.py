@@ -23,7 +23,13 @@ class Content:
     def sequence(self, answer: Answer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float) -> Sequence:
         """Decide what sequence *index* of *answer* will say, and how much of it."""
         generation = answer.generation
-        number, wanted = self._draw(generation, prompt, index)
+        said, following = text.answered_before(prompt.ids) if prompt.ids is not None else (0, 0)
+        if said and prompt.ids is not None and said < len(prompt.ids):
+            number, wanted = self._draw(generation, Prompt("", prompt.ids[:-said]), index)
+            wanted = max(1, wanted - said)
+        else:
+            said = 0
+            number, wanted = self._draw(generation, prompt, index)
         tool = _called(generation, number)
         formed = tool.parameters if tool else generation.schema
         if formed is not None:
@@ -43,7 +49,7 @@ class Content:
                 tool=tool.name if tool else "",
                 call_id=f"chatcmpl-tool-{uuid.uuid4().hex[:16]}" if tool else "",
             )
-        offset = number % len(text.WORDS)
+        offset = following if said else number % len(text.WORDS)
         count, finish_reason = max_tokens, "length"
         if not generation.ignore_eos and max(wanted, generation.min_tokens) < max_tokens:
             count, finish_reason = max(wanted, generation.min_tokens, 1), "stop"
@@ -63,6 +69,7 @@ class Content:
             stop_reason=stopped[1] if stopped else None,
             pieces=stopped[0] if stopped else None,
             arrival_s=arrival_s,
+            goes_on=said > 0,
         )
 
     def _draw(self, generation: Generation, prompt: Prompt, index: int) -> tuple[int, int]:

@@ -235,6 +235,9 @@ class EmulatedInstance:
         await self._between_steps.wait()  # the step that runs now hands out its tokens first
         if level > 0:
             self._recompute_all()
+            self.reset_prefix_cache()
+        if level == 1:
+            await asyncio.sleep(self.spec.sleep_s)
         self.metrics.gauges.sleep_level = level
         self.metrics.sleep_operation("sleep", time.perf_counter() - started)
 
@@ -248,9 +251,11 @@ class EmulatedInstance:
             self._release()
             raise
 
-    def wake_up(self, tags: list[str] | None) -> bool:
+    async def wake_up(self, tags: list[str] | None) -> bool:
         """vLLM's `/wake_up`: wake all, or only *tags*; True when nothing sleeps any more."""
         started = time.perf_counter()
+        if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.gauges.sleep_level == 1:
+            await asyncio.sleep(self.spec.wake_s)
         self._asleep_tags -= set(tags) if tags is not None else set(self._asleep_tags)
         if not self._asleep_tags:
             self.metrics.gauges.sleep_level = None
@@ -258,6 +263,13 @@ class EmulatedInstance:
             self._release()
         self.metrics.sleep_operation("wake", time.perf_counter() - started)
         return not self._asleep_tags
+
+    async def reload_weights(self) -> None:
+        """vLLM's `reload_weights`, for weights that level 2 has discarded."""
+        await asyncio.sleep(self.spec.reload_s)
+
+    def reset_prefix_cache(self) -> bool:
+        return self._engine.reset_prefix_cache()
 
     def _release(self) -> None:
         """Let the requests in that arrived meanwhile."""

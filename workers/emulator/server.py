@@ -42,6 +42,8 @@ DEV_ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/sleep", service.sleep),
     ("POST", "/wake_up", service.wake_up),
     ("GET", "/is_sleeping", service.is_sleeping),
+    ("POST", "/collective_rpc", service.collective_rpc),
+    ("POST", "/reset_prefix_cache", service.reset_prefix_cache),
 )
 LORA_ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("POST", "/v1/load_lora_adapter", service.load_lora_adapter),

@@ -198,12 +198,25 @@ def _bad_query(kind: str, name: str, message: str, value: str, context: dict[str
 
 async def wake_up(instance: EmulatedInstance, request: web.Request) -> web.Response:
     tags = request.query.getall("tags", []) or None
-    awake = instance.wake_up(tags)
+    awake = await instance.wake_up(tags)
     return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
 
 async def is_sleeping(instance: EmulatedInstance, request: web.Request) -> web.Response:
     return json_response({"is_sleeping": instance.asleep})
+
+
+async def collective_rpc(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    """As vLLM, of the methods that its workers have only `reload_weights`."""
+    data = await _fields(request, "method")
+    if data["method"] != "reload_weights":
+        raise ApiError(500, "InternalServerError", f"'Worker' object has no attribute '{data['method']}'")
+    await instance.reload_weights()
+    return json_response({"results": [None]})
+
+
+async def reset_prefix_cache(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    return json_response({"success": instance.reset_prefix_cache()})
 
 
 async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:

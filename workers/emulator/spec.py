@@ -41,6 +41,12 @@ class InstanceSpec(BaseModel):
     max_model_len: Annotated[int, Field(ge=2)] = 8192
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     startup_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    sleep_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    """Until its weights are in CPU memory (level 1)."""
+    wake_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    """Until they are back from there."""
+    reload_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    """Until they are read from storage (after level 2)."""
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False

@@ -5,6 +5,7 @@ tokenizers do with English; a prompt given as token ids counts exactly.
 """
 
 import math
+import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -29,6 +30,10 @@ WORDS = tuple(PROSE.split())
 # Every word with the blank before it, as it stands inside a JSON string.
 PIECES = tuple(b" " + word.encode("ascii") for word in WORDS)
 LENGTHS = tuple(len(piece) for piece in PIECES)
+FIRST_ID = 1_000_000
+"""Ids of the words of answers begin here, so that no usual prompt of ids has them."""
+END_ID = 2
+"""Of the end of an answer, which has no text."""
 
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
@@ -53,6 +58,30 @@ def words(offset: int, count: int) -> list[str]:
 def detokenize(token_ids: Sequence[int]) -> str:
     """A text for a prompt given as token ids, for `echo`."""
     return " ".join(WORDS[token % len(WORDS)] for token in token_ids)
+
+
+def token_id(place: int) -> int:
+    """The id of a word of an answer, by its place in the prose."""
+    return FIRST_ID + place % len(WORDS)
+
+
+def prompt_ids(data: bytes) -> list[int]:
+    """Ids for a prompt given as text: they say nothing but where it differs."""
+    step = CHARACTERS_PER_TOKEN
+    return [zlib.crc32(data[at : at + step]) % FIRST_ID for at in range(0, len(data), step)]
+
+
+def answered_before(token_ids: Sequence[int]) -> tuple[int, int]:
+    """(words of an answer that a prompt of ids ends with, place of the next): a prompt may hold what was answered so far."""
+    count, following = 0, -1
+    for token in reversed(token_ids):
+        place = token - FIRST_ID
+        if not 0 <= place < len(WORDS) or (count and (place + count) % len(WORDS) != (following - 1) % len(WORDS)):
+            break
+        if not count:
+            following = (place + 1) % len(WORDS)
+        count += 1
+    return count, following
 
 
 def mixed(seed: int, *parts: int) -> int:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -23,7 +23,7 @@ from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
-from controlplane.fleet.services import deliver, move, notify
+from controlplane.fleet.services import advance_swaps, deliver, move, notify
 from controlplane.jobs.broker import send_task
 from workers.celery import app
 from workers.vllm.client import VllmClient, VllmError
@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0  # of the API server; what follows it has its own (workers.vllm.processes)
 SLEEP_WAIT_S = 120.0  # vLLM answers /sleep?mode=wait when the last running request is done
 WAKE_WAIT_S = 60.0
+DISCARDED = 2  # vLLM's sleep level that keeps no weights
 SLEEP_PROOF_S = 10.0  # for is_sleeping to say the same
+DRAIN_POLL_S = 0.05
 EMULATOR_PATIENCE_S = 15.0  # `manage.py up` starts worker and emulator side by side
 COMMAND_LIMIT_S = 180
 STALE_AFTER = timedelta(seconds=COMMAND_LIMIT_S + 60)
@@ -230,17 +232,38 @@ def _sleep(instance: Instance, command: InstanceCommand) -> None:
 
     server = _client(instance, SLEEP_WAIT_S)
 
-    async def sleep() -> None:
+    async def sleep() -> datetime:
         async with server as client:
-            await client.sleep(level=1, mode="wait")
+            await _until_idle(client)
+            drained_at = timezone.now()
+            await client.sleep(level=command.sleep_level, mode="wait")
             await _until_sleeping(client, True)
+        return drained_at
 
-    asyncio.run(sleep())
-    move(instance, InstanceState.SLEEPING, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
+    command.drained_at = asyncio.run(sleep())
+    with transaction.atomic():
+        command.save(update_fields=["drained_at"])
+        Instance.objects.filter(pk=instance.pk).update(sleep_level=command.sleep_level)
+        move(
+            instance,
+            InstanceState.SLEEPING,
+            actor=ACTOR,
+            reason=command.reason,
+            inputs={"command": command.pk, "level": command.sleep_level},
+        )
 
 
 def _client(instance: Instance, timeout_s: float) -> VllmClient:
     return VllmClient(instance.url, api_key=instance.token, timeout_s=timeout_s)
+
+
+async def _until_idle(client: VllmClient) -> None:
+    """Wait until nothing runs or waits there. What comes later is seen to by the sleep itself, which waits too."""
+    deadline = time.monotonic() + SLEEP_WAIT_S
+    while (seen := await client.metrics()).running or seen.waiting:
+        if time.monotonic() > deadline:
+            raise VllmError(f"{client.url} still runs {seen.running} requests ({SLEEP_WAIT_S:g} s)")
+        await asyncio.sleep(DRAIN_POLL_S)
 
 
 async def _until_sleeping(client: VllmClient, wanted: bool) -> None:
@@ -263,11 +286,19 @@ def _wake(instance: Instance, command: InstanceCommand) -> None:
 
     async def wake() -> None:
         async with server as client:
-            await client.wake_up()
+            if instance.sleep_level == DISCARDED:  # vLLM's order: room for the weights, the weights, room for the cache
+                await client.wake_up(["weights"])
+                await client.reload_weights()
+                await client.wake_up(["kv_cache"])
+                await client.reset_prefix_cache()
+            else:
+                await client.wake_up()
             await _until_sleeping(client, False)
 
     asyncio.run(wake())
-    move(instance, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
+    with transaction.atomic():
+        Instance.objects.filter(pk=instance.pk).update(sleep_level=None)
+        move(instance, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
 
 
 VERBS: dict[CommandVerb, Callable[[Instance, InstanceCommand], None]] = {
@@ -321,3 +352,5 @@ def _fail(command: InstanceCommand, error: str) -> None:
         reason=error,
         severity=Severity.WARNING,
     )
+    if command.instance.swap_group_id is not None:
+        transaction.on_commit(advance_swaps)

@@ -1,59 +1,37 @@
 """The length model's life: trained daily and on demand, judged beside the active version; old samples are deleted."""
 
-import logging
-
 from django.utils import timezone
 
-from controlplane.events.models import Severity
-from controlplane.events.services import record
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.jobs.record import describe
-from controlplane.lengths import services, training
+from controlplane.lengths import services, trainings
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one
 
-logger = logging.getLogger(__name__)
-
-TRAIN_LIMIT_S = 3000
 AGAIN_S = 10
 """After which a training that somebody asked for looks again whether other long work is done."""
 
 
-@app.task(soft_time_limit=TRAIN_LIMIT_S, time_limit=TRAIN_LIMIT_S + 20)
-def train_length_model(actor: str = "", reason: str = "", kind: str = "") -> int:
-    """Train what is due, or *kind* (the student) at once for an *actor*; the last number, 0 when none was trained.
-
-    One that somebody asked for and that fails is an event; of one that was due, the job is failing.
-    """
+@app.task(soft_time_limit=trainings.LIMIT_S, time_limit=trainings.LIMIT_S + 20)
+def train_length_model(pk: int = 0) -> int:
+    """Run the training *pk* that somebody asked for, or train what is due; the last version's number, 0 without any."""
     with only_one(LONG_WORK) as free:
         if not free:
-            if actor:
-                train_length_model.apply_async((actor, reason, kind), countdown=AGAIN_S)
+            if pk:
+                trainings.note_waiting(pk)
+                train_length_model.apply_async((pk,), countdown=AGAIN_S)
             return 0
-        if actor:
-            return _asked_for(actor, reason, kind or training.STUDENT)
-        now = timezone.now()
-        numbers = [training.train(now, how=training.How(due)).number for due in training.due(now)]
-        return numbers[-1] if numbers else 0
-
-
-def _asked_for(actor: str, reason: str, kind: str) -> int:
-    try:
-        return training.train(timezone.now(), actor, reason, training.How(kind)).number
-    except ActionError as error:
-        failure = str(error)
-    except Exception as error:
-        logger.exception("lengths: no version was trained")
-        failure = describe(error)
-    record("length_version.training_failed", actor=actor, reason=failure, severity=Severity.WARNING)
-    return 0
+        return trainings.run_asked(pk) if pk else trainings.run_due(timezone.now())
 
 
 @app.task
 def judge_length_versions() -> int:
-    """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0."""
+    """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0.
+
+    Trainings that came to nothing without a word are ended here too.
+    """
     with only_one("judge_length_versions") as free:
         version = services.judge(timezone.now()) if free else None
+        if free:
+            trainings.look_after(timezone.now())
     return version.number if version else 0
 
 

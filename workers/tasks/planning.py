@@ -21,12 +21,14 @@ from django.utils import timezone
 from controlplane.fleet.models import Instance
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
+from controlplane.lengths import trainings
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
 from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
+from controlplane.simulation import requested
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
@@ -68,7 +70,7 @@ def compare_strategies() -> None:
     with only_one(LONG_WORK) as free:
         now = timezone.now()
         if free and comparison.due(now):
-            comparison.compare_strategies(tuned().COMPARE_HOURS, now)
+            comparison.compare_strategies(tuned().COMPARE_HOURS, now, somebody_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -76,7 +78,14 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S)
+            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, somebody_waits=somebody_waits)
+
+
+@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+def fit_forecasters() -> int:
+    """Fit the forecasters whose fit takes long, where it is time; returns how many were fitted."""
+    with only_one(LONG_WORK) as free:
+        return forecasts.fit_forecasters(timezone.now(), somebody_waits) if free else 0
 
 
 @app.task
@@ -159,6 +168,11 @@ def only_one(name: str) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+def somebody_waits() -> bool:
+    """Whether somebody asked for long work that waits; what is only periodic then ends early, and is due again."""
+    return trainings.somebody_waits() or requested.somebody_waits()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

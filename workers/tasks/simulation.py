@@ -1,10 +1,16 @@
-"""Simulations that were asked for by REST."""
+"""Simulations that were asked for by REST, and the runs of what-ifs."""
 
+import contextlib
+from collections.abc import Iterator
+
+from django.conf import settings
 from django.utils import timezone
 
 from controlplane.simulation import requested
+from controlplane.simulation.whatif import twin_errors
+from controlplane.simulation.whatif.runs import counterfactual, working
 from workers.celery import app
-from workers.tasks.planning import LONG_WORK, only_one
+from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
 
 
 @app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
@@ -18,3 +24,47 @@ def run_simulation(pk: int) -> str:
 def look_after_simulations() -> int:
     """Fail what a worker left behind, and ask again for what waits; how many."""
     return requested.look_after(timezone.now())
+
+
+@app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
+def run_future() -> int | None:
+    """Make the next run of a what-if that waits, and send for the one after it; its key, None if there was none.
+
+    At most `WHAT_IF_PROCESSES` at once on a machine, so that short tasks always find a process.
+    """
+    with slot() as free:
+        if not free:
+            return None
+        pk = working.work()
+    if pk is not None:
+        working.send_workers(most=1)
+    return pk
+
+
+@app.task
+def look_after_what_ifs() -> int:
+    """Have other workers take over runs whose worker is silent, and what waits because no broker answered; how many."""
+    return working.look_after(timezone.now())
+
+
+@app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
+def replay_ledger() -> int:
+    """Simulate the last day of the ledger under every bundle, when that is due; how many rows came of it."""
+    with only_one(LONG_WORK) as free:
+        now = timezone.now()
+        return len(counterfactual.replay(now, somebody_waits)) if free and counterfactual.due(now) else 0
+
+
+@app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
+def judge_twin() -> int:
+    """Simulate the last window of the ledger again, when that is due; how many profiles were judged."""
+    with only_one(LONG_WORK) as free:
+        now = timezone.now()
+        return len(twin_errors.judge(now)) if free and twin_errors.due(now) else 0
+
+
+@contextlib.contextmanager
+def slot() -> Iterator[bool]:
+    """Whether this process may make a run now."""
+    with contextlib.ExitStack() as stack:
+        yield any(stack.enter_context(only_one(f"what_if_{number}")) for number in range(settings.WHAT_IF_PROCESSES))

@@ -100,6 +100,14 @@ class VllmClient:
     async def is_sleeping(self) -> bool:
         return bool((await self._json("GET", "/is_sleeping")).get("is_sleeping"))
 
+    async def reload_weights(self) -> None:
+        """Load the weights anew from where they came: what a server needs that slept at level 2."""
+        await self._call("POST", "/collective_rpc", body={"method": "reload_weights"})
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget what is cached of prompts: it was computed with other weights, or is gone."""
+        await self._call("POST", "/reset_prefix_cache")
+
     async def load_lora_adapter(self, name: str, path: str) -> None:
         await self._call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": path})
 

@@ -56,6 +56,8 @@ class LaunchSpec:
     max_model_len: int = 8192
     tensor_parallel: int = 1
     gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
+    shares_gpus_with: tuple[str, ...] = ()  # servers of these names have the same GPUs; one at most is awake
+    sleep_mode: bool = False  # whether it can give its GPUs' memory back while it sleeps
     gpu_memory_utilization: float = 0.9
     cpu_kv_bytes: int | None = None  # the KV cache on CPUs; None: on GPUs
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
@@ -69,6 +71,9 @@ class LaunchSpec:
     kv_blocks: int = 4096
     prefix_caching: bool = False
     startup_s: float = 0.0
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+    reload_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,9 @@ class EmulatedLauncher:
             "enable_prefix_caching": spec.prefix_caching,
             "enable_auto_tool_choice": True,
             "startup_s": spec.startup_s,
+            "sleep_s": spec.sleep_s,
+            "wake_s": spec.wake_s,
+            "reload_s": spec.reload_s,
         }
         status, answer = await self._call("PUT", spec.name, body)
         if status != 200:
@@ -177,8 +185,10 @@ class ProcessLauncher:
                 await processes.end(record, 0.0)  # engine processes of a server that died
             async with self._lock(PLACES):
                 others = self._others(name)
-                gpus = _free_gpus(spec, {gpu for other in others for gpu in other.gpus})
-                port = spec.port or _free_port(spec, {other.url for other in others})
+                shared = [others[other].gpus for other in spec.shares_gpus_with if other in others]
+                taken = {gpu for other in others.values() for gpu in other.gpus}
+                gpus = shared[0] if shared else _free_gpus(spec, taken)
+                port = spec.port or _free_port(spec, {other.url for other in others.values()})
                 mark = uuid.uuid4().hex
                 process_id = self._spawn(spec, port, gpus, mark)
                 started = processes.started_ticks(process_id)
@@ -215,10 +225,10 @@ class ProcessLauncher:
         record = self._read(_checked(name))
         return record is not None and processes.runs(record)
 
-    def _others(self, name: str) -> list[Record]:
-        """What has been started here beside *name*, if any process of it is left: one that loads has no port yet."""
-        records = [self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name]
-        return [record for record in records if record is not None and processes.members(record)]
+    def _others(self, name: str) -> dict[str, Record]:
+        """By name, what was started here beside *name*, if any process of it is left: one that loads has no port yet."""
+        records = {file.stem: self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name}
+        return {other: record for other, record in records.items() if record and processes.members(record)}
 
     def _spawn(self, spec: LaunchSpec, port: int, gpus: Sequence[str], mark: str) -> int:
         """Start the server in its own session and return its process id."""

@@ -19,6 +19,7 @@ QUIET = "--disable-access-log-for-endpoints"
 NOT_LOGGED = "/health,/metrics"  # asked every second
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 KV_BYTES = "--kv-cache-memory-bytes"
+SLEEP_MODE = "--enable-sleep-mode"
 
 
 def command(vllm_python: str) -> list[str]:
@@ -98,6 +99,8 @@ def _own_flags(spec: "LaunchSpec", port: int) -> list[str]:
     flags += ["--scheduling-policy", spec.scheduling_policy]
     if spec.tensor_parallel > 1:
         flags += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    if spec.sleep_mode and SLEEP_MODE not in spec.extra_args:
+        flags.append(SLEEP_MODE)
     if spec.max_num_queued_reqs is not None:
         flags += ["--max-num-queued-reqs", str(spec.max_num_queued_reqs)]
     return flags

@@ -11,8 +11,8 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, training
-from controlplane.lengths.models import LengthVersion, VersionState
+from controlplane.lengths import selectors, services, trainings
+from controlplane.lengths.models import LengthTraining, LengthVersion, TrainingState, VersionState
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
 
@@ -62,9 +62,30 @@ class TrainingIn(DecisionIn):
     """What is trained. Kinds that read prompts learn from tenants that keep them alone."""
 
 
-class TrainingOut(Described):
-    delivered: bool
-    """False: no broker answered; ask again, or wait for the schedule."""
+class TrainingOut(RowSchema):
+    class Meta:
+        model = LengthTraining
+        fields = (
+            "id",
+            "kind",
+            "asked_at",
+            "asked_by",
+            "reason",
+            "step",
+            "done",
+            "steps",
+            "started_at",
+            "ended_at",
+            "error",
+        )
+
+    state: TrainingState
+    version: int | None = None
+    """Number of what came of it."""
+
+    @staticmethod
+    def resolve_version(row: LengthTraining) -> int | None:
+        return row.version.number if row.version else None
 
 
 @router.get("/lengths", response=Items[LengthMeasuresOut])
@@ -115,6 +136,13 @@ def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) ->
     return services.reject(_version(number), user, body.reason)
 
 
+@router.post("/lengths/versions/{int:number}/shadow", response=LengthVersionOut)
+def put_length_version_in_shadow(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
+    """Let a rejected version predict in shadow again, to be judged anew. 409 unless it was rejected."""
+    user = request.auth.require(Role.OPERATOR)
+    return services.put_in_shadow(_version(number), user, body.reason)
+
+
 @router.post("/lengths/versions/{int:number}/rollback", response=LengthVersionOut)
 def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
     """Go back to a retired version, or from the active one to what was there before; the active one is rejected.
@@ -128,11 +156,17 @@ def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn)
     return version
 
 
+@router.get("/lengths/trainings", response=Items[TrainingOut])
+def list_length_trainings(request: ApiRequest) -> dict[str, Any]:
+    """Trainings of versions, newest first: those that wait and run, how far they are, and what came of the others."""
+    return {"items": selectors.trainings()}
+
+
 @router.post("/lengths/train", response={202: TrainingOut})
-def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[dict[str, Any]]:
-    """Have a worker train a version of a kind now, into the shadow. 409 when there are too few samples."""
+def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[LengthTraining]:
+    """Have a worker train a version of a kind now, into the shadow. 409 when there are too few samples, or one runs."""
     user = request.auth.require(Role.OPERATOR)
-    return Status(202, {"delivered": training.ask_for_training(user, body.reason, body.kind)})
+    return Status(202, trainings.ask(user, body.reason, body.kind))
 
 
 def _version(number: int) -> LengthVersion:

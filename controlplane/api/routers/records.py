@@ -46,7 +46,8 @@ class RequestOut(RowSchema):
         fields = ("id", "request_id", "arrived_at", "tenant", "model", "slo_class", "region", "application", "run",
                   "unit", "streamed", "status_code", "error_code", "error_message", "prompt_tokens", "output_tokens",
                   "predicted_prompt_tokens", "predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met",
-                  "unserved", "retry", "repeated")  # fmt: skip
+                  "unserved", "retry", "repeated", "queue_position",
+                  "estimated_wait_s", "estimated_wait_p99_s", "evictions")  # fmt: skip
 
     outcome: Outcome
     own_region: str

@@ -68,7 +68,7 @@ def get_summary(request: ApiRequest) -> HttpResponse:
 
     Answers 304 to an `If-None-Match` of the same summary, and 503 while no gateway publishes one.
     """
-    summary = _summary()
+    summary = read_summary()
     if summary is None:
         raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
     etag = f'"{hashlib.blake2b(summary, digest_size=12).hexdigest()}"'
@@ -78,7 +78,7 @@ def get_summary(request: ApiRequest) -> HttpResponse:
     return HttpResponse(summary, content_type="application/json", headers=headers)
 
 
-def _summary() -> bytes | None:
+def read_summary() -> bytes | None:
     """The summary as the gateway wrote it; None if there is none or Redis does not answer."""
     try:
         with redis.Redis.from_url(

@@ -3,21 +3,22 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-
-from controlplane.console.charts.spec import Chart
+from typing import Any, TypeVar
 
 KEPT = 64
+Made = TypeVar("Made")
 
-_built: OrderedDict[Hashable, list[Chart]] = OrderedDict()
+_built: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = Lock()
 
 
-def once(key: Hashable, build: Callable[[], list[Chart]]) -> list[Chart]:
+def once(key: Hashable, build: Callable[[], Made]) -> Made:
     """What *build* makes, made once for each *key* while it is asked for."""
     with _lock:
         if key in _built:
             _built.move_to_end(key)
-            return _built[key]
+            known: Made = _built[key]
+            return known
     made = build()
     with _lock:
         _built[key] = made

@@ -37,6 +37,7 @@ class Axis:
     unit: str = ""
     heading: str = ""
     time_format: str = "%H:%M:%S"  # of the table's first column
+    scale: float = 1.0  # from values to what is drawn
 
     def but(self, *, unit: str | None = None, heading: str | None = None, **settings: Any) -> "Axis":
         """This axis with other settings."""
@@ -66,7 +67,8 @@ PLAIN = Axis()
 AMOUNT = Axis({"tickformat": "~s"})
 COUNT = Axis({"tickformat": ",d"})
 SHARE = Axis({"tickformat": ".0%"}, "ratio")
-MILLISECONDS = Axis({"ticksuffix": " ms", "tickformat": ",d", "hoverformat": ",.0f"}, "ms")
+MILLISECONDS = Axis({"ticksuffix": "s", "tickformat": "~s", "hoverformat": ".3~s"}, "ms", scale=1e-3)
+"""Drawn in seconds, so that the axis says 500ms and 8s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,10 @@ class Levels:
     shape = ""
     stroke = DASHES["dash"]
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self, scale: float = 1.0) -> list[dict[str, Any]]:
         line = {"color": self.color, "width": 1.25, "dash": "8px,4px"}
         across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line}
-        return [{**across, "y0": level, "y1": level} for level in self.values]
+        return [{**across, "y0": level * scale, "y1": level * scale} for level in self.values]
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Chart:
     empty: str = ""
     size: str = ""  # "large" for the chart that a page is about, or "medium"
     hover: str = "x unified"
+    shapes: Sequence[Settings] = ()  # further ones, in plotly's words
 
     @property
     def script_id(self) -> str:
@@ -229,7 +232,12 @@ class Chart:
         if self.empty:
             return None
         traces = [series.trace(self.x) for series in sorted(self.series, key=lambda series: series.layer)]
+        if self.up.scale != 1.0:
+            traces = [trace | {"y": [self._drawn(value) for value in trace["y"]]} for trace in traces]
         return {"data": traces, "layout": self._layout()}
+
+    def _drawn(self, value: float | None) -> float | None:
+        return None if value is None else round(value * self.up.scale, 6)
 
     def _layout(self) -> dict[str, Any]:
         height = HEIGHTS.get(self.size) or (HEIGHT if self.legend else TALL_HEIGHT)
@@ -239,7 +247,7 @@ class Chart:
             "xaxis": self.across.settings,
             "yaxis": self.up.settings,
         }
-        shapes = self.levels.lines() if self.levels else []
+        shapes = [*self.shapes, *(self.levels.lines(self.up.scale) if self.levels else ())]
         if self.now:
             line = {"color": "var(--border-strong)", "width": 1}
             at = local(self.now)

@@ -53,8 +53,8 @@ def link(page: str, **query: str) -> str:
 
 
 def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
-    """`{"items": the worst SHOWN, "total": all of them, "instances": how many are down, "plans": how many wait,
-    "system": how many jobs and parts are in trouble, "models"}`.
+    """`{"items": the worst SHOWN, "total": all of them, "instances": how many are down, "below": how many models are below
+    their SLO, "plans": how many wait, "system": how many jobs and parts are in trouble, "models"}`.
 
     *models* has items and total once more for each model that something is wrong with: its own and the fleet's. Of a model
     that is not among them only the fleet's are to be seen, which are under `""`.
@@ -76,8 +76,10 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
     return {
         **_list([*others, *waiting]),
         "instances": sum(status in ("failed", "unreachable") for status in tables["instances"]["status"]),
+        "below": sum(below_slo(row) for row in rows_of(tables["tiles"])),
         "plans": len(known.plans),
         "system": len(system),
+        "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in rows_of(tables.get("queues", {}))),
         "models": models,
     }
 
@@ -141,6 +143,12 @@ def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
         yield Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model)
 
 
+def below_slo(row: dict[str, Any]) -> bool:
+    """Whether the tile of a model (not of the fleet) is below what is promised."""
+    met = row["slo_met_ratio"]
+    return bool(row["scope"]) and met is not None and met < SLO_WARNING
+
+
 def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
     """Service levels and errors by model (the fleet's own line says nothing about where to look)."""
     for row in table:
@@ -148,7 +156,7 @@ def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
         if not model:
             continue
         href = link("overview", model=model)
-        if met is not None and met < SLO_WARNING:
+        if below_slo(row):
             detail = f"{percent_fine(met)} of the last 5 min met their targets"
             if row["ttft_p95_ms"] is not None:
                 detail += f"; TTFT p95 is {milliseconds(row['ttft_p95_ms'])}"

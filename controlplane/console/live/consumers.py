@@ -4,7 +4,8 @@ Messages are JSON objects with `t` (kind), `seq` (grows by one with each message
 
 - `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages reckon ages
 - `snapshot`: the whole state of the topics
-- `tick` (topic overview) and `delta` (topics instances, lengths, system): what makes the next state, see `deltas.py`
+- `tick` (topic overview) and `delta` (topics instances, lengths, system, queues:REGION, what-if:ID): what makes the next
+  state, see `deltas.py`
 - `event` {events}: new rows of the event record, oldest first
 - `resync` {reason}: the page should load again, since more happened than one message holds
 
@@ -32,7 +33,8 @@ from controlplane.accounts.models import Role, User
 from controlplane.console.filters import number
 from controlplane.console.live import deltas
 from controlplane.console.live.hub import LiveHub, hub
-from controlplane.console.live.state import OPERATORS_TOPICS, TOPICS
+from controlplane.console.live.state import OPERATORS_TOPICS, is_topic
+from controlplane.console.live.what_ifs import number_of as what_if_of
 from controlplane.console.selectors.events import events_after, newest_event_id
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class LiveConnection:
         self._sent: dict[str, Any] | None = None
         self._version = -1
         self._event_id = after
-        self._watcher = live.watch(wants_events="events" in topics, after=after)
+        followed = frozenset(number for topic in topics if (number := what_if_of(topic)) is not None)
+        self._watcher = live.watch(wants_events="events" in topics, after=after, what_ifs=followed)
 
     async def run(self) -> None:
         """Send until cancelled. Raises Closed."""
@@ -106,7 +109,7 @@ class LiveConnection:
             return
         if "overview" in self._topics:
             await self._message(**deltas.tick(now))
-        if not {"instances", "lengths", "system"}.isdisjoint(self._topics):
+        if not set(self._topics) <= {"overview", "events"}:
             await self._message(**deltas.delta(before, now))
 
     async def _catch_up(self) -> None:
@@ -186,7 +189,7 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
     await send(
         {"type": "websocket.accept"}
     )  # before a refusal too: a browser cannot see the reason of a failed handshake
-    if not set(topics) <= TOPICS.keys():
+    if not all(map(is_topic, topics)):
         await send({"type": "websocket.close", "code": NOT_UNDERSTOOD})
         return
     least = Role.VIEWER if OPERATORS_TOPICS.isdisjoint(topics) else Role.OPERATOR

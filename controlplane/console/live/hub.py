@@ -22,7 +22,9 @@ from django.db import DatabaseError, close_old_connections
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from controlplane.console.live import what_ifs
 from controlplane.console.live.attention import Known
+from controlplane.console.live.deltas import Table
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds, rollouts_failed
 from controlplane.console.selectors.events import events_after, newest_event_id
@@ -31,6 +33,7 @@ from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LEN
 logger = logging.getLogger(__name__)
 
 EVENTS_S = 1.0
+WHAT_IFS_S = 0.5
 KNOWN_S = 5.0
 FIRST_LOOK_S = 1.0  # how long the first page of a process waits for the first look at Redis
 RETRY_S = (0.5, 5.0)
@@ -40,10 +43,13 @@ RECENT_EVENTS = 50
 class Watcher:
     """Somebody who wants to know that the hub has something new. `changed` is set from the hub's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wants_events: bool, after: int | None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wants_events: bool, after: int | None, what_ifs: frozenset[int]
+    ) -> None:
         self.changed = asyncio.Event()
         self.wants_events = wants_events
         self.after = after
+        self.what_ifs = what_ifs
         self._loop = loop
 
     def wake(self) -> None:
@@ -67,7 +73,8 @@ class LiveHub:
         self._stopping = threading.Event()
         self._looked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._due = {"history": 0.0, "events": 0.0, "known": 0.0}
+        self._what_ifs: dict[str, Table] = {}
+        self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0}
 
     # What others call.
 
@@ -95,9 +102,14 @@ class LiveHub:
             self._stopping.set()
             thread.join(timeout=2)
 
-    def watch(self, wants_events: bool = False, after: int | None = None) -> Watcher:
-        """A watcher of the running event loop; give it back with `unwatch`. *after* is the last event that it has."""
-        watcher = Watcher(asyncio.get_running_loop(), wants_events, after)
+    def watch(
+        self, wants_events: bool = False, after: int | None = None, what_ifs: frozenset[int] = frozenset()
+    ) -> Watcher:
+        """A watcher of the running event loop; give it back with `unwatch`. *after* is the last event that it has.
+
+        *what_ifs* are the numbers of those that it follows.
+        """
+        watcher = Watcher(asyncio.get_running_loop(), wants_events, after, what_ifs)
         with self._lock:
             self._watchers.add(watcher)
         self.start()
@@ -175,7 +187,7 @@ class LiveHub:
         self._publish(state)
 
     def _publish(self, state: LiveState) -> None:
-        self._state = without_summaries(state, self._known)
+        self._state = replace(without_summaries(state, self._known), what_ifs=self._what_ifs)
         self._wake()
 
     def _wake(self, events_only: bool = False) -> None:
@@ -193,6 +205,9 @@ class LiveHub:
         if now >= self._due["events"]:
             self._due["events"] = now + EVENTS_S
             self._read_events()
+        if now >= self._due["what_ifs"]:
+            self._due["what_ifs"] = now + WHAT_IFS_S
+            self._read_what_ifs()
         if client is None:
             return
         if now >= self._due["history"]:
@@ -230,6 +245,25 @@ class LiveHub:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
         finally:
             close_old_connections()
+
+    def _read_what_ifs(self) -> None:
+        """Read how far what-ifs are, only those that somebody follows."""
+        with self._lock:
+            wanted = frozenset[int]().union(*(watcher.what_ifs for watcher in self._watchers))
+        if not wanted and not self._what_ifs:
+            return
+        try:
+            close_old_connections()
+            before = self._what_ifs
+            made = {name: table for number in wanted for name, table in what_ifs.tables_of(number, before).items()}
+        except DatabaseError as error:
+            logger.warning("live hub: what-ifs could not be read: %s", error)
+            return
+        finally:
+            close_old_connections()
+        if made != before:
+            self._what_ifs = made
+            self._publish(replace(self._state, version=self._state.version + 1))
 
     def _read_events(self) -> None:
         """Follow new event rows by their id, only while somebody looks."""

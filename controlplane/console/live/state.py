@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from controlplane.console.live import attention, jobs, length_service
+from controlplane.console.live import attention, jobs, length_service, queues, what_ifs
 from controlplane.console.live.deltas import Table, columnar, rows_of
 from controlplane.console.live.tiles import levels
 from controlplane.dispatch.wire import ENDPOINT_COLUMNS, INSTANCE_COLUMNS
@@ -42,6 +42,18 @@ TOPICS = {
     "events": (),
 }
 OPERATORS_TOPICS = frozenset({"system"})
+
+
+def is_topic(name: str) -> bool:
+    """Whether there is such a topic: one of TOPICS, `queues:REGION`, or `what-if:ID`."""
+    return name in TOPICS or any(of.fullmatch(name) is not None for of in (queues.TOPIC, what_ifs.TOPIC))
+
+
+def tables_in(topic: str) -> tuple[str, ...]:
+    """The tables that *topic* carries."""
+    if topic in TOPICS:
+        return TOPICS[topic]
+    return what_ifs.tables_in(topic) if what_ifs.TOPIC.fullmatch(topic) else queues.tables_in(topic)
 
 
 class Source(StrEnum):
@@ -101,6 +113,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
         "endpoints": {"key": keys, **endpoints},
         "lengths": length_service.table_of(summary),
         **jobs.tables_of(summary.get("system")),
+        **queues.tables_of(summary),
     }
 
 
@@ -109,8 +122,10 @@ NO_ATTENTION: dict[str, Any] = {
     "items": [],
     "total": 0,
     "instances": 0,
+    "below": 0,
     "plans": 0,
     "system": 0,
+    "queues": 0,
     "models": {"": {"items": [], "total": 0}},
 }
 
@@ -128,6 +143,8 @@ class LiveState:
     attention: dict[str, Any] = field(default_factory=lambda: NO_ATTENTION)
     # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
+    # Tables of the what-ifs that somebody follows: see `what_ifs.py`.
+    what_ifs: dict[str, Table] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
@@ -163,11 +180,11 @@ class LiveState:
 
     def project(self, topics: Iterable[str]) -> dict[str, Any]:
         """The part that a connection with *topics* follows, in the form of `deltas`."""
-        names = [name for topic in topics for name in TOPICS[topic]]
+        names = [name for topic in topics for name in tables_in(topic)]
         return {
             "ts": self.ts,
             "source": self.source.value,
-            "tables": {name: self.tables[name] for name in names},
+            "tables": {name: self.what_ifs.get(name) or self.tables.get(name, {}) for name in names},
             "attention": self.attention if self.known else None,
         }
 

@@ -15,7 +15,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
 from controlplane.console.live import deltas
 from controlplane.console.live.hub import hub
-from controlplane.console.live.state import OPERATORS_TOPICS, TOPICS, LiveState
+from controlplane.console.live.state import OPERATORS_TOPICS, LiveState, is_topic
 from controlplane.console.selectors.events import newest_event_id
 
 
@@ -49,7 +49,7 @@ def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpR
 @fleet_role(Role.VIEWER)
 def snapshot(request: HttpRequest) -> HttpResponse:
     """`GET /console/api/snapshot?topics=overview,instances`: the message `snapshot` of the live connection."""
-    topics = [topic for topic in request.GET.get("topics", "overview").split(",") if topic in TOPICS]
+    topics = [topic for topic in request.GET.get("topics", "overview").split(",") if is_topic(topic)]
     if not OPERATORS_TOPICS.isdisjoint(topics) and not may(request, Role.OPERATOR):
         raise PermissionDenied("This needs the role operator over the fleet.")
     return json_response(request, deltas.snapshot(hub.state().project(topics)))

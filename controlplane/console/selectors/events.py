@@ -15,7 +15,7 @@ from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
 SIGN_INS = "sign_in"
 STEP = "instance.moved"
-REQUESTS = ("instance.start_requested", "instance.stop_requested")
+REQUESTS = tuple(f"instance.{verb}_requested" for verb in ("start", "stop", "sleep", "wake"))
 ROUTINE = (STEP, *REQUESTS)
 """What follows from a decision, step by step; news only when a person did it, or something goes wrong."""
 
@@ -27,6 +27,7 @@ VERBS = {
     "length_version.rejected": "rejected",
     "length_version.restored": "active again",
     "length_version.rolled_back": "rolled back",
+    "length_version.shadow": "in shadow again",
     "length_version.trained": "trained, in shadow",
     "length.drift": "lengths drift",
     "length_version.training_asked": "training of a length model asked for",
@@ -42,6 +43,14 @@ VERBS = {
     "plan.rejected": "plan rejected",
     "plan.in_force": "plan in force",
     "plan.carried_out": "plan carried out",
+    "queue.evicted": "requests evicted for a group",
+    "queue_group.pinned": "request group pinned",
+    "queue_group.unpinned": "request group unpinned",
+    "queue_group.bumped": "request group bumped",
+    "queue_group.held": "request group held",
+    "queue_group.released": "request group released",
+    "queue_group.evicted": "request group evicted",
+    "queue_group.set_back": "request group set back",
     "rollout.started": "rollout of changed settings begins",
     "rollout.succeeded": "rollout done",
     "rollout.failed": "rollout failed",
@@ -49,6 +58,10 @@ VERBS = {
     "scaling.added": "added by scaling",
     "scaling.removed": "removed by scaling",
     "scaling.refused": "a move could not be made",
+    "swap.started": "to have the GPUs that it shares",
+    "swap.succeeded": "has the GPUs that it shares",
+    "swap.failed": "does not get the GPUs that it shares",
+    "swap.group_created": "shares its GPUs",
     "sign_in.failed": "sign-in failed",
     "sign_in.done": "signed in",
     "sign_in_link.created": "sign-in link made",

@@ -1,6 +1,7 @@
 """Template tags of the console: numbers, marks, icons, table cells that stay live, headers that sort."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,9 +26,11 @@ register.filter("quantity", formats.quantity)
 register.filter("gib", formats.gib)
 register.filter("gigabytes", formats.gigabytes)
 register.filter("milliseconds", formats.milliseconds)
+register.filter("seconds", formats.seconds)
 register.filter("percent", formats.percent)
 register.filter("percent_fine", formats.percent_fine)
 register.filter("duration", formats.duration)
+register.filter("clock", formats.clock)
 register.filter("period", formats.period)
 register.filter("usd", formats.usd)
 register.filter("usd_signed", formats.usd_signed)
@@ -169,6 +172,59 @@ def moment(at: datetime | float | None) -> SafeString:
 def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     """One number of a page's head that its script does not change."""
     return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})
+
+
+@register.simple_block_tag
+def cards(content: SafeString) -> SafeString:
+    """The table *content*, whose rows narrow windows show as cards: each cell knows its column's header, as `data-label`.
+
+    The header is the last row of its head, after the group of columns that it is in.
+    """
+    head, end, body = content.partition("</thead>")
+    labels, column, depth = _labels(head), 0, 0
+
+    def labelled(token: re.Match[str]) -> str:
+        nonlocal column, depth
+        closes, name, rest = token.groups()
+        if name == "table":
+            depth += -1 if closes else 1
+        elif depth or closes:  # of a table within a cell
+            return token[0]
+        elif name == "tr":
+            column = 0
+        else:
+            at, width = column, _span(rest)
+            column += width
+            if name == "td" and width == 1 and at < len(labels) and labels[at]:
+                return f'<td data-label="{labels[at]}"{rest}>'
+        return token[0]
+
+    return mark_safe(head + end + TOKEN.sub(labelled, body))  # noqa: S308 - what was rendered, with its own words
+
+
+TOKEN = re.compile(r"<(/?)(table|tr|th|td)\b([^>]*)>")
+HEADER = re.compile(r"<(th|td)\b([^>]*)>(.*?)</\1>", re.DOTALL)
+UNSPOKEN = re.compile(r'<span[^>]*(?:aria-hidden|class="unseen")[^>]*>.*?</span>|<[^>]+>', re.DOTALL)
+
+
+def _span(attributes: str) -> int:
+    width = re.search(r"""colspan=["']?(\d+)""", attributes)
+    return int(width[1]) if width else 1
+
+
+def _labels(head: str) -> list[str]:
+    """What each column is called, as text for an attribute."""
+    labels: list[str] = []
+    for row in head.split("<tr")[1:]:
+        groups, labels = labels, []
+        for _, attributes, inner in HEADER.findall(row):
+            text = UNSPOKEN.sub("", inner).strip().replace('"', "&quot;")
+            labels += [text] * _span(attributes)
+        labels = [
+            f"{group}: {label}" if group and label else label
+            for group, label in zip(groups + [""] * (len(labels) - len(groups)), labels, strict=False)
+        ]
+    return labels
 
 
 @register.simple_block_tag(takes_context=True)

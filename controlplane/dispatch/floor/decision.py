@@ -10,9 +10,8 @@ from controlplane.dispatch.floor.observation import EndpointMemory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.rules import alone, beneath
-from scheduling.scaling import EndpointView, floor_move
-from scheduling.scaling.endpoint import GRACE_S
-from scheduling.scaling.reactive import is_easy, reactive_wish
+from scheduling.scaling import EndpointView, alone_move, floor_move
+from scheduling.scaling.reactive import is_easy
 
 
 class Decision:
@@ -41,6 +40,8 @@ class Decision:
         if self.below_minimum(endpoint, view, members, memory):
             reason = f"Floor: {endpoint.spec.missing_instances} fewer than the {view.min_instances} it must have."
             return (1, reason) if now_s >= memory.retry_s else (0, "")
+        if endpoint.spec.shares_gpus and view.ready == 0:
+            return 0, ""  # a swap brings one up (`swapping`)
         view = replace(view, min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
         if view.ready == 0 or strategy_alive:
             if view.ready == 0 and now_s < memory.retry_s:
@@ -49,14 +50,12 @@ class Decision:
             return (1, wanted.reason) if wanted is not None else (0, "")
         settled = now_s - self._began_s >= tuned.FLOOR_SETTLE_S
         easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None and settled else 0.0
-        delta, why = reactive_wish(view, rule.within(view), easy_s)
-        if delta < 0 and (
-            view.since_ready_s < GRACE_S
-            # what could not be started again stays
-            or not any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
-        ):
+        made = alone_move(0, view, rule, easy_s)
+        # What could not be started again stays.
+        startable = any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
+        if made is None or (made.delta < 0 and not startable):
             return 0, ""
-        return delta, f"Floor: {why[:1].lower()}{why[1:]}."
+        return made.delta, made.reason
 
     def below_minimum(
         self, endpoint: Endpoint, view: EndpointView, members: list[Replica], memory: EndpointMemory

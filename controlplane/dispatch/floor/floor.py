@@ -16,7 +16,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from django.conf import settings
@@ -24,9 +26,11 @@ from django.conf import settings
 from controlplane.dispatch.floor.decision import Decision
 from controlplane.dispatch.floor.observation import Observation
 from controlplane.dispatch.floor.publication import Publication
+from controlplane.dispatch.floor.swapping import Swapping
 from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Submit
+from controlplane.dispatch.requests.reordering import Evicted
 from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
@@ -68,6 +72,12 @@ class Rows(Protocol):
     ) -> object | None:
         """One instance more (delta 1; *to_minimum* only below it) or fewer (-1); None if it cannot be made."""
 
+    def swap(self, instance_id: int, reason: str) -> object | None:
+        """Give that instance the GPUs that it shares; None if it cannot have them."""
+
+    def note_evictions(self, evictions: Sequence[Evicted]) -> None:
+        """Write an event for each."""
+
     def take_up_commands(self, patience_s: float) -> int:
         """Carry out the floor's own commands that waited for a worker for *patience_s*."""
 
@@ -76,8 +86,8 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*waiting* and *outlook*: see `Observation`. *owns* says whether this process has the regions; *read_inventory* lets
-    the topology agree with the rows."""
+    """*waiting*, *outlook* and *short*: see `Observation`. *evicted* has what is to become events. *owns* says whether this
+    process has the regions; *read_inventory* lets the topology agree with the rows."""
 
     def __init__(
         self,
@@ -86,6 +96,8 @@ class Floor:
         *,
         waiting: Callable[[Endpoint], int],
         outlook: Callable[[Endpoint], Outlook],
+        short: Callable[[Endpoint], int],
+        evicted: deque[Evicted],
         owns: Callable[[], bool],
         read_inventory: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
@@ -95,10 +107,12 @@ class Floor:
         self.rows = rows
         self.clock = clock
         self.job = job
+        self._evicted = evicted
         self._owns, self._read_inventory = owns, read_inventory
         self._began_s = clock()
-        self.observation = Observation(topology, waiting, outlook, clock)
+        self.observation = Observation(topology, waiting, outlook, clock, short=short)
         self.decision = Decision(topology, self._began_s)
+        self.swapping = Swapping(topology, waiting)
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False
@@ -141,6 +155,9 @@ class Floor:
         }
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
         self.publication.publish(views.values(), running, self._left_tokens(), now_s - self._began_s)
+        if self._evicted and now_s >= self._paused_until_s:
+            self._in_thread(partial(self.rows.note_evictions, [*self._evicted]), lambda: None)
+            self._evicted.clear()
         if not topology.tuned.FLOOR:
             return
         if now_s >= self._paused_until_s:
@@ -155,6 +172,8 @@ class Floor:
                 delta, reason = self.decision.decide(endpoint, view, replicas, memory, now_s, strategy_alive=alive)
                 if delta:
                     self._move(endpoint, view, replicas, delta, reason)
+            for instance_id, reason in self.swapping.wanted(now_s, time.time()):
+                self._in_thread(partial(self.rows.swap, instance_id, reason), lambda: None)
         if self._next_look_s <= now_s < self._watch_until_s and not self._looking:
             self._next_look_s = now_s + OWN_COMMANDS_S
             self._look_after_own(members)

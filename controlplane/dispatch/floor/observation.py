@@ -10,6 +10,7 @@ from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Submit
 from controlplane.fleet.lifecycle.stages import stage_of
+from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.scaling import EndpointView
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
@@ -47,7 +48,8 @@ class EndpointMemory:
 
 
 class Observation:
-    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps predict."""
+    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps predict, *short* how
+    many instances the global scheduler misses there."""
 
     def __init__(
         self,
@@ -56,11 +58,13 @@ class Observation:
         outlook: Callable[[Endpoint], Outlook],
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
+        *,
+        short: Callable[[Endpoint], int] = lambda endpoint: 0,
     ) -> None:
         self.topology = topology
         self.clock, self.wall_clock = clock, wall_clock
         self._began_s = clock()
-        self._waiting, self._outlook = waiting, outlook
+        self._waiting, self._outlook, self._short = waiting, outlook, short
         self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
 
     def memory(self, endpoint: int) -> EndpointMemory:
@@ -87,6 +91,8 @@ class Observation:
         topology = self.topology
         fleet, memory = topology.fleet, self.memory(endpoint.index)
         wall_s = self.wall_clock()
+        # Who sleeps on shared GPUs is woken by a swap, not by scaling.
+        members = [one for one in members if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)]
         stages = [
             stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
             for one in members
@@ -110,6 +116,7 @@ class Observation:
             Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint)),
             now_s,
             memory.changed_s,
+            short_instances=self._short(endpoint),
         )
 
 

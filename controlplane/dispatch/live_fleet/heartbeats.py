@@ -19,7 +19,7 @@ from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet.inventory import POLLED
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.fleet import services
-from controlplane.fleet.lifecycle.states import IllegalMove, InstanceState
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
@@ -114,7 +114,7 @@ class Heartbeats:
         self._rates(replica, metrics)
         self.topology.observe(replica, metrics)
         state = replica.spec.state
-        if state == InstanceState.FAILED:
+        if state == InstanceState.FAILED and not metrics.sleeping:
             await self._move(replica, InstanceState.LOADING, "it answers again")
         elif state == InstanceState.LOADING and not metrics.sleeping:
             if metrics.kv_cache_size_tokens and metrics.kv_cache_size_tokens != replica.spec.kv_capacity_tokens:
@@ -150,8 +150,8 @@ class Heartbeats:
         try:
             await database_sync_to_async(self._write_move)(replica.spec.instance_id, to, reason, inputs)
             self.refresh()
-        except IllegalMove as error:
-            logger.info("gateway: %s (an operator was faster)", error)
+        except ActionError as error:
+            logger.info("gateway: %s (somebody was faster)", error)
             self.refresh()
         finally:
             replica.moving = False

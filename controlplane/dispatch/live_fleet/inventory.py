@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from django.db.models import Min
 
-from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.fleet.lifecycle.states import AWAKE, InstanceState
 from controlplane.fleet.models import (
     Deployment,
     Instance,
@@ -17,6 +17,7 @@ from controlplane.fleet.models import (
     SloKind,
 )
 from controlplane.fleet.selectors import region_latencies_ms
+from controlplane.fleet.swaps.selectors import statuses
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
 from controlplane.tuning.selectors import Values, without_rows
@@ -24,6 +25,7 @@ from scheduling.fleet.profile import USUAL, Profile
 from scheduling.queueing.ordering import STRETCH
 from scheduling.routing.requests_ahead import MEASURED
 
+FAILED = InstanceState.FAILED
 POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
 
 
@@ -43,6 +45,8 @@ class EndpointSpec:
     launches: bool = False
     """Whether Pilothouse has started instances of the model, so that it can start one here."""
     ordering_stretch: float = STRETCH
+    shares_gpus: bool = False
+    """Whether a swap on shared GPUs can bring an instance up."""
     profile: Profile = USUAL
     """By which orderings measure requests: that of the oldest deployment."""
     tuned: Tunable = field(default_factory=without_rows)
@@ -64,10 +68,39 @@ class InstanceSpec:
     requests_ahead_limit: int = MEASURED
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
+    swap_group: str = ""  # those that share its GPUs; "" for none
     profile: Profile | None = None
     """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
     api_key: str = field(default="", repr=False)
     """The token that its server asks for; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapMemberSpec:
+    """One of the instances that share GPUs, also one that is stopped."""
+
+    instance_id: int
+    name: str
+    model: str
+    region: str
+    state: str
+    state_changed_at: float  # epoch seconds
+    swap_s: float
+    """How long a swap to it takes when nothing runs any more on who is awake: as measured, else usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapGroupSpec:
+    """Instances that share their GPUs, of which one at most is awake."""
+
+    name: str
+    members: tuple[SwapMemberSpec, ...]
+    in_progress: bool = False
+    """Whether a swap is."""
+
+    @property
+    def awake(self) -> SwapMemberSpec | None:
+        return next((one for one in self.members if one.state in AWAKE), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +120,22 @@ class Inventory:
     """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
     values: Values = field(default_factory=Values)
     """The settings in force."""
+    swap_groups: tuple[SwapGroupSpec, ...] = ()
 
 
 def read() -> Inventory:
-    """The active inventory, in seven queries. Order is stable: endpoints and instances by name."""
+    """The active inventory, in nine queries (more where GPUs are shared). Order is stable: by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
-    instances = list(rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
-    present = Counter(row.deployment_id for row in instances if row.state in PRESENT)
+    instances = list(
+        rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "swap_group")
+    )
+    present = Counter(Instance.objects.order_by().present().values_list("deployment_id", flat=True))
     launched = Instance.objects.launched().order_by()
     launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
     values = tuning.read()
+    swap_groups = _swap_groups()
+    sharing = {(one.model, one.region) for group in swap_groups for one in group.members if one.state != FAILED}
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
@@ -117,6 +155,7 @@ def read() -> Inventory:
             launches=(row.max_instances > 0 and row.model_id in launched_models) or bool(known and known.launches),
             ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
             tuned=values.of(row.model.name),
+            shares_gpus=key in sharing,
             profile=known.profile
             if known
             else _coefficients(profiles.get((row.model_id, row.gpu_type_id, row.tensor_parallel))),
@@ -144,6 +183,7 @@ def read() -> Inventory:
                 launched=row.launcher != Launcher.EXTERNAL,
                 api_key=row.token,
                 failures=row.failures,
+                swap_group=row.swap_group.name if row.swap_group else "",
                 profile=_measured(
                     profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
                 ),
@@ -153,6 +193,29 @@ def read() -> Inventory:
         ttft_slo_ms=SloClass.objects.filter(kind=SloKind.INTERACTIVE).aggregate(least=Min("ttft_target_ms"))["least"],
         values=values,
         latency_ms=region_latencies_ms(),
+        swap_groups=swap_groups,
+    )
+
+
+def _swap_groups() -> tuple[SwapGroupSpec, ...]:
+    return tuple(
+        SwapGroupSpec(
+            status.group.name,
+            tuple(
+                SwapMemberSpec(
+                    one.instance.pk,
+                    one.instance.name,
+                    one.instance.deployment.model.name,
+                    one.instance.deployment.region.name,
+                    one.instance.state,
+                    one.instance.state_changed_at.timestamp(),
+                    one.seconds,
+                )
+                for one in status.members
+            ),
+            status.running is not None,
+        )
+        for status in statuses()
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec, SwapGroupSpec
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.rules import look_ahead
@@ -35,6 +35,8 @@ class Endpoint:
     spec: EndpointSpec
     finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
+    running_sequences: int = 0  # of requests given to its instances
+    running_output_tokens: int = 0  # that those have streamed so far
     can_start: bool = False  # the floor would start an instance for what waits here
 
     @property
@@ -86,6 +88,7 @@ class Topology:
         self.values = Values()
         self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
+        self.swap_groups: tuple[SwapGroupSpec, ...] = ()
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
         self.by_slot: dict[int, Replica] = {}
@@ -125,6 +128,7 @@ class Topology:
         """Make the live picture agree with *inventory*."""
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
+        self.swap_groups = inventory.swap_groups
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)
@@ -218,6 +222,8 @@ class Topology:
         elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model now
             self._forget(replica)
             replica = self._add_replica(spec, endpoint)
+        if spec.state == InstanceState.SLEEPING and replica.requests:
+            self.lose(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
             replica.reachable, replica.silent_count, replica.lost = True, 0, ""
             forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there

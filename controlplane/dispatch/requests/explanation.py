@@ -28,7 +28,7 @@ from scheduling.routing.candidates import (
     RUNNING,
     SCORE,
 )
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
 
 CANDIDATES = 8  # that a trace shows
 
@@ -37,10 +37,13 @@ Parts = dict[str, float]
 
 
 def explain(
-    topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64]
+    topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64], pulled: str = ""
 ) -> dict[str, object]:
-    """`seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*."""
-    policy = POLICY_CODES[endpoint.spec.routing_policy]
+    """`seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*.
+
+    *pulled* says why the instance took it from its virtual queue, where no router was asked.
+    """
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
     rows: list[Row] = [row for row in candidates.tolist() if row[INSTANCE] >= 0]
     by_slot = topology.by_slot
     if policy >= PRESERVE:
@@ -66,7 +69,7 @@ def explain(
         )
     if policy < PRESERVE:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
     ahead = int(at_chosen[AHEAD])

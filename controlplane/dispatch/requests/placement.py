@@ -11,9 +11,11 @@ from controlplane.dispatch.requests.explanation import CANDIDATES, explain
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.dispatch.requests.waiting_times import WaitingTimes
 from controlplane.fleet.lifecycle.states import PRESENT
-from scheduling.dispatch import dispatch
-from scheduling.routing.candidates import COLUMNS
+from scheduling.dispatch import dispatch, send
+from scheduling.queueing.virtual_queues import insert_loose, pull
+from scheduling.routing.candidates import COLUMNS, write_loads
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import learn
 from scheduling.routing.regions import choose_region
@@ -27,6 +29,7 @@ class Placement:
         queue: WaitingQueue,
         anticipation: Anticipation,
         accounts: TokenAccounts,
+        times: WaitingTimes,
         clock: Callable[[], float],
         deliver: Deliver,
     ) -> None:
@@ -34,6 +37,7 @@ class Placement:
         self.queue = queue
         self.anticipation = anticipation
         self.accounts = accounts
+        self.times = times
         self.clock = clock
         self.deliver = deliver
         self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the decision in hand
@@ -61,36 +65,28 @@ class Placement:
         return None
 
     def coming(self, endpoint: Endpoint) -> bool:
-        """Whether an instance of *endpoint* is there or on its way."""
-        return any(replica.spec.state in PRESENT for replica in self.topology.members(endpoint))
+        """Whether an instance of *endpoint* is there or on its way, or a swap can bring one up."""
+        return endpoint.spec.shares_gpus or any(
+            replica.spec.state in PRESENT for replica in self.topology.members(endpoint)
+        )
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        policy = POLICY_CODES[endpoint.spec.routing_policy]
+        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
         while queue.count(endpoint):
-            if policy >= PRESERVE:
-                self.anticipation.fit(topology.fleet.endpoint.size)
-                slot, instance = dispatch_ahead(
-                    topology.fleet,
-                    topology.arrays,
-                    queue.arrays,
-                    self.anticipation.maps,
-                    queue.affinity,
-                    endpoint.index,
-                    policy,
-                    self._candidates,
-                )
-            else:
-                slot, instance = dispatch(
-                    topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
-                )
+            slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
             if slot < 0:
-                return
+                if grouped and not queue.may_balance(endpoint, self.clock()):
+                    break
+                slot, instance = self._route(endpoint, policy)
+            if slot < 0:
+                break
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
             request.attempts += 1
-            why = self._explain(request, endpoint, replica)
+            self.times.placed(request)
+            why = self._explain(request, endpoint, replica, pulled)
             self.accounts.opened(request, replica)
             if policy == LEAST_DELAY:
                 learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
@@ -109,15 +105,50 @@ class Placement:
                     request.queue_key_s,
                     request.placed_s,
                     why,
+                    keep_tokens=queue.grouped(endpoint),
                 )
             )
 
+        if grouped and queue.count(endpoint):
+            insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+
+    def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
+        """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
+        topology, queue = self.topology, self.queue
+        if policy < PRESERVE:
+            return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
+        self.anticipation.fit(topology.fleet.endpoint.size)
+        return dispatch_ahead(
+            topology.fleet,
+            topology.arrays,
+            queue.arrays,
+            self.anticipation.maps,
+            queue.affinity,
+            endpoint.index,
+            policy,
+            self._candidates,
+        )
+
+    def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
+        """What an instance of *endpoint* pulls from its own virtual queue, the instance, and why in words."""
+        topology, queue = self.topology, self.queue
+        now_s = queue.now_s(self.clock())
+        slot, instance = pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
+        if slot < 0:
+            return -1, -1, ""
+        words = queue.why_pulled(slot, now_s)
+        prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
+        write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
+        send(topology.fleet, topology.arrays, queue.arrays, slot, instance)
+        return slot, instance, words
+
     def pump_all(self) -> None:
+        self.queue.keep_order()
         for endpoint in self.topology.endpoints:
             if self.queue.count(endpoint):
                 self.pump(endpoint)
 
-    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica) -> dict[str, object]:
+    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
         """What the decision in hand saw: docs/routing.md."""
         return {
             "instance": replica.name,
@@ -126,5 +157,5 @@ class Placement:
             "ordering": endpoint.spec.ordering_policy,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
-            **explain(self.topology, endpoint, replica, self._candidates),
+            **explain(self.topology, endpoint, replica, self._candidates, pulled),
         }

@@ -39,7 +39,7 @@ class Rehoming:
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
-                if now_s - request.asked.arrived_s > held_s:
+                if not request.has_begun and now_s - request.asked.arrived_s > held_s:
                     self._unavailable(request, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
             self.rehome(endpoint)
 

@@ -9,6 +9,7 @@ from controlplane.dispatch.port import Submit
 
 if TYPE_CHECKING:
     from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
+    from controlplane.dispatch.requests.waiting_times import Estimate
 
 
 @dataclass(slots=True, eq=False)
@@ -17,9 +18,13 @@ class Request:
     predicted_tokens: int  # output that may come
     endpoint: Endpoint  # where it waits or runs
     slot: int = -1  # in the waiting set, while waiting
+    group: int = -1  # number of the request group that it joined last
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None
     attempts: int = 0
+    evictions: int = 0  # of those, that ended by one
+    evicting_s: float | None = None  # since when its instance is asked to give it up
+    kept_tokens: int = 0  # output of earlier instances: now part of what `asked` calls its prompt
     placed_s: float = 0.0
     output_tokens: int = 0  # that came so far
     expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
@@ -28,3 +33,9 @@ class Request:
     queued_tokens: int = 0  # of the prompt, what the arrays count as not prefilled
     ahead: int = -1  # in the look-ahead maps, while an instance has it
     ahead_tokens: int = 0  # output tokens that the maps know of
+    estimate: Estimate | None = None  # of its wait, when it came
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an instance had it that gave it up, or is asked what is to be gone on with: it is not refused."""
+        return self.evictions > 0 or self.kept_tokens > 0

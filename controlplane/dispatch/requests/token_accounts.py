@@ -23,6 +23,7 @@ class TokenAccounts:
         request.queued_tokens = request.expected_prompt
         replica.requests.add(request)
         self.topology.fleet.running[replica.slot] += request.asked.sequences - 1
+        replica.endpoint.running_sequences += request.asked.sequences
 
     def runs_unseen(self, request: Request, replica: Replica) -> None:
         """*request* is not streamed, so nobody hears when it begins: as if it did now."""
@@ -36,6 +37,7 @@ class TokenAccounts:
             if request.replica is None:
                 continue
             streams.append(request)
+            request.replica.endpoint.running_output_tokens += output_tokens - request.output_tokens
             request.output_tokens = output_tokens
             if request.queued_tokens:
                 self._prefilled(request)
@@ -58,6 +60,8 @@ class TokenAccounts:
             fleet = self.topology.fleet
             release(fleet, replica.slot, request.expected_tokens, request.counted_tokens)
             fleet.running[replica.slot] -= request.asked.sequences - 1
+            replica.endpoint.running_sequences -= request.asked.sequences
+            replica.endpoint.running_output_tokens -= request.output_tokens
             replica.requests.discard(request)
         return replica
 

@@ -1,15 +1,31 @@
-"""The waiting queue: every request that is held, in one waiting set with a heap for each endpoint.
+"""The waiting queue: every request that is held, in one waiting set with a heap for each endpoint, and request groups
+where its order is QLM's.
 
 It is the only owner of who waits where. Beside a request stands how its prompt begins, as far as the gateway has said.
 """
 
 import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
 from scheduling.lookahead.outlook import waiting_tokens
-from scheduling.queueing.ordering import ORDERINGS, queue_key
-from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting, in_order, push, remove
+from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
+from scheduling.queueing.ordering import ORDERINGS, QLM, queue_key
+from scheduling.queueing.virtual_queues import fit_groups, may_balance, reassign, regroup
+from scheduling.queueing.waiting_set import (
+    allocate_waiting,
+    enqueue,
+    free_slot,
+    grow_waiting,
+    in_order,
+    push,
+    rekey,
+    remove,
+)
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
@@ -18,13 +34,89 @@ class WaitingQueue:
 
     def __init__(self, topology: Topology, began_s: float) -> None:
         self.topology = topology
-        self.arrays = allocate_waiting(16, 1024)
+        self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
         self._began_s = began_s
+        self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
+        self.by_tenant: Counter[tuple[int, str]] = Counter()
+        """How many wait, by (tenant, model)."""
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def grouped(self, endpoint: Endpoint) -> bool:
+        """Whether what waits for *endpoint* is in request groups."""
+        return ORDERINGS[endpoint.spec.ordering_policy] == QLM
+
+    @property
+    def group_count(self) -> int:
+        """Request groups that wait."""
+        groups = self.arrays.groups
+        return int(groups.groups.size - groups.counters[FREE_GROUPS])
+
+    def keep_order(self) -> None:
+        """Let what waits be in the order that its endpoint has by now, and in groups whose instances still pull.
+
+        Call it after any change of the topology, and every second.
+        """
+        self.fit()
+        any_grouped, limits = False, dict[int, int]()
+        for endpoint in self.topology.endpoints:
+            ordering, before = ORDERINGS[endpoint.spec.ordering_policy], self._ordering.get(endpoint.index)
+            grouped = ordering == QLM
+            if before is not None and before != ordering:
+                for request in self.of(endpoint):
+                    rekey(self.arrays, request.slot, self._key_at(request, endpoint))
+            groups, within = self.arrays.groups, GROUP_ORDERS[endpoint.spec.tuned.GROUP_ORDER]
+            if grouped != (groups.limit[endpoint.index] > 0) or (grouped and groups.within[endpoint.index] != within):
+                groups.within[endpoint.index] = within
+                limits[endpoint.index] = self._limit(endpoint) if grouped else 0
+            elif grouped:
+                groups.limit[endpoint.index] = self._limit(endpoint)
+            self._ordering[endpoint.index] = ordering
+            any_grouped = any_grouped or grouped
+        if limits:
+            regroup(self.arrays, limits)
+            for index in limits:
+                for request in self.of(self.topology.endpoints[index]):
+                    self._note_group(request)
+        if any_grouped:
+            reassign(self.topology.fleet, self.topology.arrays, self.arrays)
+
+    def _limit(self, endpoint: Endpoint) -> int:
+        topology = self.topology
+        batches = float(endpoint.spec.tuned.GROUP_BATCHES)
+        return int(fit_groups(topology.fleet, topology.arrays, self.arrays.groups, endpoint.index, batches))
+
+    def _key_at(self, request: Request, endpoint: Endpoint) -> float:
+        """The queue key of *request*, which has a slot, at *endpoint*; noted for the instance too."""
+        arrays, slot = self.arrays, request.slot
+        arrival_s, deadline_s = float(arrays.arrival_s[slot]), float(arrays.deadline_s[slot])
+        prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
+        key = _queue_key(endpoint, arrival_s, deadline_s, request.asked.priority, prompt, output)
+        request.queue_key_s = key - arrival_s + request.asked.arrived_at
+        return key
+
+    def may_balance(self, endpoint: Endpoint, clock_s: float) -> bool:
+        """Whether what is due first for *endpoint* may go to any instance, though it may stand in the queue of one."""
+        topology = self.topology
+        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.now_s(clock_s))
+
+    def why_pulled(self, slot: int, now_s: float) -> str:
+        """Why the request in *slot* is pulled, for the decision trace."""
+        groups = self.arrays.groups
+        group: Any = groups.groups[groups.members[slot].group]
+        slack_s = float(self.arrays.key[slot]) - now_s
+        due = f"due in {slack_s:,.1f} s" if slack_s >= 0 else f"due {-slack_s:,.1f} s ago"
+        return (
+            f"Pulled from its own virtual queue of {int(groups.queues[group.queue].groups)} request groups: "
+            f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
+        )
+
+    def now_s(self, clock_s: float) -> float:
+        """*clock_s* on the clock of the waiting set."""
+        return clock_s - self._began_s
 
     def count(self, endpoint: Endpoint) -> int:
         """Requests that wait for *endpoint*."""
@@ -39,11 +131,25 @@ class WaitingQueue:
         slots = self.arrays.heap[endpoint.index, : self.count(endpoint)] if self.count(endpoint) else ()
         return [self._held[int(slot)] for slot in slots]
 
+    def at(self, slot: int) -> Request:
+        """The request that waits in *slot*."""
+        return self._held[slot]
+
     def in_order(self, endpoint: Endpoint) -> list[Request]:
         """Those that wait for *endpoint*, in the order in which they would leave."""
         if not self.count(endpoint):
             return []
         return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
+
+    def first(self, endpoint: Endpoint, most: int) -> list[Request]:
+        """The first *most* of those, without putting all in order."""
+        count = self.count(endpoint)
+        if count <= most:
+            return self.in_order(endpoint)
+        slots = self.arrays.heap[endpoint.index, :count]
+        slots = slots[np.argpartition(self.arrays.key[slots], most)[:most]]
+        ordered = slots[np.lexsort((self.arrays.sequence[slots], self.arrays.key[slots]))]
+        return [self._held[slot] for slot in ordered.tolist()]
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
         """Let *request* wait for *endpoint*, with a queue key by the ordering there."""
@@ -76,23 +182,27 @@ class WaitingQueue:
             -1,
         )
         self._held[request.slot] = request
+        self._note_group(request)
+        self.by_tenant[asked.tenant_id, asked.model] += 1
         request.endpoint = endpoint
         self.note_prefix(request)
 
     def move(self, request: Request, target: Endpoint) -> None:
         """Let *request*, which waits, wait for *target* instead, with the queue key that it has by the ordering there."""
-        arrays, slot = self.arrays, request.slot
-        remove(arrays, slot)
-        arrival_s, deadline_s = float(arrays.arrival_s[slot]), float(arrays.deadline_s[slot])
-        prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
-        key = _queue_key(target, arrival_s, deadline_s, request.asked.priority, prompt, output)
-        request.queue_key_s = key - arrival_s + request.asked.arrived_at
-        push(arrays, target.index, slot, key)
+        remove(self.arrays, request.slot)
+        push(self.arrays, target.index, request.slot, self._key_at(request, target))
+        self._note_group(request)
         request.endpoint = target
+
+    def _note_group(self, request: Request) -> None:
+        groups = self.arrays.groups
+        group = int(groups.members["group"][request.slot])
+        request.group = int(groups.groups["number"][group]) if group >= 0 else -1
 
     def take_out(self, slot: int) -> Request:
         """The request in *slot*, which waits no more, and may have been popped already."""
         request = self._held.pop(slot)
+        self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
         free_slot(self.arrays, slot)
         request.slot = -1
         return request
@@ -100,13 +210,16 @@ class WaitingQueue:
     def fit(self) -> None:
         """Let the waiting set have a heap for every endpoint and a slot to spare: kernels index without a check."""
         endpoints, capacity = self.arrays.heap.shape
-        if endpoints < len(self.topology.endpoints) or len(self._held) >= capacity:
+        instances = self.topology.fleet.endpoint.size
+        full = len(self._held) >= capacity
+        if full or endpoints < len(self.topology.endpoints) or self.arrays.groups.queues.size < instances:
             self.arrays = grow_waiting(
                 self.arrays,
-                2 * capacity if len(self._held) >= capacity else capacity,
+                2 * capacity if full else capacity,
                 max(endpoints, self.topology.arrays.cursor.size),
+                instances,
             )
-        instances, slots = self.topology.fleet.endpoint.size, self.arrays.key.size
+        slots = self.arrays.key.size
         if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
             self.affinity = grow_affinity(self.affinity, instances, slots)
 

@@ -9,7 +9,7 @@ import numpy as np
 from controlplane.experiments.shared.scenes import SILO
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
-from scheduling.simulation.simulator import Result
+from scheduling.simulation.result import Result
 from scheduling.simulation.strategies import StrategyRun
 
 INTERACTIVE_CLASS = 0

@@ -15,7 +15,8 @@ from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid
 from scheduling.scaling.endpoint import Wish
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.engine.lookahead import memory_held
-from scheduling.simulation.simulator import Result, Simulation
+from scheduling.simulation.result import Result
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Advisor, Bounds, Control
 from scheduling.simulation.workload.requests import Requests
 

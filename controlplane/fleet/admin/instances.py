@@ -21,6 +21,8 @@ from controlplane.fleet.models import (
     InstanceCommand,
     Launcher,
     Rollout,
+    Swap,
+    SwapGroup,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
     form = InstanceForm
     list_display = ["name", "state_mark", "model_name", "region", "hardware", "node", "launcher", "state_changed_at"]
     list_filter = ["state", "deployment__region", "deployment__model", "deployment__gpu_type", "launcher"]
-    list_select_related = ["deployment__model", "deployment__region", "deployment__gpu_type", "node"]
+    list_select_related = ["deployment__model", "deployment__region", "deployment__gpu_type", "node", "swap_group"]
     search_fields = ["name", "url", "deployment__model__name", "node__name"]
     autocomplete_fields = ["deployment", "node"]
     readonly_fields = [
@@ -49,6 +51,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         "kv_capacity_tokens",
         "process_id",
         "failures",
+        "swap_group",
         "created_at",
         "changed_at",
     ]
@@ -63,7 +66,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         operator_action(Action.WAKE, "They take their weights back and are ready when they answer."),
     ]
     fieldsets = [
-        (None, {"fields": ["name", "deployment", "node"]}),
+        (None, {"fields": ["name", "deployment", "node", "swap_group"]}),
         ("Server", {"fields": ["launcher", "url", "host", "process_id", "kv_capacity_tokens"]}),
         (
             "State",
@@ -117,7 +120,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         """Only stopped instances are deleted: behind the others there may be a server that nobody would stop any more."""
         to_delete, counts, permissions, protected = super().get_deleted_objects(objs, request)
         alive = [f"{row} is {row.state}: stop it first" for row in objs if row.state != InstanceState.STOPPED]
-        return to_delete, counts, permissions - {"instance command"}, [*protected, *alive]
+        return to_delete, counts, permissions - {"instance command", "swap"}, [*protected, *alive]
 
     def after_write(self, request: HttpRequest, row: Instance, *, created: bool) -> None:
         if created:
@@ -131,6 +134,22 @@ class InstanceCommandAdmin(ReadOnlyAdmin[InstanceCommand]):
     list_filter = ["state", "verb", "created_at"]
     list_select_related = ["instance"]
     search_fields = ["instance__name", "actor", "reason", "error"]
+
+
+@admin.register(SwapGroup)
+class SwapGroupAdmin(InventoryAdmin[SwapGroup]):
+    list_display = ["name", "cpu_memory_bytes", "created_at"]
+    search_fields = ["name"]
+
+
+@admin.register(Swap)
+class SwapAdmin(ReadOnlyAdmin[Swap]):
+    list_display = [
+        "started_at", "group", "instance", "state", "tier", "sleep_tier", "drain_s", "sleep_s", "load_s", "actor", "message",
+    ]  # fmt: skip
+    list_filter = ["state", "tier", "started_at"]
+    list_select_related = ["group", "instance"]
+    search_fields = ["group__name", "instance__name", "actor", "reason", "message"]
 
 
 @admin.register(Rollout)

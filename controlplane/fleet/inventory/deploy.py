@@ -20,6 +20,7 @@ from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, GPU_TYPE, INSTANCE, MODEL, NODE, REGION
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
     Deployment,
     Device,
@@ -31,6 +32,8 @@ from controlplane.fleet.models import (
     PerformanceProfile,
     Region,
 )
+from controlplane.fleet.services import notify
+from controlplane.fleet.swaps.services import group_of
 
 if TYPE_CHECKING:
     from scheduling.fleet.profile import Profile
@@ -49,6 +52,7 @@ FIELDS: Final = {
     "title": "model",
     "memory_bytes": "gpu_type",
     "on_demand_usd_per_hour": "usd_per_gpu_hour",
+    "swap_group": "share_gpus_with",
 }
 """Fields of rows that have another name here."""
 
@@ -83,6 +87,8 @@ class Wanted:
     max_instances: int = 4
     launcher: str = ""
     """Empty: that of most instances that Pilothouse starts."""
+    share_gpus_with: str = ""
+    """An instance, by name, with whose GPUs it is to be served, one of the two awake at a time; empty: GPUs of its own."""
 
     @property
     def weights_bytes(self) -> int | None:
@@ -138,7 +144,7 @@ def estimate(wanted: Wanted) -> Estimate:
     held = _held_profile(model, gpu_type, wanted.tensor_parallel)
     profile = held.coefficients() if held else _profile(wanted, weights, kv_bytes)
     free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
-    instances = max(1, wanted.min_instances)
+    instances = 0 if wanted.share_gpus_with else max(1, wanted.min_instances)
     return Estimate(
         weights_bytes=weights,
         kv_bytes_per_token=kv_bytes,
@@ -205,7 +211,7 @@ def deploy(wanted: Wanted, actor: User | str, reason: str = "") -> Deployed:
             REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason
         )
     gpu_type = _gpu_type(wanted, actor, reason)
-    if wanted.gpus:
+    if wanted.gpus and not wanted.share_gpus_with:
         values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
         with _naming("gpus"):
             services.create(NODE, {"name": _node_name(wanted)} | values, actor, reason)
@@ -217,7 +223,10 @@ def deploy(wanted: Wanted, actor: User | str, reason: str = "") -> Deployed:
     with _naming("gpu_type"):
         deployment = services.create(DEPLOYMENT, _deployment(wanted), actor, reason)
     profile = _store_profile(wanted, model, gpu_type, actor, reason)
-    instances = _start(wanted, deployment, actor, reason)
+    if wanted.share_gpus_with:
+        instances = _share(wanted, deployment, actor, reason)
+    else:
+        instances = _start(wanted, deployment, actor, reason)
     record(
         "model.deployed",
         model,
@@ -334,6 +343,28 @@ def _start(wanted: Wanted, deployment: Deployment, actor: User | str, reason: st
         with _naming("launcher"):
             started.append(services.create(INSTANCE, names | values, actor, reason or "deployed"))
     return tuple(started)
+
+
+def _share(wanted: Wanted, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
+    """One instance on the GPUs of another: stopped, until a swap gives them to it."""
+    other = Instance.objects.select_related("deployment", "node").filter(name=wanted.share_gpus_with).first()
+    if other is None:
+        raise ValidationError({"share_gpus_with": f"There is no instance {wanted.share_gpus_with!r}."})
+    places.lock(Deployment.objects.filter(pk__in=(deployment.pk, other.deployment_id)))
+    row = Instance(
+        name=places.free_name(deployment),
+        deployment=deployment,
+        launcher=wanted.launcher or usual_launcher(),
+        node=other.node,
+        state=InstanceState.STOPPED,
+        swap_group=group_of(other, actor, reason),
+    )
+    with _naming("share_gpus_with"):
+        row.full_clean()
+    row.save()
+    record_creation(row, actor, reason=reason)
+    transaction.on_commit(notify)
+    return (row,)
 
 
 def usual_launcher() -> str:

@@ -4,7 +4,8 @@ import shlex
 
 from django.conf import settings
 
-from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile
+from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
+from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
 from workers.vllm.launcher import CHECKED, LaunchError, LaunchSpec
 from workers.vllm.serve import problem_with
 
@@ -40,6 +41,9 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
         startup_s=EMULATED_STARTUP_S,
+        sleep_s=usual_sleep_s(deployment, Tier.CPU),
+        wake_s=usual_load_s(deployment, Tier.CPU),
+        reload_s=usual_load_s(deployment, Tier.STORAGE),
     )
 
 
@@ -47,6 +51,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
     """What the process launcher starts for *instance*; without one, for any of them."""
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
+    shares = instance is not None and instance.swap_group_id is not None
     return LaunchSpec(
         name=instance.name if instance else "any",
         model=deployment.model.name,
@@ -58,12 +63,22 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
         host=node.address if node else "127.0.0.1",
         tensor_parallel=deployment.tensor_parallel,
         gpus=node.gpu_count if node and not on_cpu else 0,
+        shares_gpus_with=_sharing(instance) if instance else (),
+        sleep_mode=shares and not on_cpu,  # vLLM refuses it on CPUs
         gpu_memory_utilization=deployment.gpu_memory_utilization,
         cpu_kv_bytes=deployment.expected_kv_tokens * deployment.model.kv_bytes_per_token if on_cpu else None,
         extra_args=tuple(shlex.split(deployment.vllm_args)),
         environment={**deployment.environment, **deployment.secrets},
         api_key=deployment.api_key,
     )
+
+
+def _sharing(instance: Instance) -> tuple[str, ...]:
+    """Names of the others of its swap group."""
+    if instance.swap_group_id is None:
+        return ()
+    others = Instance.objects.filter(swap_group=instance.swap_group_id).exclude(pk=instance.pk)
+    return tuple(others.order_by("pk").values_list("name", flat=True))
 
 
 def arguments_problem(deployment: Deployment) -> str:

@@ -33,6 +33,10 @@ PRESENT = COMING | {_S.READY}
 """States of instances that serve or soon will: what targets and bounds count."""
 
 
+AWAKE = PRESENT | {_S.DRAINING}
+"""States in which an instance has its GPUs to itself: of those that share theirs, one at most is in them."""
+
+
 class ActionError(ValueError):
     """An operator's action does not fit the instance's present state; the text says why and can be shown."""
 

@@ -5,6 +5,7 @@ from controlplane.fleet.models.instances import CommandState, CommandVerb, Insta
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Deployment, Model, OrderingPolicy, PerformanceProfile, RoutingPolicy
 from controlplane.fleet.models.slo import SloClass, SloKind
+from controlplane.fleet.models.swaps import Swap, SwapGroup, SwapState, Tier
 
 __all__ = [
     "CommandState",
@@ -26,4 +27,8 @@ __all__ = [
     "RoutingPolicy",
     "SloClass",
     "SloKind",
+    "Swap",
+    "SwapGroup",
+    "SwapState",
+    "Tier",
 ]

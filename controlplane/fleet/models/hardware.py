@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
-from django.db.models import F, Q, Sum
+from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
@@ -105,11 +106,25 @@ def gpus_of(path: str = "") -> Coalesce:
     return Coalesce(started, F(f"{path}deployment__tensor_parallel"), output_field=models.IntegerField())
 
 
+def _counted_once(instances: "QuerySet[Instance]") -> "QuerySet[Instance]":
+    """Those of *instances* that are not stopped, of each swap group the oldest one: they share their GPUs."""
+    living = _instances().exclude(state=InstanceState.STOPPED)
+    older = living.filter(swap_group=OuterRef("swap_group"), pk__lt=OuterRef("pk"))
+    return instances.exclude(state=InstanceState.STOPPED).exclude(Exists(older))
+
+
+def _instances() -> "QuerySet[Instance]":
+    """All instances, without order; their model is defined on top of nodes."""
+    rows: QuerySet[Instance] = apps.get_model("fleet", "Instance").objects.order_by()
+    return rows
+
+
 class NodeQuerySet(models.QuerySet["Node"]):
     def with_gpus_used(self) -> "NodeQuerySet":
-        """Annotate `gpus_used`: GPUs that instances which are not stopped have."""
-        living = ~Q(instances__state=InstanceState.STOPPED)
-        return self.annotate(gpus_used=Coalesce(Sum(gpus_of("instances__"), filter=living), 0))
+        """Annotate `gpus_used`: GPUs that instances which are not stopped have; shared ones count once."""
+        here = _counted_once(_instances().filter(node=OuterRef("pk")))
+        used = here.values("node").annotate(gpus=Sum(gpus_of())).values("gpus")
+        return self.annotate(gpus_used=Coalesce(Subquery(used, output_field=models.IntegerField()), 0))
 
 
 class Node(models.Model):
@@ -138,11 +153,13 @@ class Node(models.Model):
         return self.name
 
     def free_gpus(self, without: "Instance | None" = None) -> int:
-        """GPUs that no instance has, except stopped ones and *without*."""
-        instances = self.instances.exclude(state=InstanceState.STOPPED)
+        """GPUs that no instance has, except stopped ones and *without*, with those that it shares them with."""
+        instances = self.instances.all()
         if without is not None:
             instances = instances.exclude(pk=without.pk)
-        return self.gpu_count - (instances.aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
+            if without.swap_group_id is not None:
+                instances = instances.exclude(swap_group=without.swap_group_id)
+        return self.gpu_count - (_counted_once(instances).aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
 
     def clean(self) -> None:
         if not self.pk:

@@ -5,9 +5,10 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import AWAKE, PRESENT, InstanceState
 from controlplane.fleet.models.hardware import Node
 from controlplane.fleet.models.serving import Deployment
+from controlplane.fleet.models.swaps import SwapGroup, Tier
 from controlplane.fleet.validators import validate_base_url
 
 
@@ -23,6 +24,11 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
     def launched(self) -> "InstanceQuerySet":
         """Those that Pilothouse starts and stops."""
         return self.exclude(launcher=Launcher.EXTERNAL)
+
+    def present(self) -> "InstanceQuerySet":
+        """Those that serve or soon will, also after a swap on the GPUs that they share: what targets and bounds count."""
+        sharing = Q(swap_group__isnull=False) & ~Q(state=InstanceState.FAILED)
+        return self.filter(Q(state__in=PRESENT) | sharing)
 
 
 class Instance(models.Model):
@@ -65,6 +71,17 @@ class Instance(models.Model):
         editable=False,
         help_text="Settings that its server was started with, secrets as digests; empty: not known.",
     )
+    swap_group = models.ForeignKey(
+        SwapGroup,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="instances",
+        help_text="Instances that share its GPUs, of which one at most is awake; empty: its GPUs are its own.",
+    )
+    sleep_level = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="vLLM's, while it sleeps: 1 keeps the weights in CPU memory, 2 discards them."
+    )
     api_key = models.CharField(
         "API key",
         max_length=255,
@@ -86,7 +103,10 @@ class Instance(models.Model):
                 fields=["url"],
                 condition=~Q(url="") & ~Q(state=InstanceState.STOPPED),
                 name="one_living_instance_per_url",
-            )
+            ),
+            models.UniqueConstraint(
+                fields=["swap_group"], condition=Q(state__in=sorted(AWAKE)), name="one_awake_instance_per_swap_group"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -96,6 +116,13 @@ class Instance(models.Model):
     def token(self) -> str:
         """What its server asks for ("" for nothing): of one that Pilothouse started, what it was started with."""
         return self.deployment.api_key if self.launcher == Launcher.EXTERNAL else self.api_key
+
+    @property
+    def tier(self) -> Tier:
+        """Where its weights are, or are on the way to."""
+        if self.state == InstanceState.SLEEPING:
+            return Tier.STORAGE if self.sleep_level == 2 else Tier.CPU
+        return Tier.GPU if self.state in AWAKE else Tier.STOPPED
 
     @property
     def max_num_seqs(self) -> int:
@@ -114,6 +141,8 @@ class Instance(models.Model):
             errors.update(self._errors_of_launcher())
             if self.node is not None:
                 errors.update(self._errors_of_node(self.node))
+            if self.swap_group is not None:
+                errors.update(self._errors_of_swap_group(self.swap_group))
         if errors:
             raise ValidationError(errors)
 
@@ -126,6 +155,22 @@ class Instance(models.Model):
                 "launcher": f"An emulated instance needs a performance profile; there is none for {deployment.model} "
                 f"on {deployment.tensor_parallel} x {deployment.gpu_type}."
             }
+        return {}
+
+    def _errors_of_swap_group(self, group: SwapGroup) -> dict[str, str]:
+        """Its members have the same GPUs: a node, a type and a number of them."""
+        own = self.deployment
+        for other in group.instances.exclude(pk=self.pk).select_related("deployment__gpu_type", "node"):
+            theirs = other.deployment
+            if (own.gpu_type_id, own.tensor_parallel) != (theirs.gpu_type_id, theirs.tensor_parallel):
+                return {
+                    "swap_group": f"{other.name} has {theirs.tensor_parallel} x {theirs.gpu_type} in {group}; this "
+                    f"deployment asks for {own.tensor_parallel} x {own.gpu_type}."
+                }
+            if own.region_id != theirs.region_id or self.node_id != other.node_id:
+                return {"swap_group": f"{other.name} of {group} is on {other.node or 'no node'}: share its place."}
+            if own.pk == theirs.pk:
+                return {"swap_group": f"{other.name} of {group} serves {own.model} too: share GPUs with another model."}
         return {}
 
     def _errors_of_node(self, node: Node) -> dict[str, str]:
@@ -175,6 +220,8 @@ class InstanceCommand(models.Model):
     actor = models.CharField(max_length=120)
     reason = models.CharField(max_length=255, blank=True)
     error = models.TextField(blank=True)
+    sleep_level = models.PositiveSmallIntegerField(default=1, help_text="Of a sleep: vLLM's level.")
+    drained_at = models.DateTimeField(null=True, blank=True, help_text="Of a sleep: when nothing ran any more.")
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)

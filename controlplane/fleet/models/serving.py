@@ -170,6 +170,7 @@ class OrderingPolicy(models.TextChoices):
     SSJF = "ssjf", "Priority of the SLO class, then shortest predicted first, with aging"
     DEADLINE = "deadline", "Earliest deadline first"
     SLACK = "slack", "Least slack first"
+    QLM = "qlm", "Request groups in virtual queues (QLM)"
 
 
 NOT_LIVE = {

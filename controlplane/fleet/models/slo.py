@@ -77,6 +77,12 @@ class SloClass(models.Model):
     def __str__(self) -> str:
         return self.title
 
+    @property
+    def promises(self) -> bool:
+        """Whether there is anything that a request of it could miss."""
+        targets = (self.ttft_target_ms, self.itl_target_ms, self.e2e_target_ms, self.deadline_s)
+        return any(target is not None for target in targets)
+
     def clean(self) -> None:
         errors = {}
         targets = ("ttft_target_ms", "itl_target_ms", "e2e_target_ms")

@@ -15,7 +15,8 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
 from workers.vllm.launcher import LaunchError, LaunchSpec
 
-OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s"})
+OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"})
+OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
 """What differs between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache"}

@@ -113,6 +113,10 @@ class Records:
                 attempts=course.attempts,
                 trace=orjson.dumps(course.trace).decode(),
                 error_message=course.error_message,
+                queue_position=course.queue_position,
+                estimated_wait_s=course.estimated_wait_s,
+                estimated_wait_p99_s=course.estimated_wait_p99_s,
+                evictions=course.evictions,
             )
         )
         return prompt_tokens + served_tokens

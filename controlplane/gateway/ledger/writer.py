@@ -61,6 +61,10 @@ class Entry(NamedTuple):
     unserved: bool = False
     retry: int = 0
     repeated: bool = False
+    queue_position: int | None = None
+    estimated_wait_s: float | None = None
+    estimated_wait_p99_s: float | None = None
+    evictions: int = 0
 
 
 _QUOTE = connection.ops.quote_name

@@ -9,13 +9,13 @@ import logging
 import math
 import time
 from collections import defaultdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 
 from controlplane.lengths import notes
 from controlplane.lengths.services import BUNDLED, Assigned, InUse
-from forecasting.lengths import MODELS, LengthQuery
+from forecasting.lengths import MODELS, ON_ENCODER, LengthQuery
 from forecasting.lengths.service.calibration import DriftAlarm, PerPair
 from forecasting.lengths.service.embedding_cache import Lesson, Limits
 from forecasting.lengths.service.online import Online
@@ -29,6 +29,17 @@ AGAIN_S: Final = 60.0
 NO_CACHE: Final = Limits()
 IN_LINE_AGAIN_S: Final = 120.0
 """A model that was too slow to answer in line is measured again after this: the machine may have had much else to do."""
+
+
+class Budgets(NamedTuple):
+    """How long a request of one model waits for its predicted length at most, in seconds."""
+
+    usual_s: float
+    encoder_s: float
+    """Where a length model on an encoder is asked."""
+
+    def of(self, kind: str) -> float:
+        return self.encoder_s if kind in ON_ENCODER else self.usual_s
 
 
 def quick(kind: str) -> bool:

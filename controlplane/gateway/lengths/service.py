@@ -19,7 +19,7 @@ from typing import Any, Final
 from channels.db import database_sync_to_async
 
 from controlplane.gateway.admission.validation import Call
-from controlplane.gateway.lengths.answering import Answerer, Answering
+from controlplane.gateway.lengths.answering import Answerer, Answering, Budgets
 from controlplane.gateway.lengths.prediction import FORCED, SOURCES, Prediction, bounded, query_of
 from controlplane.gateway.lengths.shadows import Shadows
 from controlplane.jobs.record import Job, Jobs
@@ -104,9 +104,15 @@ class LengthService:
             Limits(tuned.LENGTH_EMBEDDING_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_EMBEDDING_SIMILARITY)
         )
 
-    def budget_s(self, model: str) -> float:
+    def budgets(self, model: str) -> Budgets:
         """How long a request of *model* waits for its predicted length at most."""
-        return self._values.of(model).LENGTH_BUDGET_MS / 1000
+        tuned = self._values.of(model)
+        return Budgets(tuned.LENGTH_BUDGET_MS / 1000, tuned.LENGTH_ENCODER_BUDGET_MS / 1000)
+
+    def budget_s(self, model: str) -> float:
+        """The same, for the version that answers for *model* now."""
+        answerer = self.answering.of(model)
+        return self.budgets(model).of(answerer.version.kind if answerer else "")
 
     async def _refresh(self) -> None:
         """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
@@ -183,7 +189,7 @@ class LengthService:
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
             return None, Why.DOWN
-        return active, active.predictor.ask_now(query, self.budget_s(query.model))
+        return active, active.predictor.ask_now(query, self.budgets(query.model).of(active.version.kind))
 
     def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
         tokens = self.prior.output_tokens(asked)
@@ -202,7 +208,7 @@ class LengthService:
         if active is not None and report["version"] == active.version.name:
             named = {model for other in self.answering.reports() for model in other["models"]}
             models += ["", *(self._values.rows.keys() - named)]
-        return sorted({self.budget_s(model) * 1000 for model in models})
+        return sorted({self.budgets(model).of(report["kind"]) * 1000 for model in models})
 
     # A request ends
 
@@ -249,7 +255,7 @@ class LengthService:
                 logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
                 self.notes.drifts.append(Drift(*pair, alarm.raised, by.version.name))
             if by is self.answering.active:
-                self.shadows.see(query, real, self.budget_s(query.model), cut=cut)
+                self.shadows.see(query, real, self.budgets(query.model), cut=cut)
         elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
@@ -321,6 +327,9 @@ class LengthService:
             ],
             "version": active.version.name if active else "",
             "shadow": ", ".join(self.shadows.names),
-            "models": [{**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()],
+            "models": [
+                *({**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()),
+                *self.shadows.reports([self.budgets(model) for model in ("", *self._values.rows)]),
+            ],
             "restarts": sum(answerer.restarts for answerer in answerers),
         }

@@ -5,10 +5,10 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from controlplane.gateway.lengths.answering import AGAIN_S, own_process, quick
+from controlplane.gateway.lengths.answering import AGAIN_S, Budgets, own_process, quick
 from controlplane.lengths import notes
 from controlplane.lengths.selectors import SHADOW
 from controlplane.lengths.services import InUse
@@ -34,7 +34,7 @@ class Answered(NamedTuple):
     query: LengthQuery
     real: float
     cut: bool
-    budget_s: float
+    budgets: Budgets
     at: float  # epoch seconds
 
 
@@ -46,6 +46,7 @@ class Shadow:
         self._model = model
         self._process: SubprocessPredictor | None = None
         self._online = Online(notes.reader())
+        self._in_time = 0
 
     @classmethod
     async def of(cls, version: InUse) -> "Shadow":
@@ -60,11 +61,27 @@ class Shadow:
         if self._process is not None:
             await self._process.stop()
 
+    def report(self, budgets: Iterable[Budgets]) -> dict[str, Any] | None:
+        """For the published summary, with *budgets* of the models that it is asked about; None if it is quick."""
+        if self._process is None:
+            return None
+        return {
+            "version": self.version.name,
+            "kind": self.version.kind,
+            "own_process": True,
+            "shadow": True,
+            "models": [],
+            "budgets_ms": sorted({one.of(self.version.kind) * 1000 for one in budgets}),
+            "restarts": self._process.restarts,
+            **self._process.timing.report(),
+            "in_time": self._in_time,
+        }
+
     async def measures(self, answered: Sequence[Answered]) -> list[Measured]:
         """What it would have said of *answered*."""
         replies = await self._replies([one.query for one in answered])
         measured: list[Measured] = []
-        for (query, real, cut, budget_s, at), (reply, took_s) in zip(answered, replies, strict=True):
+        for (query, real, cut, budgets, at), (reply, took_s) in zip(answered, replies, strict=True):
             if isinstance(reply, Why):
                 continue
             most = float(query.max_tokens or math.inf)
@@ -72,9 +89,9 @@ class Shadow:
             self._online.learn(query, righted, real, cut=cut)
             quantiles = righted.quantiles
             predicted = (min(righted.tokens, most), min(quantiles[len(quantiles) // 2], most), min(quantiles[-1], most))
-            measured.append(
-                (at, query.model, query.tenant, f"{SHADOW} {self.version.name}", predicted, real, took_s > budget_s)
-            )
+            late = took_s > budgets.of(self.version.kind)
+            self._in_time += not late
+            measured.append((at, query.model, query.tenant, f"{SHADOW} {self.version.name}", predicted, real, late))
         return measured
 
     async def _replies(self, queries: list[LengthQuery]) -> list[tuple[Answer | Why, float]]:
@@ -124,10 +141,15 @@ class Shadows:
                 continue
             self._answered.clear()
 
-    def see(self, query: LengthQuery, real: float, budget_s: float, *, cut: bool) -> None:
-        """The version in use answered *query*, which waits for *budget_s* at most and came to *real* tokens."""
+    def see(self, query: LengthQuery, real: float, budgets: Budgets, *, cut: bool) -> None:
+        """The version in use answered *query*, which came to *real* tokens; *budgets* are those of its model."""
         if self._shadows:
-            self._answered.append(Answered(query, real, cut, budget_s, time.time()))
+            self._answered.append(Answered(query, real, cut, budgets, time.time()))
+
+    def reports(self, budgets: Iterable[Budgets]) -> list[dict[str, Any]]:
+        """Of those in a process of their own, as of a version that answers."""
+        made = (shadow.report(budgets) for shadow in self._shadows.values())
+        return [report for report in made if report is not None]
 
     async def measures(self) -> list[Measured]:
         """What each would have said of the last requests."""

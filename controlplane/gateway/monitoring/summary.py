@@ -29,6 +29,7 @@ from controlplane.dispatch.wire import (
     LIVE_CHANNEL,
     SUMMARY_EXPIRES_S,
     SUMMARY_KEY,
+    WAITING_KEY,
 )
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
@@ -36,6 +37,7 @@ from controlplane.gateway.ledger.accounting import FLEET
 from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job
 
+MOST_WAITING = 500  # of each queue, that are listed
 RATE_WINDOW_S = 10
 SLO_WINDOW_S = 300
 
@@ -59,6 +61,7 @@ class Sources:
     owner: str  # of the regions: this process
     lengths: Callable[[], dict[str, Any]]
     system: Callable[[], dict[str, Any]]
+    queues: Callable[[], dict[str, Any]] = dict
 
 
 class Summary:
@@ -97,6 +100,7 @@ class Summary:
             "instances": _columns(instances, INSTANCE_COLUMNS),
             "lengths": self.sources.lengths(),
             "system": self.sources.system(),
+            "queues": self.sources.queues(),
         }
 
     def _tile(
@@ -190,6 +194,28 @@ class Summary:
         }
 
 
+def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
+    """Those that wait, for tenants: the first `MOST_WAITING` of each queue, and how many there are by tenant and model."""
+    rows = []
+    for request, estimate in dispatcher.waiting_now(MOST_WAITING):
+        asked, wait = request.asked, estimate.wait
+        rows.append(
+            {
+                "request_id": asked.request_id,
+                "tenant_id": asked.tenant_id,
+                "model": asked.model,
+                "region": request.endpoint.region,
+                "slo_class": asked.slo_class,
+                "arrived_at": asked.arrived_at,
+                "position": estimate.position,
+                "estimated_wait_s": _rounded(wait.mean_s if wait else None, 3),
+                "estimated_wait_p99_s": _rounded(wait.quantile_s() if wait else None, 3),
+            }
+        )
+    counts = [[*key, count] for key, count in sorted(dispatcher.queue.by_tenant.items()) if count]
+    return {"at": time.time(), "requests": rows, "by_tenant": counts}
+
+
 def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
     """What is kept of *snapshot* for the charts."""
     instances, endpoints = snapshot["instances"], snapshot["endpoints"]
@@ -239,7 +265,8 @@ class Publisher:
                     if now_s >= next_sample_s:
                         next_sample_s = now_s + HISTORY_EVERY_S
                         self.held.append(orjson.dumps(history_sample(snapshot)))
-                    await self._publish(orjson.dumps(snapshot))
+                    waiting = waiting_requests(self.summary.sources.dispatcher)
+                    await self._publish(orjson.dumps(snapshot), orjson.dumps(waiting))
         finally:
             listener.cancel()
 
@@ -251,11 +278,12 @@ class Publisher:
     async def stop(self) -> None:
         await self._redis.aclose()
 
-    async def _publish(self, message: bytes) -> None:
+    async def _publish(self, message: bytes, waiting: bytes) -> None:
         samples = list(self.held)
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
             pipe.publish(LIVE_CHANNEL, message)
+            pipe.set(WAITING_KEY, waiting, ex=SUMMARY_EXPIRES_S)
             if samples:
                 pipe.rpush(HISTORY_KEY, *samples)
                 pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)

@@ -21,13 +21,14 @@ from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.serving.catalog import Catalog
+from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.serving.responder import SSE_TYPE, Responder
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 from controlplane.gateway.upstream.client import Upstream
-from controlplane.gateway.upstream.failures import InstanceLost, Interrupted, RefusedByInstance
+from controlplane.gateway.upstream.failures import Evicted, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
 from controlplane.gateway.upstream.stream import Usage
 from forecasting.lengths import OutputQuery
@@ -81,6 +82,7 @@ class Completions:
             ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
+        responder.more_headers = ticket.course.wait_headers
         unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
         try:
             await self._serve(ticket, responder)
@@ -124,6 +126,8 @@ class Completions:
             priority=terms.priority,
             due_s=terms.due_s if math.isfinite(terms.due_s) else None,
             deadline_s=terms.deadline_s,
+            slo_class=terms.name,
+            evictable=evictable(call),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
@@ -159,10 +163,18 @@ class Completions:
                 placed = await self._placement(ticket, responder)
                 ordering = ORDERINGS[placed.ordering]
                 priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
-                body = payload(ticket.call, ticket.raw, priority)
+                if placed.keep_tokens and ticket.asked.evictable and ticket.kept is None:
+                    ticket.kept = Kept()
+                kept = ticket.kept
+                if kept is not None and kept.opened:
+                    body = kept.payload(ticket.call, priority)
+                else:
+                    body = payload(ticket.call, ticket.raw, priority, token_ids=kept is not None)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
+                except Evicted:
+                    self.requests.evicted(ticket)
                 except InstanceLost as lost:
                     self.requests.place_again(ticket, str(lost), lost.failure)
             self._settle_usage(ticket, usage)
@@ -174,7 +186,8 @@ class Completions:
             if isinstance(error, Interrupted):
                 self.requests.leave(ticket, error.failure)
             course.fail(error)
-            course.move(TicketState.REJECTED if course.state <= TicketState.WAITING else TicketState.FAILED)
+            never_begun = course.state <= TicketState.WAITING and not course.first_token_s
+            course.move(TicketState.REJECTED if never_begun else TicketState.FAILED)
             raise
         except asyncio.CancelledError:
             # Not raised again: the request ends here, and the server would log each one as a failure of the application.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 
 from controlplane.dispatch.port import (
+    Evict,
     Finished,
     Left,
     Lost,
@@ -20,6 +21,7 @@ from controlplane.dispatch.port import (
     Progress,
     Refused,
     Send,
+    Waiting,
 )
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.prefixes import leading_hashes
@@ -50,19 +52,33 @@ class OpenRequests:
         self._send(ticket.asked)
 
     def place_again(self, ticket: Ticket, reason: str, failure: str) -> None:
-        """*ticket* was sent no byte by its instance. *failure*: `Left.failure`."""
+        """*ticket* was sent no byte by its instance, or what it was sent is kept. *failure*: `Left.failure`."""
         ticket.course.trace[-1]["lost"] = reason
+        self._again(ticket, failure=failure)
+
+    def evicted(self, ticket: Ticket) -> None:
+        """*ticket* has left its instance, as `Evict` asked."""
+        ticket.course.evictions += 1
+        ticket.course.trace[-1]["evicted"] = {"tokens_seen": ticket.course.output_tokens}
+        self._again(ticket, evicted=True)
+
+    def _again(self, ticket: Ticket, *, failure: str = "", evicted: bool = False) -> None:
+        course = ticket.course
+        course.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
+        ticket.evicting = False
+        self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
-        self._send(Left(ticket.asked.number, again=True, failure=failure))
+        number, kept_tokens = ticket.asked.number, course.output_tokens
+        self._send(Left(number, again=True, failure=failure, evicted=evicted, kept_tokens=kept_tokens))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
         self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.course.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
-        """The first byte came back: the prompt is prefilled."""
+        """The first byte of its instance came back: the prompt is prefilled."""
         ticket.course.move(TicketState.STREAMING)
-        ticket.course.first_token_s = self.clock()
+        ticket.course.first_token_s = ticket.course.first_token_s or self.clock()
         if ticket.asked.streamed:
             self.streaming.add(ticket)
 
@@ -80,7 +96,7 @@ class OpenRequests:
     def finished(self, ticket: Ticket) -> None:
         """*ticket* was answered whole."""
         if self._close(ticket):
-            self._send(Finished(ticket.asked.number))
+            self._send(Finished(ticket.asked.number, ticket.course.output_tokens))
 
     def leave(self, ticket: Ticket, failure: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
@@ -118,6 +134,12 @@ class OpenRequests:
                     course.trace.append({"moved": moved, "pressure": record.pressure})
                 else:
                     course.move(TicketState.WAITING)
+                    if course.queue_position is None:  # `Waiting` comes if it does wait
+                        course.queue_position, course.estimated_wait_s, course.estimated_wait_p99_s = 0, 0.0, 0.0
+            case Waiting():
+                course.queue_position = record.position
+                course.estimated_wait_s = record.estimated_wait_s
+                course.estimated_wait_p99_s = record.estimated_wait_p99_s
             case PrefixWanted():
                 hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
                 self._send(Prefix(record.number, tuple(hashes), block_tokens))
@@ -126,6 +148,8 @@ class OpenRequests:
                 course.own_region = record.own_region or course.own_region
                 if placement is not None and not placement.done():
                     placement.set_exception(_as_error(record))
+            case Evict():
+                ticket.evict()
             case Lost():
                 ticket.interrupt(Interrupt.INSTANCE_LOST)
 

@@ -22,9 +22,11 @@ class Responder:
         self._request_id = request_id.encode()
         self.started = False
         self.status = 0
+        self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
+        """Asked when the head of an answer other than an error is written."""
 
     async def start(self, status: int, content_type: bytes, *, stream: bool = False) -> None:
-        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id)]
+        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id), *self.more_headers()]
         if stream:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         self.started, self.status = True, status
@@ -57,6 +59,7 @@ class Responder:
             (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self._request_id),
+            *self.more_headers(),
         ]
         self.started, self.status = True, status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

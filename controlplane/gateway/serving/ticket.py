@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from controlplane.dispatch.port import Placed, Submit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from controlplane.gateway.admission.keys import Grant, SloTerms
     from controlplane.gateway.admission.validation import Call
     from controlplane.gateway.errors import ApiError
     from controlplane.gateway.lengths.prediction import Prediction
+    from controlplane.gateway.serving.continuation import Kept
     from controlplane.gateway.upstream.failures import RefusedByInstance
     from forecasting.lengths import OutputQuery
 
@@ -35,7 +38,7 @@ MOVES: tuple[frozenset[TicketState], ...] = (
     frozenset({_T.WAITING, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
     frozenset({_T.PLACED, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
     frozenset({_T.STREAMING, _T.WAITING, *_ENDS}),  # WAITING again: the instance died before it sent a byte
-    _ENDS,
+    frozenset({_T.WAITING, *_ENDS}),  # WAITING again: what it has emitted is kept
     frozenset(),
     frozenset(),
     frozenset(),
@@ -65,7 +68,11 @@ class Course:
     region: str = ""  # where it waits or runs
     own_region: str = ""  # of its caller, where it counts as demand
     instance: str = ""  # the last one
+    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
+    estimated_wait_s: float | None = None  # None while queued: nothing was known
+    estimated_wait_p99_s: float | None = None
     attempts: int = 0
+    evictions: int = 0  # times that it was taken from an instance and queued again
     placed_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
@@ -81,6 +88,15 @@ class Course:
         if to not in MOVES[self.state]:
             raise IllegalTicketMove(self.state, to)
         self.state = to
+
+    def wait_headers(self) -> list[tuple[bytes, bytes]]:
+        """What its tenant hears of its wait, as it was estimated when it came."""
+        if self.queue_position is None:
+            return []
+        headers = [(b"x-queue-position", b"%d" % self.queue_position)]
+        if self.estimated_wait_s is not None:
+            headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
+        return headers
 
     def fail(self, error: ApiError | RefusedByInstance) -> None:
         """Note the error that the tenant is answered with."""
@@ -106,6 +122,20 @@ class Ticket:
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
     placement: asyncio.Future[Placed] | None = None
+    kept: Kept | None = None  # where it may be evicted
+    evicting: bool = False
+    leave_instance: Callable[[], None] | None = None  # while an instance answers
+
+    def evict(self) -> None:
+        """Leave the instance, if what it emitted can be continued, or it has emitted nothing."""
+        course = self.course
+        at_instance = course.state in (TicketState.PLACED, TicketState.STREAMING)
+        can_go_on = self.kept.can_go_on if self.kept is not None else not course.first_token_s
+        if not at_instance or not can_go_on or self.evicting:
+            return
+        self.evicting = True
+        if self.leave_instance is not None:
+            self.leave_instance()
 
     def interrupt(self, reason: Interrupt) -> None:
         """Stop whatever the request's task is doing; it finds the reason in `interrupted`."""

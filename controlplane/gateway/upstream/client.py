@@ -6,6 +6,7 @@ an instance lost, whether vLLM says so by a status or inside a stream.
 """
 
 import asyncio
+from functools import partial
 
 import aiohttp
 from yarl import URL
@@ -22,10 +23,12 @@ from controlplane.gateway.upstream.failures import (
     BUSY_STATUSES,
     ENGINE_DEAD,
     EngineFailed,
+    Evicted,
     InstanceLost,
     Interrupted,
     RefusedByInstance,
 )
+from controlplane.gateway.upstream.kept_stream import KeptStream
 from controlplane.gateway.upstream.passage import Stream
 from controlplane.gateway.upstream.stream import Usage
 
@@ -99,21 +102,30 @@ class Upstream:
         """Send *body* to where *ticket* was placed and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
-        RefusedByInstance if it refused.
+        RefusedByInstance if it refused; Evicted if the ticket is.
         """
         usage, server = Usage(), self._server(placed)
-        streamed = ticket.call.stream
-        head = _head(ticket, placed, server.heads[ticket.call.kind], len(body))
+        streamed, kept = ticket.call.stream, ticket.kept
+        kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
+        head = _head(ticket, placed, server.heads[kind], len(body))
         connection: Connection | None = None
         try:
             connection = await self.connections.get(server.origin)
+            if ticket.evicting:
+                raise Evicted
+            ticket.leave_instance = partial(connection.stop, Evicted())
             # The heartbeat watches an instance that is silent before a whole answer.
             await connection.ask(head, body, self.silence_s if streamed else None)
             if connection.status != 200:
                 await self._refused(ticket, placed, connection, responder)
             elif streamed:
                 self.requests.headers_came(ticket)
-                stream = Stream(ticket, responder, usage, server.fingerprint, self.requests.began)
+                began = self.requests.began
+                stream = (
+                    KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
+                    if kept is not None
+                    else Stream(ticket, responder, usage, server.fingerprint, began)
+                )
                 await stream.carry(connection)
                 server.fingerprint = stream.fingerprint
             else:
@@ -137,6 +149,7 @@ class Upstream:
                 raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
             raise
         finally:
+            ticket.leave_instance = None
             if connection is not None:
                 self.connections.put_back(connection)
         return usage
@@ -157,10 +170,10 @@ class Upstream:
 
 
 def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str = SILENT) -> Exception:
-    """What an instance's failure means for *ticket*: another try before the first byte, an error after it."""
+    """What a failure of its instance means for *ticket*: another try before the first byte or if it is kept, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
-    if not ticket.course.first_token_s:
+    if not ticket.course.first_token_s or (ticket.kept is not None and ticket.kept.can_go_on):
         return InstanceLost(reason, failure)
     ticket.course.trace[-1]["lost"] = reason
     return Interrupted(failure)

@@ -128,6 +128,11 @@ class Connection(asyncio.Protocol):
         else:
             self.resume()
 
+    def stop(self, error: Exception) -> None:
+        """Take no more of an answer that is not whole: who waits for it gets *error*."""
+        if not self.complete:
+            self._fail(error)
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()

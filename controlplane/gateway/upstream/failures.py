@@ -21,6 +21,10 @@ class InstanceLost(Exception):
         self.failure = failure
 
 
+class Evicted(Exception):
+    """The instance was left because others need it; what was emitted is kept, and the request comes back to the queue."""
+
+
 class Interrupted(ApiError):
     """The instance failed after the first byte. *failure*: as above."""
 

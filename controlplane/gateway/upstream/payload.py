@@ -12,8 +12,10 @@ VLLM_TIERS = (None, "auto", "default", "flex", "scale", "priority")
 BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
-def payload(call: Call, raw: bytes, priority: int) -> bytes:
+def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -> bytes:
     """The body for the instance: the tenant's bytes, with our priority, and asking for usage at the end of a stream.
+
+    With *token_ids* for those of prompt and output too, which the body does not ask for itself.
 
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
     """
@@ -24,10 +26,14 @@ def payload(call: Call, raw: bytes, priority: int) -> bytes:
         changed = body | {"priority": priority}
         if ours:
             changed["service_tier"] = "auto"
+        if token_ids:
+            changed["return_token_ids"] = True
         if ask_usage:
             changed["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
         return orjson.dumps(changed)
     front = b'{"priority":%d,' % priority
+    if token_ids:
+        front += b'"return_token_ids":true,'
     if ask_usage:
         front += b'"stream_options":{"include_usage":true},'
     return front + raw.lstrip()[1:]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from controlplane.fleet.models import PerformanceProfile, SloClass
 from controlplane.fleet.selectors import region_latencies_ms
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.tuning.rules import look_ahead
@@ -35,12 +36,13 @@ def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
 def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
     """The tables of a scenario that say what the fleet is and how it dispatches; demand and scaling are left to the caller.
 
-    As many instances as each deployment with a profile may have, those that are there ready. Round trips are those of
+    As many instances as each deployment with a profile may have, those that are there ready; those that share GPUs as they
+    are now. Round trips are those of
     *rows*, latencies between regions those of the inventory, marks those in force for each model.
     """
     from scheduling.routing.regions import latency_ms
 
-    trips_s = round_trips_s(rows)
+    trips_s, shared = round_trips_s(rows), sharing.read()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     endpoints: dict[tuple[str, str], dict[str, Any]] = {}
     for place, row in fleet.deployments.items():
@@ -56,14 +58,17 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
         tables["regions"][region] = {}
         tables["profiles"][model, gpu, row.tensor_parallel] = _profile(model, gpu, row.tensor_parallel, profile)
-        ready = min(max(fleet.present[place], row.min_instances, 1), row.max_instances)
-        tables["fleet"][place] = {
+        members = shared.members.get(place, [])
+        most = max(0, row.max_instances - len(members))
+        least = max(row.min_instances - len(members), 0 if members else 1)
+        ready = min(max(fleet.present[place] - shared.present[place], least), most)
+        table = {
             "model": model,
             "regions": [region],
             "gpu": gpu,
             "tensor_parallel": row.tensor_parallel,
             "instances": ready,
-            "empty": row.max_instances - ready,
+            "empty": most - ready,
             "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
             "max_num_seqs": row.max_num_seqs,
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
@@ -72,6 +77,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             # Live, an instance that is let go is stopped; it comes back as any other does.
             "start_s": fleet.starts.of(model, gpu).seconds,
         }
+        tables["fleet"][place] = [table] if most else []
+        tables["fleet"][place] += [table | {"empty": 0} | member for member in members]
         # Of an endpoint on several GPU types, the first deployment decides how it dispatches.
         endpoint = endpoints.setdefault(
             (model, region),
@@ -81,6 +88,9 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
                 "routing": row.routing_policy,
                 "ordering": row.ordering_policy,
                 "ordering_stretch": float(row.ordering_stretch),
+                "group_batches": tuned(model).GROUP_BATCHES,
+                "group_order": tuned(model).GROUP_ORDER,
+                "eviction_limit": tuned(model).EVICTION_LIMIT,
                 "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
                 "requests_ahead_limit": row.requests_ahead_limit,
                 "region_threshold": tuned(model).SPILL_ABOVE,
@@ -96,10 +106,15 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     return {
         **tables,
         "profiles": list(tables["profiles"].values()),
-        "fleet": list(tables["fleet"].values()),
+        "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
+        **({"swap_groups": shared.groups} if shared.groups else {}),
         "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
         "endpoints": list(endpoints.values()),
-        "policies": {"region_threshold": tuned().SPILL_ABOVE, "max_hold_s": tuned().MAX_HOLD_S},
+        "policies": {
+            "region_threshold": tuned().SPILL_ABOVE,
+            "max_hold_s": tuned().MAX_HOLD_S,
+            "reordering": tuned().REORDER_BY,
+        },
     }
 
 

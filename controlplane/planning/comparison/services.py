@@ -7,6 +7,7 @@ regions of their callers; those that the fleet did not serve are among them.
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,8 +30,10 @@ AGAIN_S = 120.0
 """When there was too little, it is tried again after this."""
 
 
-def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
-    """Simulate the last *hours* under every strategy and keep the result as a row.
+def compare_strategies(
+    hours: float, now: datetime, somebody_waits: Callable[[], bool] = lambda: False
+) -> StrategyComparison | None:
+    """Simulate the last *hours* under every strategy and keep the result as a row; None if *somebody_waits* meanwhile.
 
     With too few requests, the row notes it and has no lines. Bounded in requests and time by the settings.
     """
@@ -52,6 +55,8 @@ def compare_strategies(hours: float, now: datetime) -> StrategyComparison:
     notes = [*replay.notes]
     names = strategies.names()
     for done, name in enumerate(names):
+        if somebody_waits():
+            return None
         if time.monotonic() - began > tuned().COMPARE_LIMIT_S:
             notes.append(f"the time was over after {done} of {len(names)} strategies")
             break

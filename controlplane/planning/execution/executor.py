@@ -84,13 +84,13 @@ PLANNER = "planner"
 
 def present_count(deployment: Deployment) -> int:
     """Instances of *deployment* that serve or soon will."""
-    return deployment.instances.filter(state__in=PRESENT).count()
+    return deployment.instances.present().count()
 
 
 def present(model: str, region: str, gpu_type: str = "") -> int:
     """Instances at an endpoint (on *gpu_type*, or all) that serve or soon will."""
-    rows = Instance.objects.filter(
-        deployment__model__name=model, deployment__region__name=region, deployment__active=True, state__in=PRESENT
+    rows = Instance.objects.present().filter(
+        deployment__model__name=model, deployment__region__name=region, deployment__active=True
     )
     return narrowed(rows, deployment__gpu_type__name=gpu_type).count()
 
@@ -158,7 +158,7 @@ def remove(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"
             )
             continue
-        ready = deployment.instances.launched().filter(state=InstanceState.READY)
+        ready = deployment.instances.launched().filter(state=InstanceState.READY, swap_group__isnull=True)
         rows = [row for row in ready.select_related("deployment__gpu_type") if fleet.open_command(row) is None]
         if not rows:
             obstacles.append(f"{deployment.gpu_type.name}: none is ready that Pilothouse could start again")
@@ -325,6 +325,10 @@ def _source(row: Instance) -> int | None:
 
     if fleet.open_command(row) != _stop_to_come(row):
         return None
+    if row.swap_group_id is not None and (
+        row.state != InstanceState.FAILED or fleet.awake_in(row.swap_group_id).exists()
+    ):
+        return None  # a swap brings it up
     match row.state:
         case InstanceState.DRAINING:  # not one that an operator drains
             return Source.TAKEN_BACK if _drained_by_scaling(row) else None

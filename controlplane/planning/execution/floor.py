@@ -5,7 +5,8 @@ its broker is dead, is carried out here: claiming it is one update of its row, s
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -13,8 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import connections
 from django.utils import timezone
 
+from controlplane.dispatch.requests.reordering import Evicted
+from controlplane.events.services import record
 from controlplane.fleet.lifecycle import hosts
-from controlplane.fleet.models import CommandState, InstanceCommand
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Model, Swap
+from controlplane.fleet.swaps import services as swaps
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource, ScalingMove
@@ -57,6 +62,30 @@ def move(
         return None
     why = executor.Why(MoveSource.FLOOR, STRATEGY, reason, inputs)
     return executor.attempt(delta, model, region, why, load=load, to_minimum=to_minimum)
+
+
+@in_a_thread
+def swap(instance_id: int, reason: str) -> Swap | None:
+    """Have that instance take the GPUs that it shares; None if that cannot be now."""
+    try:
+        return swaps.request(Instance.objects.get(pk=instance_id), executor.FLOOR_ACTOR, reason)
+    except (ActionError, Instance.DoesNotExist) as error:
+        logger.info("floor: no swap: %s", error)
+        return None
+
+
+@in_a_thread
+def note_evictions(evictions: Sequence[Evicted]) -> None:
+    """An event for each: for which group, and what it gains and costs."""
+    for one in evictions:
+        record(
+            "queue.evicted",
+            Model.objects.filter(name=one.model).first(),
+            actor="global scheduler",
+            reason=f"{one.reason}. {one.what}.",
+            after={"evicted_requests": one.evicted_requests, "lost_tokens": one.lost_tokens},
+            inputs=asdict(one),
+        )
 
 
 def wanted_by_plan(model: str, region: str) -> int:

@@ -99,6 +99,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
     }
     states: dict[str, list[tuple[float, str]]] = {region: [] for region in bounds}
     rows = Instance.objects.filter(deployment__model__name=model, deployment__active=True).order_by("state_changed_at")
+    rows = rows.exclude(state=InstanceState.SLEEPING, swap_group__isnull=False)  # scaling cannot wake them
     for region, state, changed_at in rows.values_list("deployment__region__name", "state", "state_changed_at"):
         states.get(region, []).append((changed_at.timestamp(), state))
     changed = dict(ScalingMove.objects.filter(model=model).order_by().values_list("region").annotate(Max("at")))

@@ -54,10 +54,12 @@ def run_strategies(now: datetime) -> list[ScalingMove]:
     return made
 
 
-@transaction.atomic
 def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[ScalingMove], float]:
-    """One policy's tick: its model, what was moved, and the time between two ticks in seconds."""
-    policy = ScalingPolicy.objects.select_for_update(of=("self",)).select_related("model").get(pk=key)
+    """One policy's tick: its model, what was moved, and the time between two ticks in seconds.
+
+    Each move has a transaction of its own: SQLite has one writer, and all moves of a model took seconds on a busy machine.
+    """
+    policy = ScalingPolicy.objects.select_related("model").get(pk=key)
     model, now_s = policy.model.name, now.timestamp()
     memory = dict(policy.memory)
     ticked_s = memory.pop(TICKED, -math.inf)
@@ -68,19 +70,27 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
         return model, [], strategy.tick_s
     views = live_views.views(model, load, now)
     plan = selectors.plan_in_force(policy.model.name, now) if strategy.uses_advice else None
+    advised = [advice(plan, view.region, now) if plan else None for view in views]
+    decided = list(floored.decide(now_s, views, advised))
+    memory = {name: value for name, value in strategy.memory.items() if math.isfinite(value)}
+    if not _taken(policy, memory | {TICKED: now_s}):
+        return model, [], strategy.tick_s
     if plan is not None:
         plan_rollout.mark_if_reached(plan, {view.region: view.instances for view in views}, now)
-    advised = [advice(plan, view.region, now) if plan else None for view in views]
-    made = []
-    decided = list(floored.decide(now_s, views, advised))
-    if decided:
-        executor.lock(model)
+    made: list[ScalingMove] = []
     for wanted in decided:
         view = views[wanted.endpoint]
         made += _carry_out(policy, plan, view, advised[wanted.endpoint], wanted.delta, wanted.reason, load)
-    memory = {name: value for name, value in strategy.memory.items() if math.isfinite(value)}
-    ScalingPolicy.objects.filter(pk=policy.pk).update(memory=memory | {TICKED: now_s})
     return model, made, strategy.tick_s
+
+
+@transaction.atomic
+def _taken(policy: ScalingPolicy, memory: dict[str, float]) -> bool:
+    """Whether this tick is ours: no other process ticked, and no operator changed *policy*, since it was read."""
+    row = ScalingPolicy.objects.select_for_update(of=("self",)).get(pk=policy.pk)
+    if (row.mode, row.strategy, row.memory) != (policy.mode, policy.strategy, policy.memory):
+        return False
+    return bool(ScalingPolicy.objects.filter(pk=policy.pk).update(memory=memory))
 
 
 def _carry_out(

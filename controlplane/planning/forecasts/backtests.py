@@ -27,6 +27,8 @@ FIT_DAYS = 7.0
 FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
 LEAST_WINDOWS = 100
 """Of a series that is worth judging without being asked."""
+LOOK_S = 1.0
+"""Between two looks whether somebody waits."""
 SETTLED = timedelta(minutes=3)
 """Demand is counted for so long before the first backtest that nobody asked for: a start has enough to do."""
 
@@ -161,12 +163,27 @@ def due(now: datetime) -> bool:
     return first is not None and now - first >= SETTLED
 
 
-def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic) -> Backtest | None:
+class GivesWay(Exception):
+    """Somebody waits for what the backtest keeps busy."""
+
+
+def backtest_ledger(
+    limit_s: float, clock: Callable[[], float] = time.monotonic, somebody_waits: Callable[[], bool] = lambda: False
+) -> Backtest | None:
     """Judge every forecaster on the ledger's largest series, and keep the result: none is begun after *limit_s*.
 
-    None while no series has `LEAST_WINDOWS`.
+    It ends when *somebody_waits*, with the series judged by then. None while there is none, or none has `LEAST_WINDOWS`.
     """
     from forecasting.workload import FORECASTERS
+
+    looked_s = time.monotonic()
+
+    def look(*_: Any) -> None:
+        nonlocal looked_s
+        if time.monotonic() - looked_s >= LOOK_S:
+            looked_s = time.monotonic()
+            if somebody_waits():
+                raise GivesWay
 
     until_s = clock() + limit_s
     window_s = tuned().FORECAST_WINDOW_S
@@ -186,7 +203,9 @@ def backtest_ledger(limit_s: float, clock: Callable[[], float] = time.monotonic)
             break
         one = Demand(demand.source, {name: demand.series[name]})
         try:
-            rows += judge(one, list(FORECASTERS), HORIZON, Quantity.values).rows
+            rows += judge(one, list(FORECASTERS), HORIZON, Quantity.values, report=look).rows
+        except GivesWay:
+            break
         except ValueError:
             continue  # nothing was asked for in the part that is judged
         count += 1

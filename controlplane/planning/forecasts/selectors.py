@@ -44,7 +44,7 @@ def demand(
     model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int, slo_class: str = ""
 ) -> Series:
     """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first). Without a
-    region, of all regions together.
+    model, of all models together, and without a region, of all regions.
 
     None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
     interactive classes. Windows with generated minutes are not gaps; `generated_past` says which they are.
@@ -52,7 +52,7 @@ def demand(
     if not starts:
         return []
     end = starts[-1] + timedelta(seconds=window_s)
-    of_series = Q(model=model) & (asked_from(region) if region else Q()) & _of(slo_class)
+    of_series = (Q(model=model) if model else Q()) & (asked_from(region) if region else Q()) & _of(slo_class)
     rows = (
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()

@@ -3,6 +3,9 @@
 A fitted forecaster is kept in the state folder, one file a series: it is fitted rarely and otherwise updated with new
 windows. Losing those files costs a fit. Plans are made from the series of all interactive SLO classes together;
 those of single classes are for display.
+
+Forecasters whose fit takes long (ARIMA, mLSTM) are fitted in a job of their own, `fit_forecasters`: until they are, and for
+single classes, the best of the quick ones stands in, and the forecast says so.
 """
 
 import hashlib
@@ -11,8 +14,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +88,7 @@ def _of_classes(
             keys.append(key)
         elif predicted := every.get((endpoint, quantity)):
             rows.append(_row(key, predicted, now))
-    keys.sort(key=lambda key: _kept_s(_file(key, known.window_s)))
+    keys.sort(key=lambda key: max(_kept_s(_file(key, known.window_s, name)) for name in _kept_by(key)))
     for place, key in enumerate(keys):
         if time.monotonic() > until_s:
             logger.info("planning: %d series of single classes wait for the next forecasts", len(keys) - place)
@@ -111,6 +114,9 @@ class _Making:
         try:
             learner = _Learner(key, self.known, self.refit_until_s)
             made = learner.predict(tuned().FORECAST_WINDOWS)
+        except NotFitted as note:
+            made = _Learner(key, self.known, self.refit_until_s, _quick()).predict(tuned().FORECAST_WINDOWS)
+            return replace(made, note=f"{note}: {made.forecaster} stands in")
         except Exception as error:
             self.without[_name(key)] = error
             return None
@@ -135,6 +141,45 @@ class _Making:
             raise error
 
 
+def fit_forecasters(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) -> int:
+    """Fit the forecasters that take long, of the series that plans follow and whose time has come; how many were fitted.
+
+    It ends early when *somebody_waits*. What fails is reported as by `make_forecasts`.
+    """
+    endpoints = [endpoint for endpoint in demand.endpoints() if _is_slow(forecaster_name(endpoint[0]))]
+    if not endpoints:
+        return 0
+    window_s = tuned().FORECAST_WINDOW_S
+    until = demand.last_complete(now, window_s)
+    known = demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, window_s)
+    if known.known < LEAST_WINDOWS:
+        return 0
+    making, count = _Making(known), 0
+    for endpoint in endpoints:
+        for quantity in Quantity:
+            if somebody_waits():
+                return count
+            key = (endpoint, quantity, "")
+            learner = _Learner(key, known)
+            count += learner.fit_when_due()
+            if learner.error is not None:
+                making.stood_in[_name(key)] = learner.error
+    making.report(now)
+    return count
+
+
+def _is_slow(name: str) -> bool:
+    from forecasting.workload import FORECASTERS
+
+    return FORECASTERS[name].slow_to_fit
+
+
+def _quick() -> str:
+    from forecasting.workload import BEST
+
+    return BEST
+
+
 def forget_fitted() -> None:
     """Have every forecaster fitted anew, for what it has learned from is there no more."""
     shutil.rmtree(_folder(), ignore_errors=True)
@@ -157,26 +202,35 @@ class _Fitted:
     """What failed before the forecaster that is kept, in words."""
 
 
+class NotFitted(Exception):
+    """A forecaster that takes long to fit has not been fitted yet; says which."""
+
+
 class _Learner:
     """The forecaster of one series, with its file."""
 
-    def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf) -> None:
+    def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf, name: str = "") -> None:
         from forecasting.workload import Series
 
-        self.name = forecaster_name(key[0][0])
+        self.name = name or forecaster_name(key[0][0])
         self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
-        self.file = _file(key, known.window_s)
+        self.file = _file(key, known.window_s, self.name)
         self.note = self.file.with_suffix(".json")
         self.refit_until_s = refit_until_s
         self.error: Exception | None = None
         """What a forecaster raised; a simpler one replaces it from then on."""
 
     def predict(self, horizon: int) -> "Predicted":
+        """Raises NotFitted before the first fit of a forecaster that takes long to fit."""
+        slow = _is_slow(self.name)
+        if slow:
+            self.refit_until_s = -math.inf  # its time comes in `fit_forecasters`
         pair = self._loaded()
         if pair is None:
-            pair = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
-            pair[0].fit(self.series)
-            self._keep(*pair)
+            if slow:
+                self.note.unlink(missing_ok=True)  # one that is kept cannot be used
+                raise NotFitted(f"{self.name} is not fitted yet")
+            pair = self._fitted()
         forecaster, fitted = pair
         failed = len(forecaster.failed)
         predicted = forecaster.predict(horizon)
@@ -184,6 +238,22 @@ class _Learner:
             self._keep(forecaster, fitted)
         self.error = forecaster.error
         return predicted
+
+    def fit_when_due(self) -> bool:
+        """Fit and keep it, unless what is kept is young enough; whether it was fitted."""
+        try:
+            if not self._is_due(_Fitted(**json.loads(self.note.read_text()))):
+                return False
+        except (OSError, ValueError, TypeError):
+            pass  # there is none, or none that can be read
+        self.error = self._fitted()[0].error
+        return True
+
+    def _fitted(self) -> "tuple[Fallback, _Fitted]":
+        pair = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
+        pair[0].fit(self.series)
+        self._keep(*pair)
+        return pair
 
     def _new(self) -> "Fallback":
         from forecasting.workload import FORECASTERS, Fallback
@@ -196,9 +266,7 @@ class _Learner:
 
         try:
             fitted = _Fitted(**json.loads(self.note.read_text()))
-            old = datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S
-            grown = self._known_windows() > GROWN * fitted.windows
-            if (old or grown) and time.monotonic() < self.refit_until_s:
+            if time.monotonic() < self.refit_until_s and self._is_due(fitted):
                 return None
             forecaster = Fallback(load(self.file), fitted.failed)
             knows_until_s = forecaster.predict(1).start_s
@@ -215,6 +283,10 @@ class _Learner:
             self._keep(forecaster, fitted)
         return forecaster, fitted
 
+    def _is_due(self, fitted: _Fitted) -> bool:
+        old = datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S
+        return old or self._known_windows() > GROWN * fitted.windows
+
     def _keep(self, forecaster: "Fallback", fitted: _Fitted) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         forecaster.forecaster.save(self.file)
@@ -230,13 +302,18 @@ def _name(key: demand.Key) -> str:
     return " ".join(filter(None, (model, region, quantity, slo_class)))
 
 
-def _file(key: demand.Key, window_s: int) -> Path:
+def _file(key: demand.Key, window_s: int, forecaster: str) -> Path:
     digest = hashlib.sha256(f"{_name(key)} as asked {window_s}".encode()).hexdigest()[:20]
-    return _folder() / forecaster_name(key[0][0]) / f"{digest}.npz"
+    return _folder() / forecaster / f"{digest}.npz"
 
 
 def _folder() -> Path:
     return Path(settings.STATE_DIR) / "forecasters"
+
+
+def _kept_by(key: demand.Key) -> tuple[str, str]:
+    """The forecasters of the series *key*: its own, and its fallback."""
+    return forecaster_name(key[0][0]), _quick()
 
 
 def _kept_s(file: Path) -> float:

@@ -68,9 +68,12 @@ def read(models: set[str]) -> Fleet:
         "deployment__tensor_parallel",
         "state",
         "node",
+        "swap_group",
     )
-    for model, region, gpu_type, gpus, state, node in instances:
+    for model, region, gpu_type, gpus, state, node, swap_group in instances:
         place = model, region, gpu_type
+        if swap_group is not None and state == InstanceState.SLEEPING:
+            continue  # its GPUs are those of who is awake
         if place in deployments and state in PRESENT:
             present[place] += 1
             planned[region, gpu_type] += gpus

@@ -241,10 +241,12 @@ class SeasonalArimaModel(ArimaModel):
 
 
 class Arima(Calibrated):
+    slow_to_fit = True
     name = "arima"
     model_class = ArimaModel
 
 
 class SeasonalArima(Calibrated):
+    slow_to_fit = True
     name = "seasonal_arima"
     model_class = SeasonalArimaModel

@@ -27,6 +27,8 @@ class Calibrated:
 
     name: ClassVar[str]
     model_class: ClassVar[type[PointModel]]
+    slow_to_fit: ClassVar[bool] = False
+    """A fit takes so long that forecasts of other series should not wait for it: tens of seconds rather than one."""
 
     def __init__(self) -> None:
         self.window_s = 600.0

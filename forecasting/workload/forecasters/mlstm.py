@@ -182,5 +182,6 @@ def _torch_run(weights: dict[str, Any], inputs: Any) -> Any:
 
 
 class Mlstm(Calibrated):
+    slow_to_fit = True
     name = "mlstm"
     model_class = MlstmModel

@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.queueing.ordering import ORDERINGS
+from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
+from scheduling.queueing.groups import GROUP_ORDERS
+from scheduling.queueing.ordering import ORDERINGS, QLM
+from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
@@ -21,6 +24,7 @@ from scheduling.simulation.cluster.world import (
     LIFE,
     OUTCOME,
     RUN_STATE,
+    SWAP_GROUP,
     Arrivals,
     LifeArrays,
     Outcome,
@@ -34,9 +38,10 @@ FIRST_WAITING = 4096
 FIRST_CHANGES = 1024
 
 
-def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> World:
-    """The world at time 0. ValueError for requests that make no sense on *cluster*."""
-    check_requests(requests, cluster.models, cluster.regions, cluster.longest_tokens())
+def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: int = 0) -> World:
+    """The world at time 0. ValueError for requests that make no sense on *cluster*; the first *held* came before."""
+    came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
+    check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
     specs, keys = cluster.instances, cluster.endpoints
     instances, endpoints, regions = len(specs), len(keys), len(cluster.regions)
@@ -74,12 +79,18 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
     nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
     if takes_time:
         held_at_once *= 2  # an allowance is never more than what runs at once
-    np.add.at(policies["serving"], fleet.endpoint, [spec.state == State.READY for spec in specs])
+    serves = [spec.state == State.READY or (spec.sharing is not None and spec.state != State.SPOT) for spec in specs]
+    np.add.at(policies["serving"], fleet.endpoint, serves)
     np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
+    waiting = allocate_waiting(endpoints, slots, instances)
+    for endpoint in np.flatnonzero(policies["ordering"] == QLM).tolist():
+        key, batches = cluster.endpoints[endpoint], float(policies["group_batches"][endpoint])
+        waiting.groups.limit[endpoint] = fit_groups(fleet, members, waiting.groups, endpoint, batches)
+        waiting.groups.within[endpoint] = GROUP_ORDERS[cluster.of(cluster.group_order, key)]
     return World(
         fleet=fleet,
         endpoints=members,
-        waiting=allocate_waiting(endpoints, slots),
+        waiting=waiting,
         engines=allocate_engines(
             [spec.engine for spec in specs],
             catalog,
@@ -96,6 +107,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool) -> Wor
         candidates=np.array(candidates, np.int32),
         latency_s=latency_s,
         held=np.zeros(slots, np.int64),
+        kept_tokens=np.zeros(1, np.int32),
         lives=_lives(cluster),
         travelling=np.zeros(count if latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),
@@ -143,7 +155,30 @@ def _lives(cluster: Cluster) -> LifeArrays:
         changes=np.zeros(FIRST_CHANGES, CHANGE),
         reclaims_s=np.zeros(0),
         fits=np.array(fits, np.uint8),
+        groups=_swap_groups(cluster, instances),
     )
+
+
+def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.void]:
+    """Who shares its GPUs, written into *instances* (LIFE records), and the SWAP_GROUP records."""
+    names = cluster.swap_groups()
+    groups = np.zeros(max(len(names), 1), SWAP_GROUP)
+    groups["target"] = -1
+    groups["memory_bytes"] = [cluster.swap_memory_bytes.get(name, np.inf) for name in names] or np.inf
+    instances["swap_group"] = -1
+    life: Any
+    for life, spec in zip(instances, cluster.instances, strict=True):
+        if (sharing := spec.sharing) is None:
+            continue
+        life.swap_group = names.index(sharing.group)
+        for name in ("sleep_s", "wake_s", "reload_s", "weights_bytes"):
+            life[name] = getattr(sharing, name)
+        group: Any = groups[life.swap_group]
+        if spec.state == State.ASLEEP:
+            level = sleep_level(sharing.weights_bytes, float(group.held_bytes), float(group.memory_bytes))
+            life.in_memory = level == IN_MEMORY
+            group.held_bytes += life.in_memory * sharing.weights_bytes
+    return groups
 
 
 def _outcomes(count: int) -> NDArray[np.void]:
@@ -175,6 +210,8 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
         record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
         record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
         record.threshold = cluster.of(cluster.threshold, key)
+        record.group_batches = cluster.of(cluster.group_batches, key)
+        record.eviction_limit = cluster.of(cluster.eviction_limit, key)
         record.stretch = cluster.of(cluster.ordering_stretch, key)
         for name, value in asdict(cluster.yardstick(key)).items():
             record[name] = value

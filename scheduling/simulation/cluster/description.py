@@ -9,7 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.queueing.eviction import MOST_EVICTIONS
+from scheduling.queueing.groups import GROUP_BATCHES, GROUP_ORDERS
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.routing.regions import THRESHOLD as REGION_THRESHOLD
 from scheduling.routing.regions import by_preference
 from scheduling.routing.requests_ahead import MEASURED
@@ -24,6 +27,25 @@ Value = TypeVar("Value")
 PerEndpoint: TypeAlias = Value | Mapping[EndpointKey, Value]
 RESTS = (State.EMPTY, State.READY, State.SPOT, State.ASLEEP)
 NO_BOUND = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """That an instance shares its GPUs with the others of its swap group, of which one at most is awake (QLM section 5)."""
+
+    group: str
+    sleep_s: float
+    """Until its weights have left the GPUs."""
+    wake_s: float
+    """Until it serves, with its weights in CPU memory (vLLM's sleep level 1)."""
+    reload_s: float
+    """The same with its weights in storage alone (level 2)."""
+    weights_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("sleep_s", "wake_s", "reload_s", "weights_bytes"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,8 @@ class InstanceSpec:
     that was measured; as the `Delays` say if None."""
     usd_per_hour: float = 0.0
     """Of its GPUs: of those that could be added the cheapest comes first, of those that could go the dearest."""
+    sharing: Sharing | None = None
+    """None: its GPUs are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +137,14 @@ class Cluster:
     ordering: PerEndpoint[str] = "fcfs"
     ordering_stretch: PerEndpoint[float] = STRETCH
     """Of `ssjf`; see `scheduling.queueing.ordering.queue_key`."""
+    group_batches: PerEndpoint[float] = GROUP_BATCHES
+    """Of `qlm`: batches that a request group has at the most (delta in QLM)."""
+    group_order: PerEndpoint[str] = "arrival"
+    """Of `qlm`: in which order the requests of a group leave it, a name in `scheduling.queueing.groups.GROUP_ORDERS`."""
+    eviction_limit: PerEndpoint[int] = 0
+    """Of `qlm`: how often the global scheduler may evict one request; 0: it evicts none."""
+    reordering: str = SEARCH
+    """Of `qlm`: what the global scheduler goes by, the search or a rule of `reordering.rules`."""
     dispatch_round_trip_s: PerEndpoint[float] = 0.0
     """From a decision until the instance has the request."""
     requests_ahead_limit: PerEndpoint[int | None] = None
@@ -131,6 +163,8 @@ class Cluster:
     """Whether an instance that one model lends out as spot may be redeployed for another."""
     catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
     """Engines by (model, GPU type) for redeploying and swapping, beside those of the instances."""
+    swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    """CPU memory for the weights of those that sleep, by swap group; without end where none is given."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -163,9 +197,32 @@ class Cluster:
             raise ValueError(
                 "reactive: the trigger that decides on every arrival has no patience; patience_s must be 0"
             )
+        if self.reordering not in REORDERINGS:
+            raise ValueError(f"reordering must be one of {', '.join(REORDERINGS)}, not {self.reordering!r}")
         for key in self.endpoints:
             self._check_policies(key)
         self.latencies()
+        self._check_swap_groups()
+
+    def _check_swap_groups(self) -> None:
+        members: dict[str, list[InstanceSpec]] = {}
+        for spec in self.instances:
+            if spec.sharing is not None:
+                members.setdefault(spec.sharing.group, []).append(spec)
+        for name, specs in members.items():
+            if len({(spec.region, spec.gpu_type) for spec in specs}) > 1:
+                raise ValueError(f"swap group {name}: its instances are not all in one region on one GPU type")
+            if sum(spec.state in (State.READY, State.SPOT) for spec in specs) > 1:
+                raise ValueError(f"swap group {name}: one of its instances at most has the GPUs at the start")
+        for name, memory_bytes in self.swap_memory_bytes.items():
+            if name not in members:
+                raise ValueError(f"swap_memory_bytes: no instance is of swap group {name}")
+            if not memory_bytes >= 0:
+                raise ValueError(f"swap_memory_bytes of {name} must be a number from 0 up, not {memory_bytes}")
+
+    def swap_groups(self) -> list[str]:
+        """Names in the order of their numbers."""
+        return list(dict.fromkeys(spec.sharing.group for spec in self.instances if spec.sharing is not None))
 
     def _check_policies(self, key: EndpointKey) -> None:
         where = f"endpoint {key[0]} in {key[1]}"
@@ -177,6 +234,14 @@ class Cluster:
         stretch = self.of(self.ordering_stretch, key)
         if not 0 <= stretch < np.inf:
             raise ValueError(f"{where}: ordering_stretch must be a number from 0 up, not {stretch}")
+        batches, order = self.of(self.group_batches, key), self.of(self.group_order, key)
+        if not 0 < batches < np.inf:
+            raise ValueError(f"{where}: group_batches must be a number above 0, not {batches}")
+        if order not in GROUP_ORDERS:
+            raise ValueError(f"{where}: group_order must be one of {', '.join(GROUP_ORDERS)}, not {order!r}")
+        evictions = self.of(self.eviction_limit, key)
+        if not 0 <= evictions <= MOST_EVICTIONS:
+            raise ValueError(f"{where}: eviction_limit must be from 0 to {MOST_EVICTIONS}, not {evictions}")
         round_trip_s, ahead = self.round_trip_s(key), self.of(self.requests_ahead_limit, key)
         if not 0 <= round_trip_s < np.inf:
             raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")

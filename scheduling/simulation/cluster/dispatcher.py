@@ -13,12 +13,13 @@ from scheduling.dispatch import dispatch, send
 from scheduling.fleet.profile import service_time_s
 from scheduling.lookahead.maps import leave
 from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, queue_key
+from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import enqueue, free_slot, peek
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, release
-from scheduling.simulation.cluster.choices import column, shortest
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, prefilled, release
+from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
 from scheduling.simulation.cluster.world import DONE, REFUSED, RUNNING, World
@@ -38,8 +39,9 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     back_s = world.latency_s[index(world.policies[endpoint].region), index(column(arrivals.region, request))]
     this.request = request
     this.instance = instance
-    this.prompt_tokens = column(arrivals.prompt_tokens, request)
-    this.output_tokens = column(arrivals.output_tokens, request)
+    kept_tokens = column(world.kept_tokens, request)
+    this.prompt_tokens = column(arrivals.prompt_tokens, request) + kept_tokens
+    this.output_tokens = column(arrivals.output_tokens, request) - kept_tokens
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
     this.expected_prompt = waiting.prompt_tokens[slot]
     if world.policies[endpoint].routing == LEAST_DELAY:
@@ -47,7 +49,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
     this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
-    this.decoding = this.streaming = this.again = 0
+    this.decoding = this.streaming = this.again = this.evicted = 0
     this.published = 0
     this.origin_s = arrivals.arrival_s[request] - back_s
     this.number = engines.counters[GIVEN]
@@ -213,7 +215,20 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     slot = peek(waiting, endpoint)
     if slot >= 0 and routing != JOIN_SHORTEST_QUEUE:
         observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
+    grouped = waiting.groups.limit[endpoint] > 0
+    if slot >= 0 and grouped and routing == JOIN_SHORTEST_QUEUE:
+        observe_memory(fleet, world.endpoints, world.engines, endpoint, now_s, source)
     while slot >= 0:
+        if grouped:
+            slot, instance = pull(fleet, world.endpoints, waiting, endpoint, now_s)
+            if slot >= 0:
+                send(fleet, world.endpoints, waiting, slot, instance)
+                _give(world, slot, instance, now_s, source)
+                slot = peek(waiting, endpoint)
+                continue
+            if not may_balance(fleet, world.endpoints, waiting, endpoint, now_s):
+                break
+            slot = peek(waiting, endpoint)
         if routing == JOIN_SHORTEST_QUEUE:
             instance = _shortest(world, endpoint, slot, now_s, source)
             if instance >= 0:
@@ -223,9 +238,11 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
         if instance < 0:
-            return
+            break
         _give(world, slot, instance, now_s, source)
         slot = peek(waiting, endpoint)
+    if grouped and waiting.size[endpoint] > 0:
+        insert_loose(fleet, world.endpoints, waiting, endpoint)
 
 
 @compiled_inline
@@ -261,21 +278,25 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
     service_s = 0.0
     if ordering not in (FCFS, PRIORITY):  # which do not ask for it
         if ordering == SJF:
-            output_tokens = column(arrivals.output_tokens, request)
+            output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
     return queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
 
 
 @compiled_inline
-def queue(world: World, request: int, endpoint: int) -> None:
-    """Let *request* wait at *endpoint*, or refuse it if the queue there is full."""
+def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
+    """Let *request* wait at *endpoint*; where that is *bounded*, refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
     outcome = world.outcomes[request]
     outcome.state, outcome.endpoint = 0, endpoint
-    if waiting.size[endpoint] >= policy.queue_bound:
+    if bounded and waiting.size[endpoint] >= policy.queue_bound:
         refuse(world, request)
         return
-    prompt, output = column(arrivals.prompt_tokens, request), column(arrivals.predicted_tokens, request)
+    kept_tokens = column(world.kept_tokens, request)
+    prompt = column(arrivals.prompt_tokens, request) + kept_tokens
+    output = column(arrivals.predicted_tokens, request)
+    if kept_tokens > 0:
+        output = max(1, output - kept_tokens)
     room = int(policy.largest_kv_tokens)
     if prompt + output > room:
         prompt = min(prompt, room - 1)
@@ -290,18 +311,52 @@ def queue(world: World, request: int, endpoint: int) -> None:
 
 
 @compiled_inline
-def finish(world: World, instance: int, sequence: int, now_s: float) -> None:
-    """The last token of *sequence* has come out: its room goes to others."""
+def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
+    """*sequence* leaves *instance*, and its room goes to others: its last token has come out, or it was evicted.
+
+    The request that waits again, NONE for none.
+    """
     engines = world.engines
     this = engines.sequences[sequence]
-    outcome = world.outcomes[index(this.request)]
-    outcome.e2e_s = now_s - this.origin_s
-    outcome.state = DONE
-    world.run_state[0].ended += 1
-    if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
-        note_end(world.fleet, instance, now_s)
-    release(world.fleet, instance, int(this.expected_tokens), int(this.prompt_tokens + this.output_tokens))
+    request, done_tokens, again = index(this.request), int(this.prompt_tokens + this.output_tokens), NONE
+    if this.evicted != 0:
+        again = request
+        done_tokens = _keep(world, instance, sequence)
+    else:
+        outcome = world.outcomes[request]
+        outcome.e2e_s = now_s - this.origin_s
+        outcome.state = DONE
+        world.run_state[0].ended += 1
+        if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
+            note_end(world.fleet, instance, now_s)
+    release(world.fleet, instance, int(this.expected_tokens), done_tokens)
     update_totals(world.fleet, engines, instance)
     if engines.ahead.clock.size > 0:
         leave(engines.ahead, sequence)
     free_sequence(engines, sequence)
+    return again
+
+
+@compiled_internal
+def _keep(world: World, instance: int, sequence: int) -> int:
+    """Note what *sequence*, which was evicted, has emitted: the tokens that the dispatcher knows to be done."""
+    this = world.engines.sequences[sequence]
+    world.outcomes[this.request].evictions += 1
+    world.run_state[0].evictions += 1
+    if this.streaming == 0:
+        prefilled(world.fleet, instance, int(this.expected_prompt))
+        return 0
+    world.kept_tokens[this.request] += this.produced_tokens
+    return int(this.prompt_tokens + this.produced_tokens)
+
+
+@compiled_internal
+def queue_again(world: World, request: int, now_s: float, source: int) -> int:
+    """Let *request*, which was evicted, wait again, and return its endpoint; refuse it if nothing serves its model, then
+    -1."""
+    endpoint = choose_endpoint(world, request, now_s, source)
+    if endpoint < 0:
+        refuse(world, request)
+        return NONE
+    queue(world, request, endpoint, False)
+    return endpoint

@@ -9,7 +9,7 @@ from scheduling.routing.routers import prefilled, release
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.prefix_cache import clear_cache
-from scheduling.simulation.engine.state import FREE_SEQUENCES, IDLE, NONE, SEGMENT
+from scheduling.simulation.engine.state import FREE_SEQUENCES, IDLE, LEAVING, NONE, SEGMENT
 
 
 def _recall(world: World, instance: int) -> int:
@@ -31,8 +31,8 @@ def _recall(world: World, instance: int) -> int:
     return mine[0] if mine else NONE
 
 
-def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
-    """Empty *instance*; its requests, and whether a token of each had come out, in order of admission, then of queue key.
+def take_out(world: World, instance: int) -> list[tuple[int, int]]:
+    """Empty *instance*; its requests, and how many tokens of each came out of it, in order of admission, then of queue key.
 
     Last those that are on their way there.
 
@@ -41,13 +41,13 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
     engines = world.engines
     engine: Any = engines.instances[instance]
     iteration = int(engine.iteration + (engine.counted if engine.phase == SEGMENT else 0))
-    lost = []
+    lost: list[tuple[int, int]] = []
     for first in (int(engine.first_running), int(engine.first_waiting), _recall(world, instance)):
         at = first
         while at != NONE:
             this: Any = engines.sequences[at]
-            lost.append((int(this.request), bool(this.streaming)))
             produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
+            lost.append((int(this.request), produced if this.streaming else 0))
             counted = int(this.prompt_tokens) + produced if this.streaming else 0
             release(world.fleet, instance, int(this.expected_tokens), counted)
             if not this.streaming:
@@ -57,6 +57,8 @@ def take_out(world: World, instance: int) -> list[tuple[int, bool]]:
             engines.free_sequences[engines.counters[FREE_SEQUENCES]] = at
             engines.counters[FREE_SEQUENCES] += 1
             at = int(this.next)
+    engines.counters[LEAVING] -= engine.leaving
+    engine.leaving = 0
     engine.phase = IDLE
     engine.next_s = np.inf
     engines.exceeding[instance] = 0

@@ -16,7 +16,7 @@ from scheduling.fleet.arrays import assign_endpoint
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster.description import Cluster, Delays
 from scheduling.simulation.cluster.loop import change
-from scheduling.simulation.cluster.state_changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, TO_CALLER
+from scheduling.simulation.cluster.state_changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, SWAP, TO_CALLER
 from scheduling.simulation.cluster.world import State, World
 from scheduling.simulation.engine.state import NONE, configure
 
@@ -33,13 +33,13 @@ class Lives:
 
     def __init__(self, cluster: Cluster, world: World, seed: int) -> None:
         self.delays: Delays = cluster.delays
-        self.redeploys = self.swaps = 0
+        self.redeploys = self.swaps_in_place = 0
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
-        self._used: list[list[str]] = [[spec.model] for spec in cluster.instances]
+        self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
         """Models that were on each instance, the last one first."""
 
     @property
@@ -89,22 +89,22 @@ class Lives:
         model, _ = self._cluster.endpoints[endpoint]
         if goal == State.SWAPPING:
             lasts_s = self.swap_s(instance, model)
-        self._move(instance, endpoint)
-        self._used[instance] = [model, *(each for each in self._used[instance] if each != model)]
+        self.move(instance, endpoint)
+        self.used[instance] = [model, *(each for each in self.used[instance] if each != model)]
         self._change(PUT, instance, goal, lasts_s=lasts_s)
 
     def swap_s(self, instance: int, model: str) -> float:
         """How long *model* takes to come onto *instance*: from its GPU, host memory or storage, by who was there last."""
-        if model not in self._used[instance]:
+        if model not in self.used[instance]:
             return self.delays.swap_storage_s
-        rank = self._used[instance].index(model)
+        rank = self.used[instance].index(model)
         if rank < self.delays.gpu_models:
             return self.delays.swap_gpu_s
         if rank < self.delays.gpu_models + self.delays.cpu_models:
             return self.delays.swap_cpu_s
         return self.delays.swap_storage_s
 
-    def _move(self, instance: int, endpoint: int) -> None:
+    def move(self, instance: int, endpoint: int) -> None:
         """Let the idle *instance* belong to *endpoint*, with the engine that its model has on this GPU type."""
         fleet, policies = self.world.fleet, self.world.policies
         key = model, _ = self._cluster.endpoints[endpoint]
@@ -137,8 +137,22 @@ class Lives:
         self.drain(instance, State.LOADING, weights_s, endpoint)
 
     def swap(self, instance: int, endpoint: int) -> None:
-        self.swaps += 1
+        self.swaps_in_place += 1
         self.drain(instance, State.SWAPPING, endpoint=endpoint)
+
+    @property
+    def swaps(self) -> int:
+        """Changes of model that were begun: in place, and within swap groups."""
+        return self.swaps_in_place + int(self.world.lives.groups["swaps"].sum())
+
+    def swap_to(self, instance: int) -> bool:
+        """Give *instance* the GPUs of its swap group; False if it cannot have them now."""
+        return self._change(SWAP, instance) >= 0
+
+    def sleep(self, instance: int) -> None:
+        life: Any = self.world.lives.instances[instance]
+        lasts_s = self.delays.sleep_s if life.swap_group < 0 else float(life.sleep_s)
+        self.drain(instance, State.FALLING_ASLEEP, lasts_s)
 
     def fail(self, instance: int, repair_s: float) -> None:
         life: Any = self.world.lives.instances[instance]

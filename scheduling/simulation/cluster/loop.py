@@ -15,7 +15,7 @@ import numpy as np
 from scheduling.compiled import compiled, compiled_inline, index
 from scheduling.queueing.waiting_set import FREE_COUNT
 from scheduling.simulation.cluster.choices import choose_endpoint, column, trigger
-from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, refuse
+from scheduling.simulation.cluster.dispatcher import finish, land, pump, queue, queue_again, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.state_changes import (
     DRAINING,
@@ -32,7 +32,7 @@ from scheduling.simulation.cluster.sweep import arm, end_sweep, expect_end, swee
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.batch import begin, end
-from scheduling.simulation.engine.state import IDLE, NONE
+from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
 
 # Why the loop paused.
 ALL_DONE: Final = 0
@@ -108,7 +108,7 @@ def _run(
         else:
             if run_state.ended == requests:
                 return ALL_DONE
-            if world.waiting.counters[FREE_COUNT] == 0:
+            if world.waiting.counters[FREE_COUNT] <= engines.counters[LEAVING]:
                 return FULL
             if world.decisions.size > 0 and world.decisions.size - run_state.decisions <= world.waiting.key.size:
                 return FULL  # an event may give out all that wait
@@ -164,7 +164,7 @@ def _run(
                     continue
             reached = request
         if reached >= 0:
-            queue(world, reached, endpoint)
+            queue(world, reached, endpoint, column(world.kept_tokens, reached) == 0)
             if run_state.sweep_node >= 0:
                 expect_end(world, reached, endpoint)
                 arm(world, now_s)
@@ -172,14 +172,19 @@ def _run(
         if instance >= 0 and engines.instances[instance].phase != IDLE:
             done = end(world.fleet, engines, instance, now_s, world.outcomes)
             update_totals(world.fleet, engines, instance)
-        at = 0
+        at, evicted = 0, NONE
         while True:
             if instance >= 0:
-                if at == done:
+                if evicted != NONE:
+                    endpoint, evicted = queue_again(world, evicted, now_s, source), NONE
+                    if run_state.sweep_node >= 0:
+                        arm(world, now_s)
+                elif at == done:
                     break
-                finish(world, instance, index(engines.done[at]), now_s)
-                endpoint = index(world.fleet.endpoint[instance])
-                at += 1
+                else:
+                    evicted = finish(world, instance, index(engines.done[at]), now_s)
+                    endpoint = index(world.fleet.endpoint[instance])
+                    at += 1
             if endpoint >= 0:
                 pump(world, endpoint, now_s, source)
             if instance < 0:

@@ -5,14 +5,18 @@ instance) is left to the caller.
 """
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
+from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
+from scheduling.queueing.groups import NEXT_NUMBER
+from scheduling.queueing.virtual_queues import reassign
 from scheduling.routing.prefix_affinity import forget
 from scheduling.scaling.ranking import Source, addition_rank, drain_rank
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import sum_up
 from scheduling.simulation.cluster.world import State, World
+from scheduling.simulation.engine.eviction import evict
 from scheduling.simulation.engine.prefix_cache import empty_cache
 from scheduling.simulation.engine.state import NONE
 
@@ -25,6 +29,8 @@ SETTLE: Final = 4  # an instance that is drained
 TIMER_EXPIRED: Final = 5  # an instance: its state has lasted its time
 SCALE_OUT: Final = 6  # an endpoint
 SCALE_IN: Final = 7  # an endpoint
+SWAP: Final = 8  # an instance, which is to have the GPUs of its swap group
+EVICT: Final = 9  # a sequence, which is to leave its instance
 
 TO_CALLER: Final = -2
 """Beside an instance's number and NONE the answer to an action: the caller is to see to it."""
@@ -55,6 +61,57 @@ OTHER_SPOT: Final = int(Source.OTHER_SPOT)
 LAST: Final = len(Source)
 COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING | 1 << SWAPPING
 """Bits of the states of an instance that serves its endpoint or is on the way to it."""
+SHARING: Final = COMING | 1 << DRAINING | 1 << FALLING_ASLEEP | 1 << ASLEEP | 1 << EMPTY
+"""The same of one that shares its GPUs: a swap may bring it up."""
+WITHOUT_GPUS: Final = 1 << EMPTY | 1 << ASLEEP | 1 << FAILED
+"""Bits of the states of one that shares its GPUs in which another may have them."""
+SWAPPABLE: Final = 1 << READY | 1 << DRAINING
+"""Bits of the states of one that may be put to sleep for another."""
+
+
+@compiled_inline
+def _serves(life: Any, state: int) -> int:
+    """1 if an instance in *state* serves its endpoint or will, else 0."""
+    return (SHARING if life.swap_group >= 0 else COMING) >> state & 1
+
+
+@compiled_internal
+def _holder(world: World, group: int) -> int:
+    """The instance that has the GPUs of the swap group, NONE if nobody has."""
+    instances = world.lives.instances
+    for instance in range(instances.size):
+        if instances[instance].swap_group == group and not WITHOUT_GPUS >> instances[instance].state & 1:
+            return instance
+    return NONE
+
+
+@compiled_internal
+def _are_taken(world: World, group: int) -> bool:
+    """Whether an instance of the swap group has the GPUs, or is about to."""
+    return bool(world.lives.groups[group].target >= 0) or _holder(world, group) >= 0
+
+
+@compiled_internal
+def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: float, lasts_s: float) -> None:
+    """*instance*, of a swap group, goes from *before* to *after*, which lasts *lasts_s*: what that is to its group."""
+    life = world.lives.instances[instance]
+    group = world.lives.groups[life.swap_group]
+    if after == FALLING_ASLEEP:
+        level = sleep_level(float(life.weights_bytes), float(group.held_bytes), float(group.memory_bytes))
+        life.in_memory = level == IN_MEMORY
+        group.held_bytes += life.in_memory * life.weights_bytes
+    elif life.in_memory != 0 and after != ASLEEP:
+        group.held_bytes -= life.weights_bytes
+        life.in_memory = 0
+    if group.target == instance:
+        group.target = NONE
+    elif group.target >= 0 and before in (READY, DRAINING) and after != DRAINING:
+        if after == FALLING_ASLEEP:
+            set_time(world.events, world.fleet.endpoint.size + int(group.target), now_s + lasts_s)
+        elif WITHOUT_GPUS >> after & 1:
+            set_time(world.events, world.fleet.endpoint.size + int(group.target), now_s)
+        else:  # it keeps the GPUs after all
+            group.target = NONE
 
 
 @compiled_inline
@@ -68,16 +125,20 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     life.state = after
     fleet.accepting[instance] = after == READY
     sum_up(fleet, world.endpoints, world.engines, endpoint)
-    world.policies[endpoint].serving += (COMING >> after & 1) - (COMING >> before & 1)
+    world.policies[endpoint].serving += _serves(life, after) - _serves(life, before)
     if after not in (READY, DRAINING):  # only who serves keeps what is cached
         forget(fleet, instance)
         if run_state.caches != 0:
             empty_cache(world.engines, instance)
     set_time(world.events, fleet.endpoint.size + instance, now_s + lasts_s)
+    if life.swap_group >= 0:
+        _pass_gpus(world, instance, before, after, now_s, lasts_s)
     change = lives.changes[run_state.changes]
     change.time_s, change.instance, change.endpoint = now_s, instance, endpoint
     change.before, change.after = before, after
     run_state.changes += 1
+    if world.waiting.groups.counters[NEXT_NUMBER] > 0:
+        reassign(fleet, world.endpoints, world.waiting)
 
 
 @compiled_inline
@@ -88,14 +149,15 @@ def _first_to_add(world: World, endpoint: int) -> int:
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
         life = lives.instances[members[at]]
         source = SOURCE_OF[life.state]
-        if source == NONE or (life.state == DRAINING and life.goal_endpoint >= 0):
+        if source == NONE or life.swap_group >= 0 or (life.state == DRAINING and life.goal_endpoint >= 0):
             continue
         rank = addition_rank(source, float(life.usd_per_hour), False)
         if rank < best:
             chosen, best = int(members[at]), rank
     if world.run_state[0].share_spot != 0 and best[0] > OTHER_SPOT:
         for instance in range(lives.instances.size):
-            if lives.fits[endpoint, instance] != 0 and lives.instances[instance].state == SPOT:
+            life = lives.instances[instance]
+            if lives.fits[endpoint, instance] != 0 and life.state == SPOT and life.swap_group < 0:
                 return TO_CALLER
     return chosen
 
@@ -107,7 +169,7 @@ def _first_to_drain(world: World, endpoint: int) -> int:
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
         instance = int(world.endpoints.members[at])
         life = world.lives.instances[instance]
-        if life.state != READY:
+        if life.state != READY or life.swap_group >= 0:
             continue
         rank = drain_rank(float(life.usd_per_hour), float(world.fleet.remaining_tokens[instance]))
         if rank < best:
@@ -115,27 +177,72 @@ def _first_to_drain(world: World, endpoint: int) -> int:
     return chosen
 
 
+@compiled_inline
+def _take_gpus(life: Any) -> tuple[int, float]:
+    """What an instance of a swap group becomes when it has the GPUs, and how long that lasts."""
+    if life.state == EMPTY:
+        return LOADING, float(life.local_weights_s)
+    return WAKING, float(life.wake_s if life.in_memory != 0 else life.reload_s)
+
+
+@compiled_internal
+def _gives_way(world: World, target: int) -> int:
+    """Who sleeps so that *target*, of a swap group, has its GPUs: *target* itself if nobody has them, NONE if it cannot.
+
+    The one that sleeps is to drain; the swap is noted.
+    """
+    life = world.lives.instances[target]
+    if life.swap_group < 0 or life.state not in (ASLEEP, EMPTY):
+        return NONE
+    group = world.lives.groups[life.swap_group]
+    holder = _holder(world, int(life.swap_group))
+    if group.target >= 0 or (holder >= 0 and not SWAPPABLE >> world.lives.instances[holder].state & 1):
+        return NONE
+    group.swaps += 1
+    if holder < 0:
+        return target
+    group.target = target
+    return holder
+
+
 @compiled_internal
 def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: float) -> int:
-    """Do *what* to the instance or endpoint *at*, now: the instance that it was done to, NONE, or TO_CALLER.
+    """Do *what* to the instance, endpoint or sequence *at*, now: the instance that it was done to, NONE, or TO_CALLER.
 
     PUT and DRAIN take what it becomes and how long that lasts, DRAIN also the *endpoint* that it moves to, NONE for its own.
+    SWAP gives the GPUs of its swap group to the instance *at*: who has them finishes what it runs and sleeps first.
     """
     lives, run_state = world.lives, world.run_state[0]
     now_s = float(run_state.now_s)
     instance = at
+    if what == EVICT:
+        instance = int(world.engines.sequences[at].instance)
+        event_s = evict(world.engines, instance, at)
+        if event_s >= 0.0:
+            set_time(world.events, instance, event_s)
+        return instance
     if what == SCALE_OUT:
         instance = _first_to_add(world, at)
     elif what == SCALE_IN:
         instance = _first_to_drain(world, at)
         after, endpoint, lasts_s = SPOT, NONE, math.inf
+    elif what == SWAP:
+        instance = _gives_way(world, at)
+        if instance >= 0 and instance != at:
+            what, after, endpoint, lasts_s = DRAIN, FALLING_ASLEEP, NONE, lives.instances[instance].sleep_s
+        else:
+            what = START
     if instance < 0:
         return instance
     life = lives.instances[instance]
     state = int(life.state)
     if what in (START, SCALE_OUT):
         lasts_s = math.inf
-        if state == EMPTY:
+        if life.swap_group >= 0 and state in (EMPTY, ASLEEP):
+            if _are_taken(world, int(life.swap_group)):
+                return NONE
+            after, lasts_s = _take_gpus(life)
+        elif state == EMPTY:
             after, lasts_s = STARTING, life.start_s
             life.loading_s = life.remote_weights_s
         elif state == SPOT:
@@ -149,7 +256,11 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
             return NONE
     elif what == TIMER_EXPIRED:
         after, lasts_s = READY, math.inf
-        if state in (STARTING, FAILED):
+        if life.swap_group >= 0 and state in (EMPTY, ASLEEP):
+            after, lasts_s = _take_gpus(life)
+        elif life.swap_group >= 0 and state == FAILED and _are_taken(world, int(life.swap_group)):
+            after = EMPTY  # its GPUs are another's by now
+        elif state in (STARTING, FAILED):
             after, lasts_s = LOADING, life.loading_s
             life.loading_s = life.local_weights_s
         elif state == FALLING_ASLEEP:

@@ -7,9 +7,11 @@ It is done every `SWEEP_S` while anything waits, by the rules of the live dispat
 import math
 
 from scheduling.compiled import compiled_inline, compiled_internal
+from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import free_slot, peek, push, remove
 from scheduling.routing.regions import SWEEP_S, better_home
 from scheduling.routing.routers import LEAST_DELAY
+from scheduling.simulation.cluster.choices import column
 from scheduling.simulation.cluster.dispatcher import key_of, note_prefix, refuse
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_memory
@@ -67,7 +69,9 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
     while at >= 0:
         slot = int(waiting.heap[endpoint, at])
         request = int(world.held[slot])
-        if now_s - arrivals.arrival_s[request] > _hold_s(world, request):
+        if world.outcomes[request].evictions > 0 or column(world.kept_tokens, request) > 0:  # it had begun
+            at -= 1
+        elif now_s - arrivals.arrival_s[request] > _hold_s(world, request):
             world.run_state[0].expired += 1
             _give_up(world, slot)
             at = min(at, int(waiting.size[endpoint]) - 1)  # another may stand in its place now
@@ -111,9 +115,24 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
 
 
 @compiled_internal
+def _keep_groups(world: World) -> None:
+    """Let request groups be as large as what came lately asks for, and stand where somebody pulls them."""
+    groups, any_grouped = world.waiting.groups, False
+    for endpoint in range(world.policies.size):
+        if groups.limit[endpoint] > 0:
+            any_grouped = True
+            batches = float(world.policies[endpoint].group_batches)
+            groups.limit[endpoint] = fit_groups(world.fleet, world.endpoints, groups, endpoint, batches)
+    if any_grouped:
+        reassign(world.fleet, world.endpoints, world.waiting)
+
+
+@compiled_internal
 def sweep(world: World, now_s: float, source: int) -> int:
     """Go on with the sweep until a request moves: the endpoint to be pumped before the sweep goes on; -1 at its end."""
     run_state = world.run_state[0]
+    if run_state.sweeping == 0:
+        _keep_groups(world)
     while run_state.sweeping < world.policies.size:
         endpoint = int(run_state.sweeping)
         _expire(world, endpoint, now_s)

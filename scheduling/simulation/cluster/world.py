@@ -7,12 +7,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import record
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.prefix_affinity import Affinity
 from scheduling.simulation.cluster.event_queue import EventTree
-from scheduling.simulation.engine.state import EngineArrays, record
+from scheduling.simulation.engine.state import EngineArrays
 
 
 class State(IntEnum):
@@ -70,6 +71,7 @@ OUTCOME = record(
         ("endpoint", np.int16),
         ("preemptions", np.int16),
         ("attempts", np.int8),
+        ("evictions", np.int8),
         ("state", np.int8),
     ]
 )
@@ -108,6 +110,7 @@ RUN_STATE = record(
         ("expired", np.int64),  # of those, held too long
         ("rehomed", np.int64),
         ("failed", np.int64),
+        ("evictions", np.int64),
         ("events", np.int64),
         ("decisions", np.int64),
         ("changes", np.int64),
@@ -131,6 +134,8 @@ ENDPOINT = record(
         ("routing", np.int64),
         ("ordering", np.int64),
         ("threshold", np.float64),  # of the global router
+        ("group_batches", np.float64),  # in a request group at the most
+        ("eviction_limit", np.int64),  # of one request, by the global scheduler
         ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
         *((field.name, np.float64) for field in fields(Profile)),
         ("round_trip_s", np.float64),  # from a decision until the instance has the request
@@ -163,9 +168,25 @@ LIFE = record(
         ("remote_weights_s", np.float64),
         ("reclaim_times", np.float64),  # of what is drawn for a reclaim
         ("usd_per_hour", np.float64),
+        ("swap_group", np.int32),  # -1: its GPUs are its own
+        ("sleep_s", np.float64),  # of one that shares its GPUs: how long it takes to fall asleep,
+        ("wake_s", np.float64),  # to wake with its weights in CPU memory,
+        ("reload_s", np.float64),  # and with them in storage alone
+        ("weights_bytes", np.float64),
+        ("in_memory", np.uint8),  # whether its weights are in CPU memory while it sleeps
     ]
 )
 """The state of one instance, and what is decided of it."""
+
+SWAP_GROUP = record(
+    [
+        ("target", np.int32),  # who wakes once the one that is awake sleeps; -1 for nobody
+        ("memory_bytes", np.float64),  # CPU memory for weights of those that sleep,
+        ("held_bytes", np.float64),  # and what of it they have
+        ("swaps", np.int64),
+    ]
+)
+"""Instances that share their GPUs, of which one at most is awake."""
 
 CHANGE = record(
     [
@@ -192,6 +213,8 @@ class LifeArrays(NamedTuple):
     """How long the next reclaims from spot take, of which `run_state.reclaims` are used."""
     fits: NDArray[np.uint8]
     """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
+    groups: NDArray[np.void]
+    """SWAP_GROUP records; one that nobody belongs to where no GPUs are shared."""
 
 
 class Arrivals(NamedTuple):
@@ -230,6 +253,9 @@ class World(NamedTuple):
     """One way, regions x regions."""
     held: NDArray[np.int64]
     """The request in each slot of the waiting set."""
+    kept_tokens: NDArray[np.int32]
+    """By request: output that it had when it was evicted, which its next instance computes as part of the prompt. One
+    element, 0, before anything was."""
     lives: LifeArrays
     travelling: NDArray[np.int64]
     """For each request on its way to another region the one after it; one element when no link takes time."""

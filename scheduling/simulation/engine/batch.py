@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.routing.routers import advance, prefilled
+from scheduling.simulation.engine.eviction import take_evicted
 from scheduling.simulation.engine.kv_room import blocks, free_steps, place_in_block, take_blocks
 from scheduling.simulation.engine.lookahead import join_map
 from scheduling.simulation.engine.preemption import rebuild, schedule_short, step_of_a_part
@@ -145,7 +146,8 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
 
 @compiled_inline
 def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> int:
-    """End the work in progress of *instance* at *now_s*; how many sequences are done, the first of `engines.done`.
+    """End the work in progress of *instance* at *now_s*; how many sequences are done or evicted, the first of
+    `engines.done`.
 
     Blocks and places of those are free again; their records, and the dispatcher's view of them, are the caller's to clear.
     """
@@ -200,7 +202,9 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
             this.streaming = 1
             advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
             prefilled(fleet, instance, int(this.expected_prompt))
-            outcomes[index(this.request)].ttft_s = now_s - this.origin_s
+            outcome = outcomes[index(this.request)]
+            if math.isnan(outcome.ttft_s):  # it has none of an earlier instance
+                outcome.ttft_s = now_s - this.origin_s
         else:
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
         this.produced_tokens += 1
@@ -220,6 +224,8 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
             this = engines.sequences[engines.done[at]]
             tokens = int(this.prompt_tokens + this.produced_tokens - 1)
             engine.free_blocks += give_back(engines, instance, int(engines.done[at]), tokens, False)
+    if engine.leaving > 0:
+        done = take_evicted(engines, instance, done)
     return done
 
 

@@ -84,6 +84,12 @@ class BlockPool:
             if block.holders == 0:
                 self._idle[block] = None
 
+    def forget_idle(self) -> None:
+        """Let all idle blocks be blank."""
+        for block in list(self._idle):
+            self._forget(block)
+            self._blank += 1
+
     def _forget(self, block: Block) -> None:
         del self._idle[block]
         copies = self._by_content[block.content]

@@ -34,8 +34,8 @@ def rebuild(engines: EngineArrays, instance: int, stall: bool) -> None:
 
 
 @compiled_internal
-def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """Take its blocks from *sequence*, which waits again and computes all its tokens anew."""
+def take_blocks_of(engines: EngineArrays, instance: int, sequence: int, returns: bool) -> None:
+    """Take its blocks from *sequence*, which runs no more; it *returns* where it waits here again."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     computed = int(this.computed_tokens)
     if this.decoding != 0:
@@ -43,13 +43,19 @@ def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
         computed = this.prompt_tokens + this.produced_tokens - 1
         this.decoding = 0
     if engine.prefix_caching != 0:
-        engine.free_blocks += give_back(engines, instance, sequence, int(computed + this.step_tokens), True)
+        engine.free_blocks += give_back(engines, instance, sequence, int(computed + this.step_tokens), returns)
     else:
         engine.free_blocks += blocks(engine, computed + this.step_tokens)
     this.step_tokens = this.computed_tokens = 0
     if engine.partial == sequence:
         engine.partial = NONE
     remove_running(engines, instance, sequence)
+
+
+@compiled_internal
+def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Take its blocks from *sequence*, which waits again and computes all its tokens anew."""
+    take_blocks_of(engines, instance, sequence, True)
     push_waiting(engines, instance, sequence, True)
     engines.counters[PREEMPTIONS] += 1
 

@@ -170,6 +170,13 @@ class ReferenceEngine:
             for content in self._pool.idle_contents()
         ]
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget what is cached; as in vLLM False, and nothing happens, while requests hold blocks."""
+        if self._running:
+            return False
+        self._pool.forget_idle()
+        return True
+
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks that are held, 0 to 1."""

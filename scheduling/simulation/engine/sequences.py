@@ -98,6 +98,22 @@ def pop_waiting(engines: EngineArrays, instance: int) -> int:
 
 
 @compiled_inline
+def remove_waiting(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Take out *sequence*, wherever it waits."""
+    engine, this = engines.instances[instance], engines.sequences[sequence]
+    before, after = this.previous, this.next
+    if before == NONE:
+        engine.first_waiting = after
+    else:
+        engines.sequences[index(before)].next = after
+    if after == NONE:
+        engine.last_waiting = before
+    else:
+        engines.sequences[index(after)].previous = before
+    engine.waiting -= 1
+
+
+@compiled_inline
 def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
     """*sequence* gets a token at the end of this step, and decodes from then on."""
     engine = engines.instances[instance]

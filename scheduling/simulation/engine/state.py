@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import record
 from scheduling.lookahead.maps import LookAhead
 from scheduling.lookahead.maps import allocate as allocate_ahead
 from scheduling.simulation.engine.reference import EngineConfig
@@ -30,11 +31,8 @@ PREEMPTIONS: Final = 2
 GIVEN: Final = 3
 PREFIX_QUERIED_TOKENS: Final = 4
 PREFIX_HIT_TOKENS: Final = 5
-
-
-def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
-    """A record of *fields* that compiled and uncompiled code alike read by attribute."""
-    return np.dtype((np.record, np.dtype(fields, align=True)))
+LEAVING: Final = 6  # sequences that are to leave at the end of an iteration
+COUNTERS: Final = 7
 
 
 INSTANCE = record(
@@ -81,6 +79,7 @@ INSTANCE = record(
         ("running", np.int64),
         ("waiting", np.int64),
         ("admissions", np.int64),
+        ("leaving", np.int64),  # of those that it has or are on their way, the ones to leave at the end of an iteration
         ("partial", np.int32),  # the one sequence whose prefill is under way, the last admitted; NONE
         ("joining", np.int32),  # first of those that get a token at the end of this step without being among `decoding`
         ("last_joining", np.int32),
@@ -143,6 +142,7 @@ SEQUENCE = record(
         ("decoding", np.uint8),
         ("streaming", np.uint8),  # its first token has come out
         ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
+        ("evicted", np.uint8),  # it is to leave at the end of an iteration, or just has
         # A cache line to here; what follows decides between sequences, or is for those that share prefixes.
         ("instance", np.int32),
         ("published", np.int32),  # its leading blocks that have records in the prefix cache
@@ -190,7 +190,7 @@ class EngineArrays(NamedTuple):
     """By instance: whether a segment is in progress in which sequences are beyond the tokens expected of them."""
     free_sequences: NDArray[np.int32]
     done: NDArray[np.int32]
-    """Scratch: sequences that end at one moment."""
+    """Scratch: sequences that end or leave at one moment."""
     counters: NDArray[np.int64]
     cache: CacheArrays
     ahead: LookAhead
@@ -245,11 +245,12 @@ def allocate_engines(
         residues=np.zeros((count, block_size), np.int32),
         exceeding=np.zeros(count, np.uint8),
         free_sequences=np.arange(sequences - 1, -1, -1, dtype=np.int32),
-        done=np.zeros(batch, np.int32),
-        counters=np.array([sequences, 0, 0, 0, 0, 0], np.int64),
+        done=np.zeros(sequences, np.int32),
+        counters=np.zeros(COUNTERS, np.int64),
         cache=_allocate_cache((*configs, *later), count, sequences, longest_tokens, requests),
         ahead=allocate_ahead(count, sequences) if anticipate else allocate_ahead(0, 0, 2),
     )
+    arrays.counters[FREE_SEQUENCES] = sequences
     arrays.instances["next_s"] = np.inf
     for name in (
         "partial",
@@ -290,3 +291,10 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
         "decode_c_s_per_token",
     ):
         record[name] = getattr(config.profile, name)
+
+
+def sequences_in_use(engines: EngineArrays) -> NDArray[np.int64]:
+    """Those of `sequences` that an instance holds, or that are on their way to one."""
+    used = np.ones(engines.sequences.size, np.bool_)
+    used[engines.free_sequences[: engines.counters[FREE_SEQUENCES]]] = False
+    return np.flatnonzero(used)

@@ -14,6 +14,7 @@ Only requests that ended well count in them; those that did not are counted, and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.workload.columns import Floats
 
 if TYPE_CHECKING:
-    from scheduling.simulation.simulator import Result
+    from scheduling.simulation.result import Result
 
 LATENCIES = ("ttft", "itl", "e2e", "normalised", "queue")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -76,33 +77,37 @@ class Names:
     tenants: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measures:
-    """Everything measured of one simulation, as tidy tables (the last column is the value)."""
+    """What is measured of one simulation, as tidy tables (the last column is the value), each made when it is first read.
 
-    requests: Table
-    """by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
-    hours: Table
-    """by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
-    counters: Table
-    """counter, value: preemptions, evictions, swaps, scaling and so on."""
-    series: Table = field(default_factory=lambda: Table(("t_s",)))
-    """One row for each sample and endpoint; empty unless the simulation kept a series."""
+    *promises* are by SLO class number (none: no attainment), *prices* by GPU type.
+    """
 
+    result: "Result"
+    names: Names
+    promises: Sequence[Promise] = ()
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
-def measure(
-    result: "Result",
-    names: Names,
-    promises: Sequence[Promise] = (),
-    prices: Mapping[str, Price] | None = None,
-) -> Measures:
-    """All measures of *result*; *promises* by SLO class number (none: no attainment), *prices* by GPU type."""
-    return Measures(
-        _requests(result, names, promises),
-        _hours(result, prices or {}),
-        Table(("counter", "value"), [(name, int(value)) for name, value in result.counters.items()]),
-        _series(result),
-    )
+    @cached_property
+    def requests(self) -> Table:
+        """by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
+        return _requests(self.result, self.names, self.promises)
+
+    @cached_property
+    def hours(self) -> Table:
+        """by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
+        return _hours(self.result, self.prices)
+
+    @cached_property
+    def counters(self) -> Table:
+        """counter, value: preemptions, evictions, swaps, scaling and so on."""
+        return Table(("counter", "value"), [(name, int(value)) for name, value in self.result.counters.items()])
+
+    @cached_property
+    def series(self) -> Table:
+        """One row for each sample and endpoint; empty unless the simulation kept a series."""
+        return _series(self.result)
 
 
 def latency_s(result: "Result", name: str) -> Floats:

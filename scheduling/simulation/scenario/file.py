@@ -15,17 +15,21 @@ from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_
 
 def load_scenario(path: Path) -> Scenario:
     """The scenario at *path*. Raises ScenarioError."""
+    return check_scenario(read_toml(path), path, text_of(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables in the file at *path*, as they stand there. Raises ScenarioError for one that is no TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(path, 0, "", getattr(error, "strerror", None) or str(error)) from error
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         position = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         line, what = (int(position[1]), str(error).replace(position[0], "")) if position else (0, str(error))
         raise ScenarioError(path, line, "", f"is not TOML: {what}") from error
-    return check_scenario(values, path, text)
 
 
 def text_of(path: Path) -> str:
@@ -33,14 +37,17 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def check_scenario(values: Any, path: Path, text: str = "") -> Scenario:
-    """The scenario that *values* are, as read from *path*; *text* is its TOML, for lines. Raises ScenarioError."""
+def check_scenario(values: Any, path: Path, text: str = "", asks: bool = True) -> Scenario:
+    """The scenario that *values* are, as read from *path*; *text* is its TOML, for lines. Raises ScenarioError.
+
+    Unless it *asks*, its requests come from elsewhere and it needs none of its own.
+    """
     try:
         scenario = Scenario.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise wrong_at(path, text, _location(first["loc"], values), _words(first)) from error
-    for key, what in loose_ends(scenario):
+    for key, what in loose_ends(scenario, asks):
         raise wrong_at(path, text, key, what)
     return scenario
 

@@ -49,6 +49,26 @@ class RegionOf(Part):
     """How much later than the clients' `peak_h` its day peaks."""
 
 
+class SharingOf(Part):
+    """That the instances of a group of the fleet share their GPUs: each number in a region is a swap group of its own.
+
+    What shares the GPUs of `llama-east-2` is the second instance in east of every `[[fleet]]` with the same `group`.
+    """
+
+    group: str
+    sleep_s: AtLeast0
+    wake_s: AtLeast0
+    """With its weights in CPU memory."""
+    reload_s: AtLeast0
+    """With its weights in storage alone."""
+    weights_gb: AtLeast0 = 0.0
+
+
+class SwapGroupOf(Part):
+    cpu_memory_gb: AtLeast0
+    """In each region and for each number, for the weights of those that sleep."""
+
+
 class Group(Part):
     """Equal instances of a model, in each of some regions."""
 
@@ -62,6 +82,10 @@ class Group(Part):
     """Lent out at the start, with this model loaded."""
     empty: Count = 0
     """Places for further instances."""
+    asleep: Count = 0
+    """Asleep at the start, in each region."""
+    sharing: SharingOf | None = None
+    """None: the GPUs of an instance are its own."""
     kv_tokens: Size
     """KV cache of an instance."""
     max_num_seqs: Size = 256
@@ -76,8 +100,8 @@ class Group(Part):
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        if not self.instances + self.spot + self.empty:
-            raise ValueError("instances, spot and empty are all 0")
+        if not self.instances + self.spot + self.empty + self.asleep:
+            raise ValueError("instances, asleep, spot and empty are all 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, or running requests would starve")
         if self.kv_tokens < self.block_size_tokens:

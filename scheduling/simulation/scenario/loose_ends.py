@@ -6,11 +6,14 @@ from scheduling.simulation.scenario.scenario import Scenario
 from scheduling.simulation.scenario.toml_lines import Key
 
 
-def loose_ends(scenario: Scenario) -> list[tuple[Key, str]]:
-    """Names that nothing stands behind, and other contradictions between tables: (key, what is wrong)."""
+def loose_ends(scenario: Scenario, asks: bool = True) -> list[tuple[Key, str]]:
+    """Names that nothing stands behind, and other contradictions between tables: (key, what is wrong).
+
+    *asks*: whether its requests are its own, so that it needs clients or a trace.
+    """
     checks = _Checks(scenario)
     checks.fleet()
-    checks.demand()
+    checks.demand(asks)
     checks.policies()
     checks.happenings()
     return checks.wrong
@@ -51,12 +54,15 @@ class _Checks:
             if (group.model, group.gpu, group.tensor_parallel) not in profiles:
                 setting = f"{group.model} on {group.tensor_parallel} x {group.gpu}"
                 wrong.append((("fleet", number, "gpu"), f"there is no profile of {setting}"))
+        shared = {group.sharing.group for group in scenario.fleet if group.sharing is not None}
+        for name in scenario.swap_groups.keys() - shared:
+            wrong.append((("swap_groups", name), "no group of the fleet shares its GPUs by this name"))
         for origin, targets in scenario.latency_ms.items():
             self.region("latency_ms", origin, name=origin)
             for target in targets:
                 self.region("latency_ms", origin, target, name=target)
 
-    def demand(self) -> None:
+    def demand(self, asks: bool) -> None:
         scenario, wrong = self.scenario, self.wrong
         served = {model for model, _ in self.places}
         for number, client in enumerate(scenario.clients):
@@ -71,7 +77,7 @@ class _Checks:
         for number, burst in enumerate(scenario.bursts):
             for model in burst.models:
                 self.model("bursts", number, "models", name=model)
-        if scenario.trace is None and not scenario.clients:
+        if asks and scenario.trace is None and not scenario.clients:
             wrong.append(((), "there is no demand: give [trace] or [[clients]]"))
         if scenario.trace is not None and scenario.clients:
             wrong.append((("trace",), "give [trace] or [[clients]], not both"))

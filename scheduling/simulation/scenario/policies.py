@@ -5,13 +5,19 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from scheduling.lookahead.rule import MOST_ITERATIONS
+from scheduling.queueing.eviction import MOST_EVICTIONS
+from scheduling.queueing.groups import GROUP_BATCHES, GROUP_ORDERS
 from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Positive, Size, one_of
 
 Routing = Annotated[str, AfterValidator(lambda name: one_of(name, POLICY_CODES))]
 Ordering = Annotated[str, AfterValidator(lambda name: one_of(name, ORDERINGS))]
+GroupOrder = Annotated[str, AfterValidator(lambda name: one_of(name, GROUP_ORDERS))]
+EvictionLimit = Annotated[int, Field(ge=0, le=MOST_EVICTIONS)]
+Reordering = Annotated[str, AfterValidator(lambda name: one_of(name, REORDERINGS))]
 Parameters = dict[str, FiniteFloat | int]
 DemandLevel = Literal["strategy", "mean", "upper_80"]
 
@@ -53,6 +59,9 @@ class EndpointOf(Part):
     routing: Routing | None = None
     ordering: Ordering | None = None
     ordering_stretch: AtLeast0 | None = None
+    group_batches: Positive | None = None
+    group_order: GroupOrder | None = None
+    eviction_limit: EvictionLimit | None = None
     dispatch_round_trip_ms: AtLeast0 | None = None
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 | None = None
@@ -86,6 +95,14 @@ class Policies(Part):
     routing: Routing = "join_shortest_queue"
     ordering: Ordering = "fcfs"
     ordering_stretch: AtLeast0 = STRETCH
+    group_batches: Positive = GROUP_BATCHES
+    """Of the order `qlm`: batches that a request group has at the most (delta),"""
+    group_order: GroupOrder = "arrival"
+    """in which order requests leave it,"""
+    eviction_limit: EvictionLimit = 0
+    """how often the global scheduler may evict one request,"""
+    reordering: Reordering = SEARCH
+    """and what the global scheduler goes by, its search or a simple rule in its place."""
     dispatch_round_trip_ms: AtLeast0 = 0.0
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 = 0.7

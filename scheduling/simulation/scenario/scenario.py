@@ -6,7 +6,7 @@ from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
-from scheduling.simulation.scenario.fleet import Gpu, Group, ModelOf, ProfileOf, RegionOf
+from scheduling.simulation.scenario.fleet import Gpu, Group, ModelOf, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
 from scheduling.simulation.scenario.policies import EndpointOf, Policies, SloClassOf
@@ -32,6 +32,8 @@ class Scenario(Part):
     """One way, from region to region; the same back unless that is given too."""
     profiles: Annotated[list[ProfileOf], Field(min_length=1)]
     fleet: Annotated[list[Group], Field(min_length=1)]
+    swap_groups: dict[str, SwapGroupOf] = {}
+    """Those whose CPU memory is limited."""
     classes: Annotated[dict[str, SloClassOf], Field(min_length=1)]
     policies: Policies = Policies()
     endpoints: list[EndpointOf] = []
@@ -80,6 +82,7 @@ class Scenario(Part):
         return EndpointOf(
             model=model,
             **left(self.policies, routing=bundle.router, ordering=bundle.order, region_threshold=bundle.spill_above),
+            **left(self.policies, eviction_limit=bundle.eviction_limit),
             **strategy,
             parameters=bundle.parameters if strategy else {},
             **left(self.forecast, forecaster=bundle.forecaster),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.scenario.demand import ClientOf, LengthsOf
+from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
 from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.generator import (
@@ -26,10 +26,16 @@ PAST_SEED = 1_000_003
 """Added to a seed for the demand before the begin."""
 
 
-def demand_of(scenario: Scenario, folder: Path, seed: int) -> tuple[Workload, int]:
-    """(requests, how many were clipped); files are sought in *folder*. Raises Misfit, and TraceError for a wrong trace."""
+def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | None = None) -> tuple[Workload, int]:
+    """(requests, how many were clipped): those *given*, else of the trace or the clients; files are sought in *folder*.
+
+    Raises Misfit, and TraceError for a wrong trace.
+    """
     table = "trace" if scenario.trace else "clients"
-    workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
+    if given is not None:
+        workload = given
+    else:
+        workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload):
         raise Misfit((table,), "gives no requests")
     return _fit_context(scenario, workload, table)
@@ -56,21 +62,26 @@ def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
 
 
 def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Client:
-    lengths: EmpiricalLengths | LengthsByClass
-    if one.lengths is not None:
-        trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed)
-        lengths = EmpiricalLengths(trace.prompt_tokens, trace.output_tokens)
-    else:
+    if one.lengths is None:
+        return client_of(one, list(scenario.regions))
+    trace = load_trace(folder / one.lengths.file, one.lengths.format, seed=seed)
+    return client_of(one, list(scenario.regions), EmpiricalLengths(trace.prompt_tokens, trace.output_tokens))
+
+
+def client_of(one: ClientOf, regions: Sequence[str], lengths: EmpiricalLengths | None = None) -> Client:
+    """The client that *one* describes, in all of *regions* alike if it names none; *lengths* are those of its trace."""
+    given: EmpiricalLengths | LengthsByClass | None = lengths
+    if given is None:
         assert one.prompt is not None
         assert one.output is not None
-        lengths = LengthsByClass(_lognormal(one.prompt), _lognormal(one.output))
+        given = LengthsByClass(_lognormal(one.prompt), _lognormal(one.output))
     return Client(
         one.tenant,
         one.model,
         one.slo_class,
         one.requests_per_s,
-        lengths,
-        regions=one.regions or dict.fromkeys(scenario.regions, 1.0),
+        given,
+        regions=one.regions or dict.fromkeys(regions, 1.0),
         gaps=one.gaps,
         cv=one.cv,
         daily_swing=one.daily_swing,
@@ -92,6 +103,11 @@ def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
         if error.line == 0 and not (folder / trace.file).exists():
             raise Misfit(("trace", "file"), str(error)) from error
         raise
+    return named_workload(scenario, trace, workload)
+
+
+def named_workload(scenario: Scenario, trace: TraceOf, workload: Workload) -> Workload:
+    """*workload*, as *trace* was read, with the scenario's own names. Raises Misfit for names that it does not have."""
     served = list(dict.fromkeys(group.model for group in scenario.fleet))
     regions, classes = list(scenario.regions), list(scenario.classes)
     return replace(

@@ -7,7 +7,15 @@ from typing import Any
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.regions import latency_ms
-from scheduling.simulation.cluster.description import NO_BOUND, Batching, Cluster, Delays, EndpointKey, InstanceSpec
+from scheduling.simulation.cluster.description import (
+    NO_BOUND,
+    Batching,
+    Cluster,
+    Delays,
+    EndpointKey,
+    InstanceSpec,
+    Sharing,
+)
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Price
@@ -65,7 +73,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             profile=profiles[group.model, group.gpu, group.tensor_parallel],
             prefix_caching=group.prefix_caching,
         )
-        states = [State.READY] * group.instances + [State.SPOT] * group.spot + [State.EMPTY] * group.empty
+        states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep
+        states += [State.SPOT] * group.spot + [State.EMPTY] * group.empty
         for region in group.regions:
             instances += [
                 InstanceSpec(
@@ -77,6 +86,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
                     state,
                     usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
                     start_s=group.start_s,
+                    sharing=_sharing(group, region, number),
                 )
                 for number, state in enumerate(states, 1)
             ]
@@ -107,6 +117,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
             ordering=per_endpoint("ordering"),
             sweeps=True,
             ordering_stretch=per_endpoint("ordering_stretch"),
+            group_batches=per_endpoint("group_batches"),
+            group_order=per_endpoint("group_order"),
+            eviction_limit=per_endpoint("eviction_limit"),
+            reordering=scenario.policies.reordering,
             dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
             requests_ahead_limit=per_endpoint("requests_ahead_limit"),
             threshold=per_endpoint("region_threshold"),
@@ -114,9 +128,29 @@ def cluster_of(scenario: Scenario) -> Cluster:
             batching=batching,
             look_ahead=per_endpoint("look_ahead", lambda given: LookAheadRule(**given.model_dump())),
             delays=delays,
+            swap_memory_bytes=_swap_memory(scenario, instances),
         )
     except ValueError as error:
         raise Misfit((), str(error)) from error
+
+
+def _sharing(group: Group, region: str, number: int) -> Sharing | None:
+    """How the instance *number* of *group* in *region* shares its GPUs."""
+    if (given := group.sharing) is None:
+        return None
+    name = f"{given.group}-{region}-{number}"
+    return Sharing(name, given.sleep_s, given.wake_s, given.reload_s, given.weights_gb * 1e9)
+
+
+def _swap_memory(scenario: Scenario, instances: list[InstanceSpec]) -> dict[str, float]:
+    """CPU memory in bytes by swap group, where it is limited."""
+    names = {spec.sharing.group for spec in instances if spec.sharing is not None}
+    given = {
+        f"{group}-{region}": table.cpu_memory_gb * 1e9
+        for group, table in scenario.swap_groups.items()
+        for region in scenario.regions
+    }
+    return {name: given[place] for name in names if (place := name.rsplit("-", 1)[0]) in given}
 
 
 def _latency_s(scenario: Scenario, regions: list[str]) -> list[list[float]]:

@@ -49,8 +49,13 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
-    """Output tokens as a dispatcher expects them; None for the true ones."""
+    """Output tokens as a dispatcher expects them; None for the true ones.
+
+    Those of *workload*, where it has them and *scenario* does not say how they are predicted.
+    """
     predictions = scenario.predictions
+    if workload.predicted_tokens is not None and "kind" not in predictions.model_fields_set:
+        return np.maximum(workload.predicted_tokens, 1)
     if predictions.kind == "exact":
         return None
     if predictions.kind == "error":

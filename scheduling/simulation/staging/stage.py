@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Names, Price, Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -16,7 +17,10 @@ from scheduling.simulation.staging.happenings import happenings_of
 from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
+from scheduling.simulation.state.records import FleetState
 from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
+from scheduling.simulation.swapping import SwapOnDemand
+from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
 
 PROGRESS_STEPS = 200
@@ -41,6 +45,8 @@ class Stage:
     seed: int
     sample_s: float
     until_s: float
+    state: FleetState | None = None
+    """What runs and waits at the begin, in the place of an idle fleet."""
 
     def run(
         self,
@@ -52,10 +58,18 @@ class Stage:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
         if self.scaled is None:
             simulation = Simulation(
-                self.cluster, self.requests, seed=self.seed, sample_s=self.sample_s, decisions=decisions
+                self.cluster,
+                self.requests,
+                seed=self.seed,
+                sample_s=self.sample_s,
+                decisions=decisions,
+                state=self.state,
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-            result = simulation.run(tick_s=tick_s, until_s=self.until_s, progress=progress, happenings=self.happenings)
+            swaps = SwapOnDemand(simulation) if self.cluster.swap_groups() else None
+            result = simulation.run(
+                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, happenings=self.happenings
+            )
             return StrategyRun("", result, [])
         return run_strategy(
             self.cluster,
@@ -70,23 +84,25 @@ class Stage:
             until_s=self.until_s,
             progress=progress,
             happenings=self.happenings,
+            state=self.state,
         )
 
 
-def stage(scenario: Scenario, path: Path, seed: int | None = None) -> Stage:
+def stage(scenario: Scenario, path: Path, seed: int | None = None, workload: Workload | None = None) -> Stage:
     """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
 
-    Raises ScenarioError, and TraceError when a trace cannot be read.
+    *workload* stands in the place of what its clients or its trace would send. Raises ScenarioError, and TraceError when a
+    trace cannot be read.
     """
     try:
-        return _staged(scenario, path.parent, scenario.seed if seed is None else seed)
+        return _staged(scenario, path.parent, scenario.seed if seed is None else seed, workload)
     except Misfit as misfit:
         raise wrong_at(path, text_of(path), misfit.key, str(misfit)) from misfit
 
 
-def _staged(scenario: Scenario, folder: Path, seed: int) -> Stage:
+def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
     cluster = cluster_of(scenario)
-    workload, clipped = demand_of(scenario, folder, seed)
+    workload, clipped = demand_of(scenario, folder, seed, given)
     until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
     last_s = min(until_s, float(workload.arrival_s[-1]))
     return Stage(

@@ -47,6 +47,8 @@ class Workload:
     prefix_hashes: Longs | None = None
     prefix_block_tokens: int = 0
     """Tokens that one prefix hash stands for."""
+    predicted_tokens: Ints | None = None
+    """Output tokens that were predicted, where that is known."""
     left_out: int = field(default=0, compare=False)
     """Requests of the trace that are not here because they have no prompt or no output."""
 
@@ -77,6 +79,7 @@ class Workload:
             tenant=self.tenant._replace(codes=self.tenant.codes[chosen]),
             prefix_first=first,
             prefix_hashes=hashes,
+            predicted_tokens=None if self.predicted_tokens is None else self.predicted_tokens[chosen],
         )
 
     def sorted(self) -> "Workload":

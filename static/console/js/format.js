@@ -48,6 +48,15 @@ export function duration(seconds) {
   return hours % 24 ? `${days} d ${hours % 24} h` : `${days} d`;
 }
 
+export function clock(seconds) {
+  if (missing(seconds)) return NONE;
+  const whole = Math.max(0, Math.floor(seconds + 0.5));
+  const two = (value) => String(value).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}:${two(whole % 60)} min`;
+  return `${Math.floor(whole / 3600)}:${two(Math.floor((whole % 3600) / 60))} h`;
+}
+
 export const age = (seconds) => (missing(seconds) ? NONE : `${duration(seconds)} ago`);
 
 const unit = (text, word) => (text === NONE ? text : `${text} ${word}`);
@@ -66,6 +75,8 @@ export const FORMATS = {
   percent_fine: (value) => percentFine(value),
   share: (value) => percent(value).replace("%", " %"),
   requests: (value) => unit(count(value), "req"),
+  duration: (value) => duration(value),
+  clock: (value) => clock(value),
   per_second: (value) => unit(quantity(value), "/s"),
   tokens_per_second: (value) => unit(quantity(value), "tok/s"),
   running_of: (value, row) => (missing(value) ? NONE : `${count(value)} / ${count(row.max_num_seqs)}`),

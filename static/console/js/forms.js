@@ -50,9 +50,10 @@ export function startEstimates() {
   form.addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "");
+      const same = new Set([...form.querySelectorAll("[data-was]")].filter(({ value, dataset }) => value === dataset.was).map(({ name }) => name));
+      const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "" && !same.has(name));
       history.replaceState(null, "", `?${new URLSearchParams(entered)}`);
-      swap([form.dataset.estimates], location.href);
+      swap(form.dataset.estimates.split(" "), location.href);
     }, ESTIMATE_MS);
   });
 }

@@ -32,7 +32,8 @@ function walkRows(event) {
   return true;
 }
 
-export function startKeys(live) {
+// *own* are the keys of the page: it is given each event, and says whether it did something.
+export function startKeys(live, own = () => false) {
   const help = document.getElementById("help");
   if (!help) return;
   const openHelp = () => { if (!help.open) help.showModal(); };
@@ -65,7 +66,10 @@ export function startKeys(live) {
       g: () => { chordUntil = Date.now() + CHORD_MS; },
       "?": openHelp,
     };
-    if (!actions[event.key]) return;
+    if (!actions[event.key]) {
+      if (own(event)) event.preventDefault();
+      return;
+    }
     event.preventDefault();
     actions[event.key]();
   });

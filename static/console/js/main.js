@@ -7,7 +7,9 @@ import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
 import { drawAges, drawNumbers } from "./numbers.js";
+import { startQueues } from "./queues.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
+import { startWhatIfs } from "./whatif.js";
 
 function startLive(badge) {
   const { socket, snapshot, topics, after, ts, source, zone } = badge.dataset;
@@ -50,7 +52,11 @@ function startRegions(live) {
 const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
 if (!live) startRegions({ paused: false });
-startKeys(live);
+startKeys(live, startWhatIfs(live, refreshRegions) ?? startQueues(live));
+// On a phone the navigation is one line: the page that is open is seen.
+const nav = document.querySelector(".side nav");
+const here = nav?.querySelector("[aria-current]");
+if (here) nav.scrollLeft = here.offsetLeft - 12;
 startFilters();
 startDialogs();
 startChanges();

@@ -7,6 +7,7 @@ from django.conf import settings
 
 from controlplane.fleet.models import Model
 from controlplane.gateway.lengths import answering, shadows
+from controlplane.gateway.lengths.answering import Budgets
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.lengths.models import LengthMinute, LengthVersion
 from controlplane.lengths.services import BUNDLED, Assigned, InUse
@@ -54,10 +55,13 @@ async def test_the_embedding_cache_of_an_encoder_s_process(served, service, monk
     }  # fmt: skip
 
 
-def test_each_model_has_a_budget_of_its_own():
+def test_each_model_has_budgets_of_its_own_for_encoders_and_the_others():
     service = LengthService(LengthPrior())
+    service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_ENCODER_BUDGET_MS": 70.0}}))
+    assert service.budget_s("m") == 0.02, "nobody answers yet"
+    assert (service.budgets("m").of("preserve"), service.budgets("m").of("student")) == (0.07, 0.02)
+    assert service.budgets("other").of("ours") == 0.05
     service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_BUDGET_MS": 50.0}}))
-    assert (service.budget_s("m"), service.budget_s("other")) == (0.05, 0.02)
     service.answering.active = answering.Answerer(BUNDLED, InLine(constant("50")))
     assert service.snapshot()["models"][0]["budgets_ms"] == [20.0, 50.0]
 
@@ -69,8 +73,11 @@ async def test_a_late_shadow_is_measured_as_late(service):
     shadow._process.start()
     await until(shadow._process.up.is_set, 120)
     query = LengthQuery("a question", 5, "m", "acme")
-    answered = [shadows.Answered(query, 40.0, False, budget_s, 0.0) for budget_s in (0.001, 10.0)]
+    budgets = [Budgets(0.001, 10.0), Budgets(10.0, 0.001)]
+    answered = [shadows.Answered(query, 40.0, False, each, 0.0) for each in budgets]
     assert [late for *_, late in await shadow.measures(answered)] == [True, False]
+    report = shadow.report(budgets)
+    assert (report["asked"], report["in_time"], report["budgets_ms"]) == (2, 1, [1.0, 10_000.0])
     await shadow.stop()
 
 

@@ -85,7 +85,7 @@ def test_a_right_scenario(tmp_path: Path) -> None:
         ("context_tokens = 1000", "context_tokens = '1000'", r"line 4, models.m.context_tokens: .*integer, not '1000'"),
         ("usd_per_hour = 2", "usd_per_hour = nan", r"line 7, gpus.g.usd_per_hour: should be .*finite.*not nan"),
         ("instances = 2", "", r"line 22, fleet\[0\].instances: is missing"),
-        ("instances = 2", "instances = 0", r"line 22, fleet\[0\]: instances, spot and empty are all 0"),
+        ("instances = 2", "instances = 0", r"line 22, fleet\[0\]: instances, asleep, spot and empty are all 0"),
         ("kv_tokens = 16000", "kv_tokens = 0", r"line 27, fleet\[0\].kv_tokens: .*greater than or equal to 1, not 0"),
         ("a_s = 0.01, b_s_per", "a_s = inf, b_s_per", r"line 19, profiles\[0\].prefill.a_s: .*finite"),
         ("max_instances = 4", "max_instances = 0", r"line 32, scaling: min_instances \(1\) is above max"),
@@ -114,8 +114,8 @@ def test_a_right_scenario(tmp_path: Path) -> None:
         ),
         (
             "context_tokens = 1000",
-            "context_tokens = 1000\nbundle = 'QLM'",
-            r"line 5, models.m.bundle: must be one of sageserve-lt-ua, .*, pilothouse, not 'QLM'",
+            "context_tokens = 1000\nbundle = 'Orca'",
+            r"line 5, models.m.bundle: must be one of sageserve-lt-ua, .*, pilothouse, not 'Orca'",
         ),
         (
             "[classes.iw]",

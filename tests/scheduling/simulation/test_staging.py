@@ -10,6 +10,7 @@ from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import ScenarioError, load_scenario
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import Stage, stage
 from scheduling.simulation.strategies import Bounds
 from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
@@ -54,6 +55,66 @@ floor_cooldown_s = 60
     assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
     result = made.run().result
     assert (result.outcomes["state"] == Outcome.DONE).all()
+
+
+SHARED = """kv_tokens = 16000
+sharing = { group = "pair", sleep_s = 1, wake_s = 2, reload_s = 9, weights_gb = 4 }
+
+[[fleet]]
+model = "other"
+regions = ["east", "west"]
+gpu = "g"
+instances = 0
+asleep = 2
+kv_tokens = 16000
+sharing = { group = "pair", sleep_s = 1, wake_s = 3, reload_s = 9, weights_gb = 5 }
+
+[swap_groups.pair]
+cpu_memory_gb = 4
+
+[models.other]
+context_tokens = 1000
+
+[[profiles]]
+model = "other"
+gpu = "g"
+prefill = { a_s = 0.01, b_s_per_token = 1e-4 }
+decode = { a_s = 0.01 }
+"""
+
+
+def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
+    """Of every number in every region one of each model; the second's weights do not fit into CPU memory."""
+    made = staged(tmp_path, RIGHT.replace("kv_tokens = 16000\n", SHARED))
+    groups = made.cluster.swap_groups()
+    assert groups == ["pair-east-1", "pair-east-2", "pair-west-1", "pair-west-2"]
+    assert made.cluster.swap_memory_bytes == dict.fromkeys(groups, 4e9)
+    simulation = Simulation(made.cluster, made.requests)
+    lives = simulation.world.lives.instances
+    assert lives["swap_group"].tolist() == [0, 1, 2, 3] * 2
+    assert lives["in_memory"].tolist() == [0] * 8
+    simulation.swap_to(4)
+    simulation.advance(0.5)
+    assert simulation.states[0] in (State.DRAINING, State.FALLING_ASLEEP)
+    simulation.advance(60.0)
+    assert simulation.states[[0, 4]].tolist() == [State.ASLEEP, State.READY]
+    assert simulation.world.lives.instances["in_memory"][0] == 1
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_models_on_the_same_gpus_are_swapped_on_demand(tmp_path: Path, scaled: bool) -> None:
+    text = RIGHT.replace("kv_tokens = 16000\n", SHARED) + RIGHT[RIGHT.index("[[clients]]") :].replace('"m"', '"other"')
+    if not scaled:
+        text = text.replace(text[text.index("[scaling]") : text.index("[demand]")], "")
+    run = staged(tmp_path, text).run()
+    outcomes = run.result.outcomes
+    assert (outcomes["state"] == Outcome.DONE).all()
+    assert run.result.counters["swaps"] > 2
+
+
+def test_swap_groups_that_nobody_is_of(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="no group of the fleet shares its GPUs by this name"):
+        staged(tmp_path, RIGHT + "[swap_groups.pair]\ncpu_memory_gb = 4\n")
 
 
 OF_ALL = ("[classes.iw]", "[policies]\nbundle = 'PreServe'\n[classes.iw]")

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from workers.emulator.protocol.generation import Generation, Prompt
-from workers.emulator.text import LENGTHS, PIECES, WORDS
+from workers.emulator.text import END_ID, LENGTHS, PIECES, WORDS, token_id
 
 FINGERPRINT = "vllm-0.32.0-emulated"
 _COUNT = len(PIECES)
@@ -54,6 +54,7 @@ class Sequence:
     prefix: bytes = b""
     suffix: bytes = b""
     frame_bytes: int = 0
+    goes_on: bool = False  # its prompt ends with an answer begun, and no first word begins this one
 
     def piece(self, number: int) -> str:
         """The text of token *number* (from 0)."""
@@ -62,7 +63,14 @@ class Sequence:
         if number == self.output_tokens - 1 and self.finish_reason == "stop":
             return ""  # the end-of-sequence token counts and has no text
         word = WORDS[(self.offset + number) % _COUNT]
-        return " " + word if number else word
+        return " " + word if number or self.goes_on else word
+
+    def token_ids(self, begin: int, end: int) -> list[int]:
+        """Ids of the tokens from *begin* to *end*."""
+        ids = [token_id(self.offset + number) for number in range(begin, end)]
+        if end == self.output_tokens and self.finish_reason == "stop" and self.stop_reason is None:
+            ids[-1:] = [END_ID]
+        return ids
 
     def written(self) -> str:
         """The text of all tokens so far."""
@@ -145,7 +153,8 @@ class PlainAnswer(Answer):
             "usage": {**self.usage(), "prompt_tokens_details": None, "completion_tokens_details": None},
         }
         if chat:
-            answer |= {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
+            ids = self.generation.prompts[0].token_ids if self.generation.token_ids else None
+            answer |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
         return orjson.dumps({**answer, "kv_transfer_params": None, "ec_transfer_params": None, "metrics": None})
 
     def _completion_choice(self, sequence: Sequence) -> dict[str, Any]:
@@ -155,9 +164,9 @@ class PlainAnswer(Answer):
             "logprobs": None,
             "finish_reason": sequence.finish_reason,
             "stop_reason": sequence.stop_reason,
-            "token_ids": None,
+            "token_ids": _ids_of_answer(sequence),
             "prompt_logprobs": None,
-            "prompt_token_ids": None,
+            "prompt_token_ids": sequence.prompt.token_ids if self.generation.token_ids else None,
             "routed_experts": None,
         }
 
@@ -183,9 +192,13 @@ def _chat_choice(sequence: Sequence) -> dict[str, Any]:
         "logprobs": None,
         "finish_reason": sequence.said_reason,
         "stop_reason": sequence.stop_reason,
-        "token_ids": None,
+        "token_ids": _ids_of_answer(sequence),
         "routed_experts": None,
     }
+
+
+def _ids_of_answer(sequence: Sequence) -> list[int] | None:
+    return sequence.token_ids(0, sequence.produced) if sequence.answer.generation.token_ids else None
 
 
 class StreamAnswer(Answer):
@@ -202,6 +215,7 @@ class StreamAnswer(Answer):
         super().__init__(generation, request_id, model, created_s)
         self._transport = transport
         self._continuous = generation.continuous_usage
+        self._plain = not (generation.continuous_usage or generation.token_ids)  # events differ in their words alone
         self._opened = False
 
     def _write(self, data: bytes) -> None:
@@ -220,7 +234,7 @@ class StreamAnswer(Answer):
     def token(self, sequence: Sequence) -> None:
         number = sequence.produced
         sequence.produced = number + 1
-        if 0 < number < sequence.output_tokens - 1 and sequence.pieces is None and not self._continuous:
+        if 0 < number < sequence.output_tokens - 1 and sequence.pieces is None and self._plain:
             place = (sequence.offset + number) % _COUNT
             self._write(
                 _HEADS[sequence.frame_bytes + LENGTHS[place]] + sequence.prefix + PIECES[place] + sequence.suffix
@@ -260,21 +274,26 @@ class StreamAnswer(Answer):
             chunk = {**self._head(), "choices": [choice]}
             if self._continuous:
                 chunk["usage"] = {**self.usage(0), "completion_tokens_details": None}
-            events.append(b"data: " + orjson.dumps({**chunk, "prompt_token_ids": None, "prompt_text": None}) + b"\n\n")
+            ids = sequence.prompt.token_ids if self.generation.token_ids else None
+            events.append(b"data: " + orjson.dumps({**chunk, "prompt_token_ids": ids, "prompt_text": None}) + b"\n\n")
         return b"".join(events)
 
     def _event(self, sequence: Sequence, piece: str, finish_reason: str | None) -> bytes:
         choice: dict[str, Any] = {"index": sequence.index}
         stop_reason = sequence.stop_reason if finish_reason else None
+        ids = prompt_ids = None
+        if self.generation.token_ids and piece is not _MARK and finish_reason != "abort":
+            ids = sequence.token_ids(sequence.produced - 1, sequence.produced)
+            prompt_ids = sequence.prompt.token_ids if sequence.produced == 1 else None
         if self.generation.kind == "chat":
             if finish_reason and finish_reason != "abort":
                 finish_reason = sequence.said_reason
             delta = _tool_delta(sequence, piece) if sequence.tool else {"content": piece}
             choice |= {"delta": delta, "logprobs": None, "finish_reason": finish_reason}
-            choice |= {"stop_reason": stop_reason, "token_ids": None} if finish_reason else {"token_ids": None}
+            choice |= {"stop_reason": stop_reason, "token_ids": ids} if finish_reason else {"token_ids": ids}
         else:
             choice |= {"text": piece, "logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
-            choice |= {"prompt_token_ids": None, "token_ids": None}
+            choice |= {"prompt_token_ids": prompt_ids, "token_ids": ids}
         chunk: dict[str, Any] = {**self._head(), "choices": [choice]}
         if finish_reason and not self.generation.include_usage:
             chunk["system_fingerprint"] = FINGERPRINT

@@ -36,6 +36,10 @@ class Prompt:
         return text.count_tokens(self.text) if self.ids is None else len(self.ids)
 
     @property
+    def token_ids(self) -> list[int]:
+        return text.prompt_ids(self._encoded()) if self.ids is None else list(self.ids)
+
+    @property
     def digest(self) -> int:
         """A number for its content, the same in every process (Python's own hash is salted)."""
         return zlib.crc32(self._encoded())
@@ -83,6 +87,7 @@ class Generation:
     seed: int | None
     greedy: bool
     echo: bool
+    token_ids: bool = False  # those of prompt and answer are asked for
     tools: tuple[Tool, ...] = ()  # those that may be called
     must_call: bool = False
     named: bool = False  # the caller named the tool
@@ -137,6 +142,7 @@ def resolve(body: Body, spec: InstanceSpec) -> Generation:
         seed=body.seed,
         greedy=body.temperature == 0,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
+        token_ids=bool(body.return_token_ids),
         tools=tools,
         must_call=must_call,
         named=named,
@@ -154,7 +160,7 @@ def _check_emulated(body: Body) -> None:
         "logprobs": body.logprobs not in (None, False),
         "prompt_logprobs": body.prompt_logprobs is not None,
         "use_beam_search": body.use_beam_search,
-        "return_token_ids": bool(body.return_token_ids),
+        "return_token_ids": bool(body.return_token_ids) and isinstance(body, ResponseBody),
         "structured_outputs": body.structured_outputs is not None,
         "response_format": body.response_format is not None and body.response_format.type not in _FORMATS,
         "suffix": isinstance(body, CompletionBody) and bool(body.suffix),
@@ -205,6 +211,9 @@ def _tools(body: Body, spec: InstanceSpec) -> tuple[tuple[Tool, ...], bool, bool
             raise wrong('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
         if last in ("tool", "function_call_output"):  # what a tool said is answered in words
             return (), False, False
+    elif isinstance(body, ChatBody) and not spec.enable_auto_tool_choice:
+        wanted = f'function "{name}"' if name else f'"{choice}"'
+        raise wrong(f"tool_choice={wanted} requires --tool-call-parser to be set")
     return tuple(tool for tool in tools if name in ("", tool.name)), choice != "auto", bool(name)
 
 

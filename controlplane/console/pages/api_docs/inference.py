@@ -81,7 +81,8 @@ def _call(
             "413": {"description": "`request_too_large`."},
             "429": {
                 "description": "`rate_limit_exceeded`, `concurrency_limit_exceeded`, `queue_full`: wait as `Retry-After` "
-                "(seconds) and `retry-after-ms` say; `error.estimated_wait_s` is how long the queue is."
+                "(seconds) and `retry-after-ms` say; `error.estimated_wait_s` and the header "
+                "`x-estimated-wait-s` are how long one more request would wait."
             },
             "502": {
                 "description": "`upstream_failed`, `upstream_interrupted`: instances failed; trying again makes sense."

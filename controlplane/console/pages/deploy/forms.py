@@ -9,7 +9,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.forms import BoundField
 
 from controlplane.fleet.inventory.deploy import Wanted, usual_launcher
-from controlplane.fleet.models import GpuType, Launcher, Model, Region
+from controlplane.fleet.models import GpuType, Instance, Launcher, Model, Region
 from controlplane.fleet.validators import validate_host
 
 BITS = ((16, "16 bits (BF16, FP16)"), (8, "8 bits (FP8, INT8)"), (4, "4 bits (AWQ, GPTQ, FP4)"))
@@ -69,6 +69,12 @@ class DeployForm(forms.Form):
     max_num_seqs = count("Requests at once", 64, help_text="vLLM's --max-num-seqs.")
     min_instances = count("Instances, least", 1, least=0)
     max_instances = count("Instances, most", 4)
+    share_gpus_with = forms.ChoiceField(
+        label="Share GPUs with",
+        required=False,
+        choices=(),
+        help_text="One of the two is awake at a time, the other sleeps.",
+    )
     reason = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
 
     GROUPS = (
@@ -81,7 +87,7 @@ class DeployForm(forms.Form):
         (
             "Deployment",
             ("tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances", "max_instances", "launcher",
-             "reason"),
+             "share_gpus_with", "reason"),
         ),
     )  # fmt: skip
 
@@ -91,6 +97,9 @@ class DeployForm(forms.Form):
         launchers = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
         self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
         self.fields["launcher"].initial = usual_launcher()
+        names = Instance.objects.launched().order_by("name").values_list("name", flat=True)
+        own = [("", "GPUs of its own"), *((name, name) for name in names)]
+        self.fields["share_gpus_with"].choices = own  # type: ignore[attr-defined]
         if not may_address:  # hosts that the fleet connects to are named by admins alone
             del self.fields["address"]
         for name in ("region", "gpu_type", "model"):

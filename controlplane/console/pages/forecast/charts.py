@@ -83,7 +83,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     series: list[Series] = []
     if generated:
         style = ("text-muted", "dot")
-        series.append(Series("generated, asked for by nobody", outlook.generated, style, more={"name": "generated"}))
+        series.append(Series("generated", outlook.generated, style, more={"name": "generated"}))
     if known:
         series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
     if forecast:
@@ -92,14 +92,14 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         more = {"name": "forecast", "customdata": bounds, "hovertemplate": hover}
         # A line of the legend for each band: the inner ground lies over the outer one and is darker.
         series += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
-        series.append(Series("forecast, with 80 and 95 % bands", mean, ("s1", "dash"), width=2, more=more))
+        series.append(Series("forecast, 80 and 95 %", mean, ("s1", "dash"), width=2, more=more))
     if any(outlook.capacity) and series:
         past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
         past.append((now, past[-1][1]))
         x, y = zip(*past, strict=True)
         steps: Settings = {"name": "capacity", "line": {"shape": "hv"}}
-        series.append(Series("capacity of ready instances", y, ("s2", "solid"), x, layer=2, more=steps))
-    if outlook.planned is not None and series:
+        series.append(Series("capacity", y, ("s2", "solid"), x, layer=2, more=steps))
+    if outlook.planned and series:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity, *([outlook.generated] if generated else [])]

@@ -1,12 +1,13 @@
 """What the forecast page shows of one series, of all series, and of the backtests: built from rows, ready for a template."""
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from controlplane.console.charts.spec import last
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.selectors import Accuracy, NotServedHere, Series, Window
@@ -18,6 +19,8 @@ USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
+Steps = list[tuple[datetime, Counter[str]]]
+"""Moments, and the ready instances by GPU type from then on."""
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
 
@@ -41,8 +44,8 @@ class Outlook:
     """One series over time: what came, what was and is expected, and what the instances can do, in tokens a second.
 
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
-    generated past has that demand in *generated*, any other in *actual*. *planned* is what an open plan would change the
-    capacity to from *now* on, None without one. A single class has no capacity of its own.
+    generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
+    plans would change it to, and where there is none, what there is. A single class has no capacity of its own.
     """
 
     starts: Sequence[datetime]
@@ -85,10 +88,10 @@ class Outlook:
 class Asked:
     """The series that a page is about, and how far back it looks."""
 
-    model: str
+    model: str  # empty: all models together
     region: str  # empty: all regions together
     quantity: str
-    hours: int
+    hours: float
     slo_class: str = ""  # all interactive classes together
 
 
@@ -118,10 +121,11 @@ def see(asked: Asked, now: datetime) -> Seen:
     counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= judged_from}
     judged = selectors.accuracy(expected, counted)
     whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
-    plan = planning.current_plans().get(asked.model) if whole else None
-    capability = _of_model(asked.model, planning.capabilities(asked.quantity, now)) if whole else {}
+    able = _by_model(asked, planning.capabilities(asked.quantity, now)) if whole else {}
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
+    ready = {model: planning.ready_over_time(model, asked.region, starts[0]) for model in able} if starts else {}
+    capacity = _capacity(starts[shown], window_s, now, able, ready, past)
     outlook = Outlook(
         starts=starts[shown],
         window_s=window_s,
@@ -129,8 +133,8 @@ def see(asked: Asked, now: datetime) -> Seen:
         actual=actual[shown],
         generated=generated[shown],
         expected=[by_start.get(start) for start in starts[shown]],
-        capacity=_capacity(asked, starts[shown], window_s, now, capability, past),
-        planned=_planned(plan, asked.region, capability, now),
+        capacity=capacity,
+        planned=_planned(asked, able, ready, now) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
     )
@@ -138,12 +142,13 @@ def see(asked: Asked, now: datetime) -> Seen:
 
 
 def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
-    """The newest forecast of the series, or of each region where they are asked for together."""
-    if asked.region:
+    """The newest forecast of the series, or of each endpoint where several are asked for together."""
+    if asked.model and asked.region:
         newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
         return [newest] if newest else []
     everywhere = selectors.latest_forecasts(asked.quantity, now - timedelta(days=1))
-    return [row for (model, _), row in sorted(everywhere.items()) if model == asked.model]
+    served = set(demand.endpoints())
+    return [row for key, row in sorted(everywhere.items()) if key in served and asked.model in ("", key[0])]
 
 
 def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
@@ -178,18 +183,17 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
 
 
 def _capacity(
-    asked: Asked,
     starts: Sequence[datetime],
     window_s: int,
     now: datetime,
-    capability: dict[str, float],
+    able: dict[str, dict[str, float]],
+    ready: dict[str, Steps],
     past: selectors.GeneratedPast | None,
 ) -> Series:
     """What the instances that were ready could do, at the begin of each window up to *now*; none did in a made-up past."""
-    if not capability or not starts:
+    if not able or not starts:
         return [None] * len(starts)
-    steps = planning.ready_over_time(asked.model, asked.region, starts[0])
-    moments = [at for at, _ in steps]
+    moments = {model: [at for at, _ in steps] for model, steps in ready.items()}
     values: Series = []
     for start in starts:
         if start > now or (past is not None and start < past.until):
@@ -197,9 +201,15 @@ def _capacity(
             continue
         # The window that runs now has what there is now.
         at = now if start + timedelta(seconds=window_s) > now else start
-        ready = steps[max(0, bisect_right(moments, at) - 1)][1]
-        values.append(_able(ready, capability))
+        places = {model: max(0, bisect_right(moments[model], at) - 1) for model in able}
+        values.append(sum(_able(ready[model][place][1], able[model]) for model, place in places.items()))
     return values
+
+
+def _by_model(asked: Asked, capabilities: dict[tuple[str, str], float]) -> dict[str, dict[str, float]]:
+    """By model and GPU type, of the models that are asked for."""
+    models = {name for name, _ in capabilities if asked.model in ("", name)}
+    return {name: _of_model(name, capabilities) for name in sorted(models)}
 
 
 def _of_model(model: str, capabilities: dict[tuple[str, str], float]) -> dict[str, float]:
@@ -207,19 +217,28 @@ def _of_model(model: str, capabilities: dict[tuple[str, str], float]) -> dict[st
     return {gpu_type: value for (name, gpu_type), value in capabilities.items() if name == model}
 
 
-def _able(instances: dict[str, int], capability: dict[str, float]) -> float:
+def _able(instances: Mapping[str, int], capability: dict[str, float]) -> float:
     return sum(number * capability.get(gpu_type, 0.0) for gpu_type, number in instances.items())
 
 
-def _planned(plan: ScalingPlan | None, region: str, capability: dict[str, float], now: datetime) -> float | None:
-    """Capacity that a plan which is neither carried out nor out of date would give the region, or all of them."""
-    if plan is None or not capability or plan.status not in CAPACITY_CHANGES or plan.valid_until <= now:
-        return None
+def _planned(asked: Asked, able: dict[str, dict[str, float]], ready: dict[str, Steps], now: datetime) -> float:
+    """Capacity once every plan that is neither carried out nor out of date is."""
+    plans = planning.current_plans()
+    total = 0.0
+    for model, capability in able.items():
+        targets = _targets(plans.get(model), asked.region, now)
+        total += _able(targets or ready[model][-1][1], capability)
+    return total
+
+
+def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, int]:
+    """Instances by GPU type that a plan would give the region, or all of them; empty where it changes nothing any more."""
     targets: dict[str, int] = defaultdict(int)
-    for target in plan.targets:
-        if region in ("", target["region"]):
-            targets[target["gpu_type"]] += target["target"]
-    return _able(targets, capability) if targets else None
+    if plan is not None and plan.status in CAPACITY_CHANGES and plan.valid_until > now:
+        for target in plan.targets:
+            if region in ("", target["region"]):
+                targets[target["gpu_type"]] += target["target"]
+    return targets
 
 
 # All series

@@ -30,6 +30,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
+from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.selectors import visible_requests
 
 ROWS_SHOWN = 500
@@ -120,6 +121,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "rows_limit": ROWS_SHOWN,
         "rollouts": [status for status in statuses(model, region) if status.is_worth_a_look],
+        "swap_groups": swap_statuses(model, region),
         "any_instances": any_instances,
     }
     return render(request, "console/instances/instances.html", context)
@@ -139,6 +141,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         **live_context(state, "overview,instances,events"),
         "filters": filters,
         "instance": row,
+        "sharing": swap_statuses(name=row.swap_group.name)[0] if row.swap_group else None,
         "row": instance_row(row, state.instance_rows().get(row.pk)),
         "engine": row.engine,
         "profile": row.deployment.profile(),

@@ -3,14 +3,18 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
+
+from django.utils import timezone
 
 from controlplane.console.filters import Order
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
 from controlplane.console.tables import Columns, sorted_by
-from controlplane.lengths import selectors, services
-from controlplane.lengths.models import LengthVersion, VersionState
+from controlplane.fleet.models.serving import LengthModelKind
+from controlplane.lengths import selectors, services, training, trainings
+from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
 
 MEASURES = {
@@ -126,6 +130,10 @@ class VersionRow:
     def decidable(self) -> bool:
         return self.version.state == VersionState.SHADOW
 
+    @property
+    def rejected(self) -> bool:
+        return self.version.state == VersionState.REJECTED
+
 
 def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]) -> list[VersionRow]:
     """The newest versions with how they fare live, and by whom they are used."""
@@ -150,3 +158,39 @@ def compare(scope: Scope) -> dict[int, Duel]:
         for shadow in assigned.shadows
     }
     return {number: duel for number, duel in duels.items() if duel is not None}
+
+
+# Trainings
+
+TRAININGS_SHOWN: Final = 5
+SHOWN_FOR: Final = timedelta(hours=1)
+"""After a training has ended."""
+
+
+def training_rows() -> list[LengthTraining]:
+    """Those that wait, run, or ended a while ago; newest first."""
+    since = timezone.now() - SHOWN_FOR
+    rows = selectors.trainings(TRAININGS_SHOWN)
+    return [row for row in rows if row.ended_at is None or row.ended_at > since]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind that can be trained; *missing* is how many samples it still needs."""
+
+    name: str
+    title: str
+    samples: int
+    missing: int
+    text: bool
+    """It reads prompts, so it learns from tenants that keep them alone."""
+
+
+def kinds() -> list[Kind]:
+    """What can be trained, the paper's among it, with the samples that there are for each."""
+    titles = dict(LengthModelKind.choices)
+    return [
+        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in training.TEXTLESS)
+        for kind, samples, wanted in trainings.ready()
+        if kind in titles
+    ]

@@ -27,11 +27,10 @@ from controlplane.console.pages.lengths.charts import (
     predicted_against_actual,
 )
 from controlplane.console.tables import table
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, training
+from controlplane.lengths import selectors, services, training, trainings
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
+from controlplane.tuning.selectors import tuned
 
 CHARTS_EVERY_S = 15
 
@@ -119,7 +118,9 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "drifts": drifts,
         "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
         "duel": next(iter(duels.values()), None),
-        "kinds": LengthModelKind.choices,
+        "trainings": tables.training_rows() if asked.everything else [],
+        "kinds": tables.kinds() if asked.everything else [],
+        "encoder_budget": f"{tuned().LENGTH_ENCODER_BUDGET_MS:g}",
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }
     return render(request, "console/lengths/lengths.html", context)
@@ -159,7 +160,7 @@ UNCHANGED = "Nothing was changed"
 @require_POST
 @fleet_role(Role.OPERATOR)
 def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResponse:
-    """Promote or reject a version that predicts in shadow."""
+    """Promote or reject a version that predicts in shadow, or put a rejected one there again."""
     version = get_object_or_404(LengthVersion, number=version_number)
 
     def promote(reason: str) -> str:
@@ -170,7 +171,11 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
         services.reject(version, user_of(request), reason)
         return f"{version} is rejected; the active version predicts as before."
 
-    acts = {"promote": promote, "reject": reject}
+    def shadow(reason: str) -> str:
+        services.put_in_shadow(version, user_of(request), reason)
+        return f"{version} predicts in shadow again, and is judged anew."
+
+    acts = {"promote": promote, "reject": reject, "shadow": shadow}
     if decision not in acts:
         raise Http404(f"There is no decision {decision}.")
     act_with_reason(request, acts[decision], UNCHANGED)
@@ -197,9 +202,8 @@ def train(request: HttpRequest) -> HttpResponse:
     kind = request.POST.get("kind", training.STUDENT)
 
     def act(reason: str) -> str:
-        if not training.ask_for_training(user_of(request), reason, kind):
-            raise ActionError("No worker could be asked to train: Celery's broker does not answer. Try again later")
-        return f"A worker trains a new version of {kind}; it predicts in shadow first."
+        trainings.ask(user_of(request), reason, kind)
+        return f"A worker trains a new version of {kind}: see below how far it is. It predicts in shadow first."
 
     act_with_reason(request, act, UNCHANGED)
     return back(request, "console:lengths")

@@ -1,22 +1,33 @@
-"""The chart of a model: its demand in all regions with the forecast's bands, and what its instances can do."""
+"""The chart of a model, or of the fleet: demand in all regions with the forecast's bands, and what instances can do."""
 
 from dataclasses import replace
+from datetime import datetime
 
+from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.pages.forecast.charts import demand_and_forecast
-from controlplane.console.pages.forecast.selectors import Seen
+from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.tuning.selectors import tuned
 
 KEY = "model"
+BACK = 3  # times as far as forecasts look ahead
+EVERY_S = 10
 NO_DEMAND = "No request in the time shown. The first one that ends makes the first minute of demand."
 
 
-def demand_and_capacity(seen: Seen) -> Chart:
-    """As on the forecast page, of all regions together. A row shows its lines, an open one all of it."""
-    chart = demand_and_forecast(seen.outlook, NO_DEMAND)
-    return replace(
-        chart,
-        key=KEY,
-        title="Demand and capacity",
-        caption="Output tokens per second of the interactive classes, all regions; bands are summed over regions",
-        size="medium",
-    )
+def hours_back() -> float:
+    return BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
+
+
+def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
+    """As on the forecast page, of all regions together, and without a *model* of all models. Built once in ten seconds for
+    everybody who looks.
+    """
+
+    def build() -> list[Chart]:
+        chart = demand_and_forecast(see(Asked(model, "", quantity, hours_back()), now).outlook, NO_DEMAND)
+        over = "regions" if model else "endpoints"
+        caption = f"{quantity.capitalize()} tok/s of the interactive classes, all regions; bands are summed over {over}"
+        return [replace(chart, key=KEY, title="Demand and capacity", caption=caption, size="medium")]
+
+    return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]

@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from controlplane.console.formats import age, duration, milliseconds, percent_fine
+from django.db.models import Q, Sum
+
+from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
 from controlplane.console.pages.forecast.selectors import Asked, see
-from controlplane.console.pages.models.selectors import HOURS, ModelRow, Ratio, share_of, slo_by_class
+from controlplane.console.pages.models.charts import hours_back
+from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, Ratio, share_of, slo_by_class
 from controlplane.fleet.models import Model, SloClass
+from controlplane.gateway.models import MinuteRow
 from controlplane.lengths.selectors import active_version
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
@@ -35,6 +39,8 @@ def classes_of(model: str, now: datetime) -> list[ClassService]:
     rows = []
     for row in SloClass.objects.all():
         pairs = [by_class[row.name] for by_class in served if row.name in by_class]
+        if not row.promises:
+            pairs = []  # what failed is counted as missed, and nothing as met
         judged = sum(judged for _, judged in pairs)
         rows.append(ClassService(row.title, promise_of(row), share_of(pairs), judged, row.percentile / 100))
     return rows
@@ -67,13 +73,48 @@ class PartNow:
 
 def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
     """The five parts of an open model."""
+    hour = _last_hour(row.name, now)
     health = {
+        "routing_policy": _router_health(row, hour),
+        "ordering_policy": _order_health(row, hour),
         "strategy": _plan_health(row.model, now),
         "FORECASTER": _forecast_health(row.name, now),
         "length_model": _length_health(row.model),
     }
     values = row.present.values
     return [PartNow(part, part.choice(values[part.name]), health.get(part.name, "")) for part in PARTS]
+
+
+def _last_hour(model: str, now: datetime) -> dict[str, int]:
+    """Requests of the last hour: all that ended, those that another region than the caller's served, those that none did."""
+    rows = MinuteRow.objects.filter(model=model, generated=False, minute__gte=now - SLO_OVER)
+    elsewhere = Sum("requests", filter=Q(own_region__gt=""), default=0)
+    return rows.aggregate(ended=Sum("requests", default=0), elsewhere=elsewhere, unserved=Sum("unserved", default=0))
+
+
+def _router_health(row: ModelRow, hour: dict[str, int]) -> str:
+    """How evenly it fills the instances, and how much it gave to other regions."""
+    uses = [use for endpoint in row.there for use in endpoint.uses]
+    if not uses:
+        return ""
+    spread = f"Use {percent(min(uses))} to {percent(max(uses))}" if len(uses) > 1 else f"Use {percent(uses[0])}"
+    if not hour["ended"]:
+        return spread
+    return f"{spread}; {percent(hour['elsewhere'] / hour['ended'])} to other regions in 1 h"
+
+
+def _order_health(row: ModelRow, hour: dict[str, int]) -> str:
+    """Who waits now, and who waited in vain."""
+    known = [endpoint.live for endpoint in row.there if endpoint.live]
+    if not known:
+        return ""
+    waiting = sum(live["waiting"] or 0 for live in known)
+    oldest_ms = 1000 * max((live["oldest_wait_s"] or 0.0 for live in known), default=0.0)
+    words = f"{count(waiting)} wait, the oldest for {milliseconds(oldest_ms)}" if waiting else "Nothing waits"
+    if not hour["ended"]:
+        return words
+    in_vain = f"{count(hour['unserved'])} of {count(hour['ended'])}" if hour["unserved"] else "none"
+    return f"{words}; {in_vain} unserved in 1 h"
 
 
 def _plan_health(model: Model, now: datetime) -> str:
@@ -88,11 +129,15 @@ def _plan_health(model: Model, now: datetime) -> str:
 
 
 def _forecast_health(model: str, now: datetime) -> str:
-    seen = see(Asked(model, "", Quantity.OUTPUT, HOURS), now)
+    seen = see(Asked(model, "", Quantity.OUTPUT, hours := hours_back()), now)
     if seen.forecast is None:
         return "No forecast yet"
     by, error = title_of(seen.forecast.forecaster), seen.accuracy.mean_ape
-    return f"{by}, mean error {percent_fine(error)} over {HOURS} h" if error is not None else f"{by}, not judged yet"
+    return (
+        f"{by}, mean error {percent_fine(error)} over {duration(3600 * hours)}"
+        if error is not None
+        else f"{by}, not judged yet"
+    )
 
 
 def _length_health(model: Model) -> str:

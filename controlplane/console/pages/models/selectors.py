@@ -8,13 +8,11 @@ from typing import Any
 
 from django.db.models import Sum
 
-from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import percent
 from controlplane.console.live.attention import SLO_WARNING
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
-from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.pages.models.charts import demand_and_capacity
 from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
@@ -25,10 +23,8 @@ from controlplane.planning import selectors as planning
 from controlplane.planning.models import Quantity
 from controlplane.rows import narrowed
 
-HOURS = 3
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
-CHARTS_EVERY_S = 10
 Ratio = float | None
 Served = dict[tuple[str, str], dict[str, tuple[int, int]]]
 """By (model, region) and SLO class: requests that met their targets, and that were judged."""
@@ -48,13 +44,19 @@ class Endpoint:
     usd_per_hour: float
     capacity: Ratio  # output tokens a second of what is ready
     live: dict[str, Any]
-    use: Ratio  # of its fullest instance
+    deployments: tuple[Deployment, ...]
+    uses: tuple[float, ...]  # of its instances, the least first
     ttft_p95_ms: Ratio  # of its slowest instance
     slo_met: Ratio  # over the last hour, of those that were served here
 
     @property
     def ready(self) -> int:
         return self.states[InstanceState.READY]
+
+    @property
+    def use(self) -> Ratio:
+        """Of its fullest instance."""
+        return self.uses[-1] if self.uses else None
 
     @property
     def coming(self) -> int:
@@ -186,7 +188,7 @@ def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow
             estimated=model.name in estimated,
             present=presents[model.pk],
             live=state.tile(model.name) or {},
-            chart=_chart(model.name, now),
+            chart=demand_and_capacity(model.name, Quantity.OUTPUT, now),
         )
         for model in models
     ]
@@ -195,12 +197,6 @@ def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow
 def _hardware(deployments: Sequence[Deployment]) -> str:
     kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in deployments})
     return " or ".join(kinds) or "not deployed"
-
-
-def _chart(model: str, now: datetime) -> Chart:
-    """Built once in ten seconds for everybody who looks."""
-    key = ("model", model, int(now.timestamp()) // CHARTS_EVERY_S)
-    return once(key, lambda: [demand_and_capacity(see(Asked(model, "", Quantity.OUTPUT, HOURS), now))])[0]
 
 
 def _endpoints(
@@ -234,7 +230,8 @@ def _endpoints(
             usd_per_hour=sum(_usd(row, of_deployment[row.pk]) for row in group),
             capacity=_capacity(group, of_deployment, capability),
             live=live.get((model, region), {}),
-            use=_highest(loaded, "use_ratio"),
+            deployments=tuple(group),
+            uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
             ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
             slo_met=share_of(judged),
         )

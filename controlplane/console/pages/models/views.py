@@ -1,6 +1,7 @@
 """Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -10,7 +11,7 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
-from controlplane.console.filters import Filters, Hidden, Search, sort_by
+from controlplane.console.filters import Filters, Hidden, Search, number, sort_by
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import classes_of, parts_of
@@ -18,10 +19,14 @@ from controlplane.console.pages.models.selectors import ModelRow, model_rows, re
 from controlplane.console.pages.models.tables import ENDPOINTS, MODELS, SORTED_BY, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.console.tables import sorted_by, table
+from controlplane.fleet.inventory import services as inventory
+from controlplane.fleet.inventory.kinds import DEPLOYMENT
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model
+from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
+
+BOUNDS = ("min_instances", "max_instances")
 
 
 def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
@@ -75,6 +80,33 @@ def charts(request: HttpRequest) -> HttpResponse:
     name = request.GET.get("open", "")
     rows = model_rows(hub.state(), timezone.now(), name) if name else []
     return redrawn(request, [row.chart for row in rows])
+
+
+@require_POST
+@fleet_role(Role.ADMIN)
+def bounds(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change the least and the most instances of a model's deployments: all that the form changes, or nothing."""
+    model = get_object_or_404(Model, pk=pk)
+    rows = Deployment.objects.filter(model=model, active=True).select_related("region", "gpu_type")
+
+    def act(reason: str) -> str:
+        try:
+            with transaction.atomic():
+                changed = sum(_bounds_changed(row, request, reason) for row in rows)
+        except ValidationError as error:
+            raise ActionError(" ".join(error.messages)) from error
+        return f"Bounds of {model}: {changed} changed." if changed else f"Bounds of {model} are as they were."
+
+    act_with_reason(request, act, f"Bounds of {model} stay")
+    return back(request, "console:models")
+
+
+def _bounds_changed(row: Deployment, request: HttpRequest, reason: str) -> bool:
+    given = {name: number(request.POST.get(f"{name}-{row.pk}", "")) for name in BOUNDS}
+    values = {name: value for name, value in given.items() if value is not None and value != getattr(row, name)}
+    if values:
+        inventory.change(DEPLOYMENT, row, values, user_of(request), reason)
+    return bool(values)
 
 
 @require_POST

@@ -1,6 +1,9 @@
-"""The charts of the overview: time to first token, demand by region, KV cache by instance."""
+"""The charts of the overview: time to first token, demand with its forecast or by region, KV cache by instance."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from django.utils import timezone
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import (
@@ -23,6 +26,7 @@ from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
+from controlplane.console.pages.models.charts import EVERY_S, demand_and_capacity
 from controlplane.console.selectors.names import region_names
 from controlplane.console.tables import Table
 
@@ -30,11 +34,7 @@ HEAT_ROWS = 12
 HEAT_COLUMNS = 60
 REGIONS_SHOWN = 5
 OTHERS = "other regions"
-DEMANDS = {
-    "output": ("output_tokens_per_s", "Output tokens per second", "tok/s", "Output tok/s"),
-    "prompt": ("prompt_tokens_per_s", "Prompt tokens per second", "tok/s", "Prompt tok/s"),
-    "requests": ("requests_per_s", "Requests per second", "/s", "Requests/s"),
-}
+DEMANDS = {"output": "Output tok/s", "prompt": "Prompt tok/s", "requests": "Requests/s"}
 KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
@@ -62,10 +62,9 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
     )
 
 
-def demand(samples: list[Sample], model: str, kind: str, region_titles: dict[str, str]) -> Chart:
+def requests_by_region(samples: list[Sample], model: str, region_titles: dict[str, str]) -> Chart:
     """Of the busiest regions, and the sum of the others."""
-    field, title, unit, _ = DEMANDS[kind]
-    regions = history.demand_by_region(samples, field, model)
+    regions = history.demand_by_region(samples, "requests_per_s", model)
     busiest = sorted(regions, key=lambda name: -(last(regions[name]) or 0))
     shown = {name: regions[name] for name in sorted(busiest[:REGIONS_SHOWN])}
     if others := [regions[name] for name in busiest[REGIONS_SHOWN:]]:
@@ -81,10 +80,10 @@ def demand(samples: list[Sample], model: str, kind: str, region_titles: dict[str
     return Chart(
         key="demand",
         title="Demand by region",
-        caption=title,
-        sentence=f"{title}: {parts or 'nothing in this range'}.",
+        caption="Requests per second",
+        sentence=f"Requests per second: {parts or 'nothing in this range'}.",
         x=history.times(samples),
-        up=AMOUNT.but(unit=unit, hoverformat=",.1f"),
+        up=AMOUNT.but(unit="/s", hoverformat=",.1f"),
         series=series,
         empty="" if series else NO_TRAFFIC if samples else NO_SAMPLES,
     )
@@ -133,6 +132,13 @@ def shortened(name: str, length: int = 22) -> str:
     return f"{name[:head]}…{name[-(length - 1 - head) :]}"
 
 
+def demand(samples: list[Sample], model: str, kind: str) -> Chart:
+    """*requests* by region, or *prompt* or *output* tokens with what is expected of them and the capacity for it."""
+    if kind == "requests":
+        return requests_by_region(samples, model, dict(region_names()))
+    return replace(demand_and_capacity(model, kind, timezone.now()), key="demand", title="Demand and forecast", size="")
+
+
 def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
     model, minutes, demand_kind = filters["model"], filters["range"], filters["demand"]
 
@@ -143,11 +149,12 @@ def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
         names = [name for name, own in pairs if model in ("", own)]
         return [
             time_to_first_token(samples, model),
-            demand(samples, model, demand_kind, dict(region_names())),
+            demand(samples, model, demand_kind),
             kv_heat_map(samples, names),
         ]
 
-    return once(("overview", model, minutes, demand_kind, history.newest_s(state.history)), build)
+    made = int(timezone.now().timestamp()) // EVERY_S, history.newest_s(state.history)
+    return once(("overview", model, minutes, demand_kind, *made), build)
 
 
 def sparks(state: LiveState, filters: Filters) -> list[str]:

@@ -22,6 +22,7 @@ from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
 from controlplane.fleet.selectors import instances, usd_per_hour
+from controlplane.simulation.whatif.runs import counterfactual
 
 INSTANCES_SHOWN = 12
 EVENTS_SHOWN = 5
@@ -61,7 +62,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     context = {
         **live_context(state, "overview,instances,events"),
         "filters": filters,
-        "demand_choices": [(kind, label) for kind, (_, _, _, label) in DEMANDS.items()],
+        "demand_choices": list(DEMANDS.items()),
         "tiles": [
             {**shown, "spark": spark}
             for shown, spark in zip(tiles.shown(state.tile(model)), sparks(state, filters), strict=True)
@@ -74,6 +75,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "usd_per_hour": usd_per_hour(model),
         "events": latest_events(EVENTS_SHOWN, model),
         "events_shown": EVENTS_SHOWN,
+        "counterfactual": counterfactual.newest(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)

@@ -170,6 +170,7 @@ WORDS = {
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
     "SPILL_ABOVE": "spills above",
+    "EVICTION_LIMIT": "evictions of a request",
 }
 """What a bundle sets, as the page names it."""
 

@@ -32,6 +32,7 @@ class Command(BaseCommand):
             redis_url=env.read().REDIS_URL.get_secret_value(),
             demo=not options["no_demo"],
             traffic=not options["no_demo"] and not options["no_traffic"],
+            what_if_processes=settings.WHAT_IF_PROCESSES,
         )
         os.chdir(settings.BASE_DIR)
         sys.exit(asyncio.run(run(plan, Screen())))

@@ -5,19 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.lengths import training
+from controlplane.lengths import training, trainings
 from controlplane.terminal import console, progress
 from forecasting.lengths import MODELS
 
+ACTOR = "train_lengths"
 OPTIONS = {
     "tuned": "samples on which encoder and head learn together",
     "epochs": "rounds over them",
     "read": "prompts on which the head learns alone",
     "most_tokens": "tokens read of each prompt, from its end",
     "layers": "layers of the encoder that are kept, from the first; 0: all",
+}
+BY_SETTING = {
+    "tuned": "PILOTHOUSE_LENGTH_ENCODER_SAMPLES",
+    "read": "twice PILOTHOUSE_LENGTH_ENCODER_SAMPLES",
+    "layers": "PILOTHOUSE_LENGTH_ENCODER_LAYERS",
 }
 
 
@@ -34,7 +39,7 @@ class Command(BaseCommand):
         parser.add_argument("--reason", default="manage.py train_lengths")
         group = parser.add_argument_group("effort of models on an encoder")
         for name, about in OPTIONS.items():
-            default = "PILOTHOUSE_LENGTH_ENCODER_LAYERS" if name == "layers" else getattr(training.EFFORT, name)
+            default = BY_SETTING.get(name) or getattr(training.EFFORT, name)
             group.add_argument(
                 f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default {default})"
             )
@@ -45,11 +50,13 @@ class Command(BaseCommand):
         if wrong:
             raise CommandError(f"{', '.join(wrong)}: at least 1 (of layers 0) is wanted.")
         with progress(quiet=False) as report:
-            how = training.How(options["kind"], options["file"], effort, report)
+            row = trainings.begun(options["kind"], ACTOR, options["reason"])
             try:
-                version = training.train(timezone.now(), reason=options["reason"], how=how)
+                row = trainings.run(row, training.How(options["kind"], options["file"], effort, report))
             except (ActionError, ValueError) as error:
                 raise CommandError(str(error)) from error
+        version = row.version
+        assert version is not None
         measures = version.measures
         active = measures["active_mae"]
         beside = "" if active is None else f", {measures['active']} {active:.1f}"

@@ -14,8 +14,8 @@ from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, latency_s
 from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
+from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, ScenarioError, load_scenario
-from scheduling.simulation.simulator import Result
 from scheduling.simulation.staging import Stage, stage
 from scheduling.table_files import TraceError
 

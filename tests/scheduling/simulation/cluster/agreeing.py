@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from scheduling.simulation.simulator import Pause, Result, Simulation
+from scheduling.simulation.result import Result
+from scheduling.simulation.simulator import Pause, Simulation
 from tests.oracles.fleet import ReferenceFleet
 from tests.scheduling.simulation.cluster.drawn import Drawn
 
@@ -63,7 +64,7 @@ def agree(drawn: Drawn) -> tuple[ReferenceFleet, Result]:
     expected = fleet.outcomes
     for name in ("ttft_s", "e2e_s", "queue_s"):
         np.testing.assert_allclose(result.outcomes[name], expected[name], rtol=0, atol=CLOSE_S, err_msg=name)
-    for name in ("instance", "endpoint", "preemptions", "attempts", "state", "cached_tokens"):
+    for name in ("instance", "endpoint", "preemptions", "attempts", "evictions", "state", "cached_tokens"):
         np.testing.assert_array_equal(result.outcomes[name], expected[name], err_msg=name)
     decided = [(request, endpoint, instance) for _, request, endpoint, instance in fleet.decisions]
     assert [tuple(row) for row in result.decisions[["request", "endpoint", "instance"]].tolist()] == decided

@@ -5,7 +5,7 @@ and coefficients are whole multiples of a power of two in half of the scenarios:
 there are many, are ties for both. In the others they are not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import Requests, make_requests
@@ -44,6 +44,7 @@ class Load:
     priorities: bool = False
     chunked: bool = False
     lives: bool = False
+    evicts: bool = False
     scales: bool = False
     batches: bool = False
 
@@ -58,8 +59,9 @@ LOADS = {
     "cached_and_preempted": Load(0.2, 3, prefixes=True, priorities=True, chunked=True),
     "batches": Load(1.0, 20, batches=True),
     "lives": Load(0.5, 8, lives=True),
+    "evictions": Load(0.3, 3, evicts=True),
     "scaling": Load(0.3, 30, scales=True),
-    "everything": Load(0.4, 6, True, True, True, True, True, True),
+    "everything": Load(0.4, 6, True, True, True, True, True, True, True),
 }
 """Kinds of scenarios by name."""
 
@@ -107,6 +109,25 @@ def engines(draw, load: Load, profile: Profile, block: int, over: bool) -> tuple
 
 
 @st.composite
+def sharing(draw, specs: list[InstanceSpec]) -> list[InstanceSpec]:
+    """*specs*, of which some share their GPUs, two groups a region at most: what would be one awake too many sleeps."""
+    made, awake = [], set()
+    for spec in specs:
+        at = draw(number(0, 2))
+        group = f"{spec.region}-{at}"
+        if at == 2:
+            made.append(spec)
+            continue
+        state = spec.state
+        if state in (State.READY, State.SPOT):
+            state = draw(st.sampled_from([State.ASLEEP, State.EMPTY])) if group in awake else state
+            awake.add(group)
+        times = [draw(number(0, 4)) / 4 for _ in range(3)]
+        made.append(replace(spec, state=state, sharing=Sharing(group, *times, float(draw(number(0, 2))))))
+    return made
+
+
+@st.composite
 def clusters(draw, load: Load, exact: bool) -> Cluster:
     models, regions = draw(number(1, 2)), draw(number(1, 3 if load.gap_s > 0.35 else 1))
     blocks = draw(st.sampled_from([1, 2, 4, 5, 16]))
@@ -122,6 +143,9 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
                 config, seqs, tokens = draw(engines(load, of_model[model], block, over))
                 state = State.READY if at == 0 else draw(st.sampled_from(rests))
                 specs.append(InstanceSpec(f"m{model}", f"r{region}", config, "g", "", state, seqs, tokens))
+    if load.lives and draw(st.booleans()):
+        specs = draw(sharing(specs))
+    groups = dict.fromkeys(spec.sharing.group for spec in specs if spec.sharing)
     latency_s = np.zeros((regions, regions))
     if draw(st.booleans()):
         latency_s[:] = [[draw(coefficient(exact, 0.01, 0.3)) for _ in range(regions)] for _ in range(regions)]
@@ -138,7 +162,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
         specs,
         latency_s=latency_s,
         routing=draw(st.sampled_from(sorted(POLICY_CODES))),
-        ordering=draw(st.sampled_from(list(ORDERINGS))),
+        ordering=draw(st.sampled_from([name for name in ORDERINGS if name != "qlm"])),
         ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
         dispatch_round_trip_s=draw(st.sampled_from([0.0, 0.0, 0.125, 1.0])),
         requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
@@ -159,6 +183,7 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
             cpu_models=draw(number(0, 1)),
             repair_s=2.0,
         ),
+        swap_memory_bytes={name: draw(st.sampled_from([0.0, 1.0, 2.0])) for name in groups},
         reactive=reactive,
         share_spot=draw(st.booleans()),
     )
@@ -216,16 +241,23 @@ def traces(draw, load: Load, exact: bool, cluster: Cluster, most: int) -> Reques
 
 
 @st.composite
-def commands(draw, cluster: Cluster, end_s: float, most: int) -> tuple[Command, ...]:
-    """What is done to the fleet up to somewhat after *end_s*, sensible or not."""
+def commands(draw, load: Load, cluster: Cluster, requests: Requests, most: int) -> tuple[Command, ...]:
+    """What is done to the fleet up to somewhat after the last arrival, sensible or not."""
+    end_s, evicted = float(requests.arrival_s[-1]), number(0, requests.arrival_s.size - 1)
     instances, endpoints = number(0, len(cluster.instances) - 1), number(0, len(cluster.endpoints) - 1)
     times = number(0, 4 * round(end_s + 2)).map(lambda drawn: drawn / 4)
+    evictions = st.tuples(times, st.just("evict"), st.tuples(evicted))
+    if not load.lives:
+        drawn = draw(st.lists(evictions, min_size=most, max_size=4 * most))
+        return tuple(sorted((Command(*one) for one in drawn), key=lambda command: command.time_s))
     each = st.one_of(
         st.tuples(times, st.sampled_from(["drain", "stop", "sleep", "wake", "start"]), st.tuples(instances)),
         st.tuples(times, st.just("fail"), st.tuples(instances, st.sampled_from([0.0, 0.5, 3.0]))),
         st.tuples(times, st.just("swap"), st.tuples(instances, endpoints)),
+        *([st.tuples(times, st.just("swap_to"), st.tuples(instances))] * (4 if cluster.swap_groups() else 0)),
         st.tuples(times, st.just("redeploy"), st.tuples(instances, endpoints, st.booleans())),
         st.tuples(times, st.sampled_from(["scale_out", "scale_in"]), st.tuples(endpoints, number(1, 3))),
+        *([evictions] * (4 if load.evicts else 0)),
     )
     drawn = draw(st.lists(each, min_size=most // 2, max_size=most))
     return tuple(sorted((Command(*one) for one in drawn), key=lambda command: command.time_s))
@@ -238,5 +270,5 @@ def scenarios(draw, kind: str, most: int = 40) -> Drawn:
     exact = draw(st.booleans())
     cluster = draw(clusters(load, exact))
     requests = draw(traces(load, exact, cluster, most))
-    done = draw(commands(cluster, float(requests.arrival_s[-1]), 12)) if load.lives else ()
+    done = draw(commands(load, cluster, requests, 12)) if load.lives or load.evicts else ()
     return Drawn(cluster, requests, done, draw(number(0, 3)))

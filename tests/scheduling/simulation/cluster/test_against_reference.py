@@ -11,13 +11,14 @@ from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.traces import load_trace
+from tests.examples import costly
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import LOADS, Drawn, scenarios
 from tests.scheduling.simulation.engine.engines import config
 from tests.scheduling.simulation.small import cluster, instance
 
 FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
-MANY = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), print_blob=True)
+MANY = settings(costly(100), suppress_health_check=list(HealthCheck), print_blob=True)
 
 HOLDS = {
     "light": [],
@@ -29,8 +30,9 @@ HOLDS = {
     "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
     "batches": ["batched"],
     "lives": ["changes", "swaps", "forwarded"],
+    "evictions": ["evictions", "kept_tokens", "preemptions"],
     "scaling": ["scale_outs", "scale_ins"],
-    "everything": ["prefix_hit_tokens", "preemptions", "changes"],
+    "everything": ["prefix_hit_tokens", "preemptions", "changes", "evictions"],
 }
 """What the scenarios of a kind must hold between them, or agreeing on them would say little."""
 
@@ -41,13 +43,14 @@ def every_one_agrees(kind: str, how: settings) -> None:
     @how
     @given(scenarios(kind))
     def of_kind(drawn: Drawn):
-        _, result = agree(drawn)
+        fleet, result = agree(drawn)
         held.update(result.counters)
         budgets = np.array([spec.engine.max_num_batched_tokens for spec in drawn.cluster.instances])
         outcomes = result.outcomes
         done = outcomes["state"] == Outcome.DONE
         held["queued"] += int((outcomes["queue_s"] > 0).sum())
         held["changes"] += len(result.changes)
+        held["kept_tokens"] += sum(fleet.kept_tokens.values())
         held["chunked"] += int((drawn.requests.prompt_tokens[done] > budgets[outcomes["instance"][done]]).sum())
         if drawn.cluster.of(drawn.cluster.batching, drawn.cluster.endpoints[0]).mode == "dynamic":
             held["batched"] += int(done.sum())

@@ -8,7 +8,7 @@ import pytest
 
 from scheduling.queueing.waiting_set import in_order
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Delays
+from scheduling.simulation.cluster.description import Batching, Delays, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Pause, Simulation
 from scheduling.simulation.workload.requests import make_requests
@@ -257,3 +257,81 @@ def test_two_processes_give_the_same_bits():
     ]
     assert said[0] == said[1]
     assert int(said[0].split()[1]) > 0
+
+
+def sharing(model: str, state: State = State.ASLEEP, weights_bytes: float = 0.0):
+    return instance(model, state=state, sharing=Sharing("pair", 3.0, 5.0, 60.0, weights_bytes))
+
+
+def test_a_swap_drains_sleeps_and_wakes_and_what_came_meanwhile_is_served():
+    requests = make_requests([0.0, 1.0, 1.0], model=[0, 0, 1], prompt_tokens=100, output_tokens=1)
+    simulation = Simulation(cluster(sharing("a", State.READY), sharing("b")), requests)
+    simulation.advance(1.5)  # the second of a runs until 4
+    simulation.swap_to(1)
+    with pytest.raises(ValueError, match="cannot swap now"):
+        simulation.swap_to(1)
+    with pytest.raises(ValueError, match="swap to it"):
+        simulation.wake(1)
+    result = simulation.run()
+    assert states(result) == [
+        (1.5, 0, "DRAINING"),
+        (4.0, 0, "FALLING_ASLEEP"),
+        (7.0, 0, "ASLEEP"),
+        (7.0, 1, "WAKING"),
+        (12.0, 1, "READY"),
+    ]
+    assert result.outcomes["state"].tolist() == [Outcome.DONE] * 3
+    assert result.outcomes["e2e_s"].tolist() == [2.0, 3.0, 13.0]
+    assert result.counters["swaps"] == 1
+
+
+def test_weights_that_cpu_memory_does_not_hold_come_back_from_storage():
+    fleet = cluster(
+        sharing("a", State.READY, 10.0),
+        sharing("b", weights_bytes=10.0),
+        sharing("c", State.EMPTY, 10.0),
+        swap_memory_bytes={"pair": 10.0},
+        delays=Delays(local_weights_s=200.0),
+    )
+    simulation = Simulation(fleet, make_requests([500.0], model=0, **SHORT))
+    simulation.swap_to(1)  # b wakes from memory; a found it full
+    simulation.advance(100.0)
+    simulation.swap_to(0)  # b goes to memory, a comes from storage
+    simulation.advance(200.0)
+    simulation.swap_to(2)
+    simulation.advance(410.0)
+    simulation.swap_to(0)
+    result = simulation.run()
+    awake = [row for row in states(result) if row[2] == "READY"]
+    assert awake == [(8.0, 1, "READY"), (163.0, 0, "READY"), (403.0, 2, "READY"), (473.0, 0, "READY")]
+
+
+def test_a_holder_that_fails_gives_the_gpus_away_and_ends_stopped():
+    requests = make_requests([0.0, 0.0], model=[0, 1], prompt_tokens=100, output_tokens=50)
+    fleet = cluster(sharing("a", State.READY), sharing("b"), delays=Delays(repair_s=10.0))
+    simulation = Simulation(fleet, requests)
+    simulation.advance(1.0)
+    simulation.swap_to(1)
+    simulation.fail(0)
+    result = simulation.run()
+    assert states(result)[1:] == [(1.0, 0, "FAILED"), (1.0, 1, "WAKING"), (6.0, 1, "READY"), (11.0, 0, "EMPTY")]
+
+
+def test_who_shares_gpus_is_not_scaled():
+    fleet = cluster(sharing("a", State.READY), sharing("b"))
+    simulation = Simulation(fleet, make_requests([1.0], **SHORT))
+    assert simulation.scale_out(1) == 0
+    assert simulation.scale_in(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("specs", "more", "words"),
+    [
+        ([sharing("a", State.READY), sharing("b", State.READY)], {}, "one of its instances at most"),
+        ([sharing("a"), instance("b", "there", state=State.EMPTY, sharing=Sharing("pair", 1, 1, 1))], {}, "one region"),
+        ([sharing("a")], {"swap_memory_bytes": {"other": 1.0}}, "no instance is of swap group other"),
+    ],
+)
+def test_swap_groups_that_make_no_sense(specs, more, words):
+    with pytest.raises(ValueError, match=words):
+        cluster(*specs, **more)

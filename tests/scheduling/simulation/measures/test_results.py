@@ -13,14 +13,14 @@ from scheduling.simulation.measures.results import (
     LATENCIES,
     PERCENTILES,
     STATISTICS,
+    Measures,
     Names,
     Price,
     Promise,
     latency_s,
-    measure,
     statistics,
 )
-from scheduling.simulation.simulator import Result
+from scheduling.simulation.result import Result
 from scheduling.simulation.workload.requests import make_requests
 
 ENGINE = EngineConfig(8, 512, 16, 100, "fcfs", 1000, Profile(0.0, 0.01, 1e-4, 0.0, 0.01, 0.0, 0.0))
@@ -80,7 +80,7 @@ def test_latencies_are_what_they_are_called() -> None:
 
 
 def test_requests_by_group() -> None:
-    table = measure(result(FOUR), NAMES).requests
+    table = Measures(result(FOUR), NAMES).requests
     assert table.value(by="all", measure="requests") == 4
     assert table.value(by="all", measure="done") == 3
     assert table.value(by="model", group="bloom", measure="done") == 1
@@ -98,19 +98,19 @@ def test_requests_by_group() -> None:
 
 def test_promises_are_kept_by_those_that_end_in_time() -> None:
     promises = [Promise(ttft_s=1.5, itl_s=0.5), Promise()]
-    table = measure(result(FOUR), NAMES, promises).requests
+    table = Measures(result(FOUR), NAMES, promises).requests
     # Three of the class: the first keeps both, the third is late, the fourth failed.
     assert table.value(by="slo_class", group="iw", measure="slo_attainment") == pytest.approx(1 / 3)
     assert table.value(by="all", measure="slo_attainment") == pytest.approx(1 / 3)
     assert not table.select(by="slo_class", group="niw", measure="slo_attainment").rows
-    by_deadline = measure(result(FOUR), NAMES, [Promise(), Promise(deadline_s=1.0)]).requests
+    by_deadline = Measures(result(FOUR), NAMES, [Promise(), Promise(deadline_s=1.0)]).requests
     assert by_deadline.value(by="slo_class", group="niw", measure="slo_attainment") == 1.0
-    sooner = measure(result(FOUR), NAMES, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]).requests
+    sooner = Measures(result(FOUR), NAMES, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]).requests
     assert sooner.value(by="slo_class", group="niw", measure="slo_attainment") == 0.0
 
 
 def test_hours_and_dollars() -> None:
-    table = measure(result(FOUR), NAMES, prices={"h100": Price(4.0, 1.0), "2 x a100": Price(2.0)}).hours
+    table = Measures(result(FOUR), NAMES, prices={"h100": Price(4.0, 1.0), "2 x a100": Price(2.0)}).hours
     assert table.value(by="gpu_type", group="h100", measure="ready_h") == 1.0
     assert table.value(by="gpu_type", group="h100", measure="instance_h") == 1.25
     assert table.value(by="gpu_type", group="h100", measure="donated_h") == 0.5
@@ -126,20 +126,20 @@ def test_series_by_endpoint() -> None:
         name: np.array([[1, 2], [3, 4]]) for name in ("waiting", "running", "kv_tokens", "kv_capacity_tokens", "ready")
     }
     series["kv_capacity_tokens"] = np.array([[10, 0], [6, 8]])
-    rows = measure(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series}), NAMES).series.as_dicts()
+    rows = Measures(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series}), NAMES).series.as_dicts()
     assert [(row["t_s"], row["model"], row["kv_ratio"]) for row in rows] == [
         (0.0, "llama", 0.1), (0.0, "bloom", 0.0), (60.0, "llama", 0.5), (60.0, "bloom", 0.5),
     ]  # fmt: skip
 
 
 def test_counters() -> None:
-    assert measure(result(FOUR), NAMES).counters.value(counter="preemptions") == 3
+    assert Measures(result(FOUR), NAMES).counters.value(counter="preemptions") == 3
 
 
 def test_nothing_done_is_not_a_number_and_no_requests_are_no_rows() -> None:
-    table = measure(result(FOUR[3:]), NAMES).requests
+    table = Measures(result(FOUR[3:]), NAMES).requests
     assert np.isnan(table.value(by="all", measure="ttft_s", statistic="p95"))
-    empty = measure(result([]), NAMES, [Promise(ttft_s=1.0)] * 2).requests
+    empty = Measures(result([]), NAMES, [Promise(ttft_s=1.0)] * 2).requests
     assert empty.value(by="all", measure="requests") == 0
 
 

@@ -45,13 +45,15 @@ class DeployIn(Strict):
     max_instances: int = Field(4, ge=0, le=32_767)
     launcher: Launcher | None = None
     """Null: that of most instances that Pilothouse starts."""
+    share_gpus_with: str = Field("", max_length=80)
+    """An instance whose GPUs it is to share, one awake at a time: it is stopped until a swap."""
     reason: str = Field("", max_length=255)
 
 
 class DeployOut(Described):
     deployment: int
     instances: list[str]
-    """Those that start now."""
+    """Those that start now, or one that waits for a swap."""
     profile_estimated: bool | None
     """Null where there is no performance profile."""
     expected_kv_tokens: int

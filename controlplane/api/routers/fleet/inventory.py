@@ -16,7 +16,8 @@ from pydantic import BaseModel, create_model
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.routers import accounts, instances
+from controlplane.api.routers import accounts
+from controlplane.api.routers.fleet import instances
 from controlplane.api.schemas import Items, Reason, RowSchema, Strict
 from controlplane.fleet import selectors
 from controlplane.fleet.inventory import kinds, services

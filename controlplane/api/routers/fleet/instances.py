@@ -22,6 +22,7 @@ from controlplane.fleet.models import (
     Launcher,
     Rollout,
     RolloutState,
+    Tier,
 )
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts import selectors as rollout_selectors
@@ -43,12 +44,20 @@ class InstanceOut(RowSchema):
     node: str | None
     launcher: Launcher
     state: InstanceState
+    tier: Tier
+    """Where its weights are."""
+    swap_group: str | None
+    """Who shares its GPUs: `/api/swap-groups`."""
     outdated: list[str] = Field(default_factory=list)
     """Engine settings of its deployment that are other than those it was started with."""
 
     @staticmethod
     def resolve_outdated(row: Any) -> list[str]:
         return list(row.outdated if hasattr(row, "outdated") else revisions.outdated([row]).get(row.pk, ()))
+
+    @staticmethod
+    def resolve_swap_group(row: Any) -> str | None:
+        return row.swap_group.name if row.swap_group else None
 
     @staticmethod
     def resolve_node(row: Any) -> str | None:

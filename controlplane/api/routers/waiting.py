@@ -1,0 +1,119 @@
+"""`/api/v1/waiting`: requests that wait now; `/api/v1/wait-estimates`: how well waits were estimated."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+import redis
+from django.conf import settings
+from django.utils import timezone
+from ninja import Query, Router, Schema
+from pydantic import AwareDatetime
+
+from controlplane.accounts.models import Role
+from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
+from controlplane.api.errors import ApiError
+from controlplane.api.schemas import Described
+from controlplane.dispatch.wire import WAITING_KEY
+from controlplane.gateway import selectors
+
+router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
+
+REDIS_TIMEOUT_S = 1.0
+CALIBRATION_RANGE = timedelta(hours=24)
+
+
+class WaitingOut(Described):
+    request_id: str
+    tenant: str
+    model: str
+    region: str
+    """Of the endpoint that it waits for."""
+    slo_class: str
+    arrived_at: datetime
+    position: int
+    """In its queue; 1 is the next to be given out."""
+    estimated_wait_s: float | None
+    """From now on, the mean; null while nothing is known of the pace there."""
+    estimated_wait_p99_s: float | None
+
+
+class WaitingAnswer(Described):
+    at: datetime
+    items: list[WaitingOut]
+    total: int
+    """Requests that wait, of these tenants; the first of each queue are listed."""
+
+
+class WaitPoint(Described):
+    arrived_at: datetime
+    model: str
+    position: int
+    estimated_wait_s: float
+    estimated_wait_p99_s: float
+    waited_s: float
+
+
+class WaitCalibration(Described):
+    model: str
+    requests: int
+    r2: float | None
+    """Coefficient of determination of estimated and actual waits; null if all waited the same."""
+    below_p99: float
+    """Share that waited no longer than the 99th percentile that was estimated."""
+    mean_excess_s: float
+    """By how much estimates were too high, on average."""
+
+
+class WaitEstimates(Described):
+    models: list[WaitCalibration]
+    points: list[WaitPoint]
+    """The latest, at most `limit`."""
+
+
+class EstimateQuery(Schema):
+    model: str = ""
+    since: AwareDatetime | None = None
+    limit: int = 1_000
+
+
+@router.get("/v1/waiting", response=WaitingAnswer)
+def list_waiting(request: ApiRequest, model: str = "") -> dict[str, Any]:
+    """Requests that wait now, in the order of their queues, with place and expected wait. A tenant sees its own.
+
+    503 while no gateway says anything.
+    """
+    published = _published()
+    tenants = dict(request.auth.tenants().values_list("pk", "name"))
+    mine = [
+        row | {"tenant": tenants[row["tenant_id"]]}
+        for row in published["requests"]
+        if row["tenant_id"] in tenants and model in ("", row["model"])
+    ]
+    counts = published["by_tenant"]
+    total = sum(count for tenant, name, count in counts if tenant in tenants and model in ("", name))
+    return {"at": published["at"], "items": mine, "total": total}
+
+
+@router.get("/v1/wait-estimates", response=WaitEstimates, auth=PEOPLE)
+def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dict[str, Any]:
+    """Estimated and actual waits of requests that waited since `since` (a day ago), and how well they agree by model."""
+    request.auth.require(Role.VIEWER)
+    since = query.since or timezone.now() - CALIBRATION_RANGE
+    points = selectors.wait_points(since, model=query.model)
+    return {"models": selectors.wait_calibration(points), "points": points[: max(0, query.limit)]}
+
+
+def _published() -> dict[str, Any]:
+    """What the gateway last said of those that wait."""
+    try:
+        with redis.Redis.from_url(
+            settings.REDIS_URL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
+        ) as client:
+            said: bytes | None = client.get(WAITING_KEY)
+    except (redis.RedisError, OSError):
+        said = None
+    if said is None:
+        raise ApiError(503, "no_summary", "No gateway has published what waits in the last seconds.")
+    published: dict[str, Any] = orjson.loads(said)
+    return published

@@ -1,0 +1,182 @@
+"""Queues: who waits, how long, who will be late, what was moved and why; and what an operator can do for one group."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from controlplane.accounts.models import Role, Tenant
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import back
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import Filters, Hidden, Select, every, number
+from controlplane.console.formats import clock
+from controlplane.console.live import history
+from controlplane.console.live.deltas import rows_of
+from controlplane.console.live.hub import hub
+from controlplane.console.live.queues import TILES
+from controlplane.console.live.state import LiveState
+from controlplane.console.live.tiles import shown
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.queues.charts import calibration, r2
+from controlplane.console.pages.queues.lanes import GROUPED, groups_of, lanes_of, legend, ordinal, signature
+from controlplane.console.tables import Columns, moment, table
+from controlplane.dispatch.queues import services
+from controlplane.dispatch.queues.commands import ask
+from controlplane.dispatch.queues.operations import GroupAction
+from controlplane.dispatch.wire import GROUP_COLUMNS, REORDER_COLUMNS
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Region
+from controlplane.gateway.selectors import wait_calibration, wait_points
+
+CALIBRATED = timedelta(hours=1)
+CHARTS_EVERY_S = 60
+AXES = ("1", "5", "15", "60")  # minutes
+USUAL_AXIS = "5"
+HOLDS = (1, 5, 15)  # minutes
+GROUPS: Columns = {name: name for name in GROUP_COLUMNS}
+REORDERS: Columns = {"At (UTC)": moment("at"), **{name: name for name in REORDER_COLUMNS[1:-1]}}
+WORDS = {
+    "pin": ("Pin", "Its place stays, whatever the global scheduler finds."),
+    "unpin": ("Unpin", "The global scheduler may move it again."),
+    "bump": ("Bump", "It is first after what runs, and stays there."),
+    "hold": ("Hold", "It is not given out before then; those behind it go first."),
+    "release": ("Release", "It is not held any more."),
+    "evict": ("Evict", "Its requests that run leave their instances, wait again, and it is last in its queue."),
+}
+"""Of an action: its button, and what it does."""
+BUTTONS = {
+    name: {"key": key, "icon": icon}
+    for name, key, icon in (
+        ("pin", "i", "pin"), ("unpin", "i", "pin"), ("bump", "u", "bump"), ("hold", "o", "hold"), ("release", "o", "hold"),
+        ("evict", "e", "evict"),
+    )
+}  # fmt: skip
+
+
+def filters_of(request: HttpRequest, state: LiveState) -> Filters:
+    """Of the region asked for; else of the first one with request groups: a page that is redrawn stays with its region."""
+    rows = rows_of(state.tables["queues"])
+    titles = dict(Region.objects.order_by("name").values_list("name", "title"))
+    names = [row["region"] for row in rows] or list(titles)
+    grouped = (name for name in names if GROUPED in state.tables.get(f"lanes:{name}", {}).get("order", ()))
+    usual = next(grouped, next(iter(names), ""))
+    region = Select("region", "Region", [(name, titles.get(name) or name) for name in names], usual)
+    groups = groups_of(state, region.read(request.GET))
+    lanes = rows_of(state.tables.get(f"lanes:{region.read(request.GET)}", {}))
+    return Filters(
+        request.GET,
+        region,
+        Select("model", "Model", every("models", sorted({row["model"] for row in lanes}))),
+        Select("class", "SLO class", every("classes", sorted({row["slo_class"] for row in groups})), free=80),
+        Hidden("group", length=18),
+        Hidden("colour", ("class", "model"), "class"),
+        Hidden("minutes", AXES, USUAL_AXIS),
+    )
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def queues(request: HttpRequest) -> HttpResponseBase:
+    state = hub.state()
+    filters = filters_of(request, state)
+    region = filters["region"]
+    reorders = rows_of(state.tables["reorders"])
+    chart, calibrated = waits()
+    if request.GET.get("format") == "csv":
+        match request.GET.get("table"):
+            case "reorders":
+                return table(REORDERS, reorders).csv("reorders")
+            case "waits":
+                return chart.csv("waits")
+        return table(GROUPS, groups_of(state, region)).csv(f"queues-{region}")
+    row = next((row for row in rows_of(state.tables["queues"]) if row["region"] == region), None)
+    groups = groups_of(state, region)
+    lanes = lanes_of(state, region, filters["model"], filters["class"], filters["colour"])
+    context = {
+        **live_context(state, f"overview,queues:{region}" if region else "overview"),
+        "filters": filters,
+        "region": region,
+        "row": row,
+        "tiles": shown(row, TILES),
+        "models": lanes,
+        "legend": legend(groups, filters["colour"]),
+        "signature": signature(state, region),
+        "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
+        "axes": AXES,
+        "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
+        "reorders": reorders,
+        "chart": chart,
+        "calibrated": [each | {"r2_text": r2(each)} for each in calibrated],
+        "every_s": CHARTS_EVERY_S,
+        "selected": selected(number(filters["group"])),
+        "holds": HOLDS,
+    }
+    return render(request, "console/queues/queues.html", context)
+
+
+def selected(group: int | None) -> dict[str, Any] | None:
+    """The group that the side panel is about: what its gateway says of it, or why it says nothing."""
+    if group is None:
+        return None
+    try:
+        detail = ask("detail", number=group)
+    except ActionError as refusal:
+        return {"number": group, "gone": f"{str(refusal).rstrip('.')}."}
+    names = dict(Tenant.objects.filter(pk__in=[pk for pk, _ in detail["tenants"]]).values_list("pk", "name"))
+    total = sum(requests for _, requests in detail["tenants"]) or 1
+    actions = [
+        {"name": name, "title": title, "about": about, "price": detail["prices"][name]} | BUTTONS[name]
+        for name, (title, about) in WORDS.items()
+        if name in detail["prices"]
+    ]
+    return detail | {
+        "whose": [(names.get(pk, f"tenant {pk}"), requests / total) for pk, requests in detail["tenants"][:4]],
+        "actions": actions,
+        "ordinal": ordinal(detail["place"]),
+        "lateness_s": -detail["slack_s"] if detail["slack_s"] is not None else None,
+    }
+
+
+def waits() -> tuple[Chart, list[dict[str, Any]]]:
+    """The calibration plot and its table, made once a minute."""
+    now = timezone.now()
+    made: list[Any] = once(("waits", int(now.timestamp()) // CHARTS_EVERY_S), lambda: [_waits(now - CALIBRATED)])
+    chart, calibrated = made[0]
+    return chart, calibrated
+
+
+def _waits(since: Any) -> Any:
+    points = wait_points(since)
+    calibrated = wait_calibration(points)
+    return calibration(points, calibrated), calibrated
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def charts(request: HttpRequest) -> HttpResponse:
+    """`GET /console/api/queue-charts?charts=waits`: the figure of the page, redrawn."""
+    return redrawn(request, [waits()[0]])
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def act(request: HttpRequest, number: int, action: str) -> HttpResponse:
+    """Pin, bump, hold or evict a group, or take that back; its price was shown before."""
+    if action not in set(GroupAction):
+        raise Http404(f"There is no action {action}.")
+    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    minutes = request.POST.get("minutes", "")
+    hold_s = 60.0 * int(minutes) if minutes.isdecimal() and len(minutes) < 4 else 60.0 * HOLDS[0]
+    try:
+        done = services.act(number, GroupAction(action), user_of(request), reason, hold_s)
+        messages.success(request, services.sentence(done, GroupAction(action)))
+    except ActionError as refusal:
+        messages.error(request, f"{str(refusal).rstrip('.')}.")
+    return back(request, "console:queues")

@@ -1,0 +1,278 @@
+"""The form that asks: filled from the address, its consequences said beside it, and run."""
+
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+from pydantic import ValidationError as PydanticError
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.actions import back
+from controlplane.console.charts.cache import once
+from controlplane.console.charts.spec import Chart, local
+from controlplane.console.pages.what_if.demand import demand_chart
+from controlplane.console.pages.what_if.forms import (
+    ALL_FUTURES,
+    CUSTOM_PARTS,
+    HORIZONS,
+    MOST_SEEDS,
+    USUAL_HORIZON,
+    USUAL_PRESETS,
+    Asked,
+    asked,
+    cells_of,
+    start_of,
+)
+from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.planning.titles import title_of
+from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
+from controlplane.simulation.whatif.changes.base import ChangeError, region_title
+from controlplane.simulation.whatif.changes.policies import PARTS, TITLES
+from controlplane.simulation.whatif.changes.presets import BASELINES, PRESETS
+from controlplane.simulation.whatif.estimate import estimate
+from controlplane.simulation.whatif.models import LETTERS, TraceFile, WhatIfState
+from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts import traces
+from controlplane.simulation.whatif.starts.begin import Begin
+from controlplane.simulation.whatif.starts.begin import start_of as begun
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.workload.traces import FORMATS
+
+STARTS: Final = (
+    ("fleet", "Living fleet, now", "Instances, queues and look-ahead maps as they are at this moment"),
+    ("ledger", "Ledger window", "The requests of a time that has passed, with the fleet of now"),
+    ("trace", "Trace", "The requests of a file that you upload"),
+    ("synthetic", "Synthetic", "Requests that you describe: tenants with a rate and lengths"),
+)
+NOW_S: Final = 10
+"""So long the form stands on one look at the fleet; a run takes a new one."""
+PAST: Final = 5
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@fleet_role(Role.VIEWER)
+def build(request: HttpRequest) -> HttpResponseBase:
+    """The form; posted by an operator, it is run."""
+    posted = request.method == "POST"
+    data = request.POST if posted else request.GET
+    horizon_s = float(data.get("horizon") or USUAL_HORIZON) if (data.get("horizon") or "0").isdecimal() else 3600.0
+    now, trouble = _now(start_of(data), horizon_s)
+    values = now.scenario if now else {}
+    wanted = asked(data, values)
+    if request.GET.get("format") == "csv":
+        return _demand(wanted, values).csv("what-if-demand")
+    shown = _shown(wanted, values)
+    refused = ""
+    if posted and may(request, Role.OPERATOR) and not wanted.errors and not trouble:
+        try:
+            return redirect("console:what-if", _run(request, wanted, data))
+        except ValidationError as error:
+            refused = " ".join(error.messages)
+        except (ActionError, ChangeError, ValueError) as error:
+            refused = str(error)
+    context = _form(data, values) | _side(wanted, shown, now, trouble) | _chart(wanted, values) | {"refused": refused}
+    return render(request, "console/what_if/build.html", context, status=422 if posted else 200)
+
+
+def _run(request: HttpRequest, wanted: Asked, data: QueryDict) -> int:
+    user = user_of(request)
+    start = begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s)
+    words = in_words(start.scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
+    names = [one["name"] for one in wanted.futures[1:]]
+    title = wanted.title or f"What if … {words[0] if words else ', '.join(names) or 'nothing changes'}"
+    values = {
+        "title": title[:160],
+        "start": start.model_dump(mode="json"),
+        "horizon_s": wanted.horizon_s,
+        "warmup_s": wanted.warmup_s,
+        "seeds": 1 if data.get("one-seed") else wanted.seeds,
+        "edits": wanted.edits,
+        "asked": f"{request.path}?{address_of(data)}",
+    }
+    row = services.save_draft(None, values, wanted.futures[1:], user)
+    try:
+        services.submit(row, user)
+    except (ValidationError, ActionError):
+        row.delete()
+        raise
+    return int(row.pk)
+
+
+def address_of(data: QueryDict) -> str:
+    """The draft as a query string."""
+    left_out = {"csrfmiddlewaretoken", "one-seed"}
+    return urlencode(
+        [(name, value) for name, values in data.lists() if name not in left_out for value in values if value]
+    )
+
+
+def _now(start: Values, horizon_s: float) -> tuple[Start | None, str]:
+    """Where it would begin, looked at again every NOW_S; or why it cannot."""
+    second = int(timezone.now().timestamp()) // NOW_S
+    try:
+        return once(
+            ("what-if-now", second, horizon_s, str(start)), lambda: begun(_begin(start, horizon_s), horizon_s)
+        ), ""
+    except (ActionError, ValueError) as error:
+        return None, f"{str(error).rstrip('.')}."
+
+
+def _begin(start: Values, horizon_s: float) -> Begin:
+    """Raises ActionError naming the field that is wrong."""
+    if start["kind"] == "synthetic":
+        clients = [change["client"] for change in start["tenants"]]
+        demand = {"too_long": "clip", "duration_h": horizon_s / 3600}
+        scenario = selectors.present_scenario() | {"demand": demand, "clients": clients}
+        start = {"kind": "synthetic", "scenario": scenario}
+    try:
+        return Begin.model_validate(start)
+    except PydanticError as error:
+        first = error.errors(include_url=False)[0]
+        raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
+
+
+def _shown(wanted: Asked, values: Values) -> list[dict[str, Any]]:
+    """The futures in words; what is wrong with one is among the errors."""
+    shown = []
+    for letter, one in zip(LETTERS, wanted.futures, strict=False):
+        words: list[str] = []
+        try:
+            if values:
+                changes = [*parsed(wanted.edits, "Demand"), *parsed(one["changes"], one["name"])]
+                applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
+                words = in_words(values, changes)[len(wanted.edits) :]
+        except ChangeError as error:
+            wanted.errors[f"{one['name']}, {error.field}"] = error.what
+        shown.append({"letter": letter, "name": one["name"], "words": words})
+    if len(wanted.futures) > len(LETTERS):
+        wanted.errors["Futures"] = f"{len(wanted.futures)} are more than {len(LETTERS)}; leave some out"
+    return shown
+
+
+def _form(data: QueryDict, values: Values) -> dict[str, Any]:
+    presets = data.getlist("preset") if "chosen" in data else list(USUAL_PRESETS)
+    baselines = {preset.name for preset in BASELINES}
+    gpu_types, regions, prices = cells_of(data, values)
+
+    def parts(kinds: tuple[Kind, ...]) -> list[tuple[Kind, list[dict[str, str]]]]:
+        return [(kind, rows_of(kind, data)) for kind in kinds]
+
+    return {
+        "starts": STARTS,
+        "start": data.get("start") or "fleet",
+        "since": data.get("since", ""),
+        "until": data.get("until", ""),
+        "traces": TraceFile.objects.defer("content"),
+        "formats": sorted(FORMATS),
+        "horizons": HORIZONS,
+        "horizon": data.get("horizon") or USUAL_HORIZON,
+        "warmup": data.get("warmup") or "0",
+        "most_seeds": MOST_SEEDS,
+        "title": data.get("title", ""),
+        "of_all": parts(OF_ALL),
+        "of_fleet": parts(OF_FLEET),
+        "no_row": {},
+        "column_choices": {
+            f"{kind.name}-{column.name}": column.choices(values)
+            for kind in (*OF_ALL, *OF_FLEET)
+            for column in kind.columns
+            if column.choices
+        },
+        "gpu_types": gpu_types,
+        "regions": [(region_title(name), cells) for name, cells in regions],
+        "prices": prices,
+        "of_all_futures": data.get("fleet-for") == ALL_FUTURES,
+        "fleet_name": data.get("fleet-name", ""),
+        "scenario_keys": scenario_keys(),
+        "presets": presets,
+        "bundles": [preset for preset in PRESETS.values() if preset.name not in baselines],
+        "baselines": BASELINES,
+        "baseline_chosen": not baselines.isdisjoint(presets),
+        "custom": [
+            (
+                part,
+                TITLES[part].capitalize(),
+                [(name, title_of(name)) for name in PARTS[part]],
+                data.get(f"custom-{part}"),
+            )
+            for part in CUSTOM_PARTS
+        ],
+        "custom_chosen": any(data.get(f"custom-{part}") for part in CUSTOM_PARTS),
+    }
+
+
+def _demand(wanted: Asked, values: Values) -> Chart:
+    return demand_chart(wanted.edits, sorted(values.get("models", ())), wanted.horizon_s)
+
+
+def _chart(wanted: Asked, values: Values) -> dict[str, Any]:
+    chart = _demand(wanted, values)
+    tops = " ".join(str(shape["y1"]) for shape in chart.shapes)
+    return {"demand_chart": chart, "demand_now": local(timezone.localtime(timezone.now())), "demand_tops": tops}
+
+
+def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
+    checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
+    if trouble:
+        checks.append(("critical", trouble))
+    if now is not None:
+        checks += [("ready", remark) for remark in now.remarks]
+    try:
+        shared = [*wanted.start.get("tenants", []), *wanted.edits]
+        in_all = in_words(now.scenario, parsed(shared, "Demand")) if now and shared else []
+    except ChangeError:
+        in_all = []
+    runs = len(shown) * wanted.seeds
+    known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES) if now and not wanted.errors else None
+    past = selectors.what_ifs().exclude(state=WhatIfState.DRAFT)
+    return {
+        "futures": shown,
+        "most_futures": len(LETTERS),
+        "in_all": in_all,
+        "estimate": known,
+        "runs": runs,
+        "seeds": wanted.seeds,
+        "checks": checks,
+        "errors": bool(wanted.errors or trouble),
+        "past": past[:PAST],
+        "past_count": past.count(),
+    }
+
+
+@lru_cache(maxsize=1)
+def scenario_keys() -> list[str]:
+    """Every key of a scenario that is no table of rows, such as `planner.epsilon`: the form offers them."""
+    keys = []
+    for name, place in Scenario.model_fields.items():
+        fields = getattr(place.annotation, "model_fields", None)
+        keys += (
+            [f"{name}.{key}" for key in fields] if fields else [name] if place.annotation in (int, float, str) else []
+        )
+    return sorted(keys)
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def upload(request: HttpRequest) -> HttpResponse:
+    """Keep an uploaded trace."""
+    file = request.FILES.get("file")
+    if file is None or file.name is None:
+        messages.error(request, "Choose a file.")
+        return back(request, "console:new-what-if")
+    try:
+        row = traces.upload(file.name, request.POST.get("format", ""), file.read(), user_of(request))
+        messages.success(request, f"{row.name}: {row.requests:,} requests over {row.span_s / 60:,.0f} min.")
+    except ActionError as error:
+        messages.error(request, str(error))
+    return back(request, "console:new-what-if")

@@ -1,0 +1,230 @@
+"""Charts of a what-if: cost against SLO met, time to first token, and what changes over time."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series
+from controlplane.console.formats import usd
+from controlplane.console.pages.what_if.compare import COLORS, DASHES
+from controlplane.console.tables import Table, table
+from controlplane.simulation.whatif.models import LETTERS
+
+Row = dict[str, Any]
+QUANTITIES: Final = (("ready", "Instances"), ("waiting", "Waiting requests"))
+NOTHING: Final = "Nothing is simulated yet. Points come as seeds are done."
+
+
+def _style(at: int) -> tuple[str, str]:
+    return COLORS[at].removeprefix("var(--").removesuffix(")"), DASHES[at]
+
+
+def scatter(rows: Sequence[Row], target: float) -> Chart:
+    """A point a future, with its interval of SLO met; the line joins those that none beats on both."""
+    known = [row for row in rows if row["slo_met"] and row["cost_usd_per_h"]]
+    series = [
+        Series(
+            f"{row['letter']} {row['name']}",
+            [round(100 * row["slo_met"]["mean"], 3)],
+            _style(row["at"]),
+            [round(row["cost_usd_per_h"]["mean"], 3)],
+            shape="circle",
+            size=11,
+            listed=False,
+            more={
+                "mode": "markers+text",
+                "text": [f"{row['letter']} {row['name']}"],
+                "textposition": "middle right",
+                "textfont": {"size": 11, "color": "var(--text)"},
+                "marker": {"symbol": "circle-open" if row["partial"] else "circle", "line": {"width": 2}},
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [round(100 * (row["slo_met"]["wide_high"] - row["slo_met"]["mean"]), 3)],
+                    "arrayminus": [round(100 * (row["slo_met"]["mean"] - row["slo_met"]["wide_low"]), 3)],
+                    "color": COLORS[row["at"]],
+                    "thickness": 1.5,
+                    "width": 0,
+                },
+                "hovertemplate": "%{text}<br>%{y:.2f} % met at $%{x:.2f}/h<extra></extra>",
+            },
+        )
+        for row in known
+    ]
+    front = _front(known)
+    line = Series(
+        "Pareto front",
+        [y for _, y in front],
+        ("s1", "solid"),
+        [x for x, _ in front],
+        width=1.5,
+        layer=-1,
+        more={"line": {"shape": "hv"}, "hoverinfo": "skip"},
+    )
+    best = max(known, key=lambda row: row["slo_met"]["mean"], default=None)
+    lows = [100 * row["slo_met"]["wide_low"] for row in known] + [100 * target]
+    low = max(0.0, min(lows) - 0.15 * (100 - min(lows)))
+    costs = [row["cost_usd_per_h"]["mean"] for row in known] or [0.0]
+    room = max(0.15 * (max(costs) - min(costs)), 0.08 * max(costs), 0.01)
+    return Chart(
+        key="what-if-cost",
+        title="Cost against SLO met",
+        caption="Up and left is better; bars are 95 % intervals with the twin error",
+        sentence=f"{len(known)} futures; the most is met by {best['letter']}, {100 * best['slo_met']['mean']:.1f} %, at "
+        f"{usd(best['cost_usd_per_h']['mean'])} an hour." if best else "",
+        across=NUMBERS.but(
+            tickprefix="$", showgrid=True, range=[min(costs) - room, max(costs) + room],
+            title={"text": "cost, $/h", "font": {"size": 11}, "standoff": 4},
+        ),
+        up=NUMBERS.but(unit="%", ticksuffix=" %", range=[low, 100 + 0.06 * (100 - low)], rangemode="normal"),
+        series=[*series, line],
+        levels=Levels(f"SLO target, {100 * target:g} %", [100 * target]),
+        empty="" if known else NOTHING,
+        size="large",
+        hover="closest",
+        table=_table_of(rows),
+    )  # fmt: skip
+
+
+def _table_of(rows: Sequence[Row]) -> Any:
+    return table(
+        {
+            "Future": lambda row: f"{row['letter']} {row['name']}",
+            "SLO met (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["mean"],
+            "low (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["wide_low"],
+            "high (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["wide_high"],
+            "Cost ($/h)": lambda row: row["cost_usd_per_h"] and row["cost_usd_per_h"]["mean"],
+        },
+        rows,
+    )
+
+
+def _front(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """The futures that none beats on both cost and SLO met, by cost."""
+    best, front = -1.0, []
+    for row in sorted(rows, key=lambda row: (row["cost_usd_per_h"]["mean"], -row["slo_met"]["mean"])):
+        if row["slo_met"]["mean"] > best:
+            best = row["slo_met"]["mean"]
+            front.append((round(row["cost_usd_per_h"]["mean"], 3), round(100 * best, 3)))
+    return front
+
+
+def ttft(rows: Sequence[Row], curves: Mapping[str, Row], slo_ms: float | None, scope: str) -> Chart:
+    """The share of requests that had their first token within a time, a line a future."""
+    series = []
+    for row in rows:
+        points = [(ms, share) for ms, share in curves.get(row["letter"], {}).get("ttft", ())]
+        if points:
+            more = {"hovertemplate": f"%{{y:.1%}} within %{{x:.0f}} ms<br>{row['letter']} {row['name']}<extra></extra>"}
+            label = f"{row['letter']} {row['name']}"
+            series.append(
+                Series(label, [y for _, y in points], _style(row["at"]), [x for x, _ in points], width=1.75, more=more)
+            )
+    shapes = [] if slo_ms is None else [slo_ms]
+    return Chart(
+        key="what-if-ttft",
+        title="TTFT, share of requests within",
+        caption=("Interactive requests" if scope.startswith("interactive") else "All classes")
+        + ", all seeds"
+        + (f"; the tightest target is {slo_ms:,.0f} ms" if shapes else ""),
+        sentence=f"Time to first token of {len(series)} futures, as shares of all requests.",
+        across=NUMBERS.but(
+            type="log", showgrid=True, ticksuffix=" ms",
+            tickvals=[10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000],
+            ticktext=["10 ms", "30 ms", "100 ms", "300 ms", "1 s", "3 s", "10 s", "30 s", "100 s"],
+        ),
+        up=NUMBERS.but(unit="ratio", tickformat=".0%", range=[0, 1.02], rangemode="normal"),
+        series=series,
+        empty="" if series else NOTHING,
+        size="large",
+        hover="closest",
+        table=_points_of(series),
+    )  # fmt: skip
+
+
+def _points_of(series: Sequence[Series]) -> Any:
+    rows = [[one.label, x, y] for one in series for x, y in zip(one.x or (), one.y, strict=True)]
+    return Table(("Future", "TTFT (ms)", "Share of requests (ratio)"), rows)
+
+
+def over_time(
+    rows: Sequence[Row],
+    curves: Mapping[str, Row],
+    quantity: str,
+    region: str,
+    at: datetime,
+    edited_s: tuple[float, float] | None,
+) -> list[Chart]:
+    """A small chart a future, with A as a thin line in each."""  # fmt: skip
+    base = curves.get(LETTERS[0])
+    charts = []
+    titles = dict(QUANTITIES)
+    lines = {letter: _line(own["series"], quantity, region) for letter, own in curves.items()}
+    most = max((value for _, values in lines.values() for value in values), default=0.0)
+    for row in rows:
+        if row["letter"] not in lines:
+            continue
+        t_s, values = lines[row["letter"]]
+        series = [Series(row["name"], values, _style(row["at"]), _moments(at, t_s), width=2.0, more=STEPS)]
+        if base is not None and row["at"]:
+            base_s, base_values = lines[LETTERS[0]]
+            series.append(
+                Series(
+                    "A, as now",
+                    base_values,
+                    ("text-faint", "solid"),
+                    _moments(at, base_s),
+                    width=1.0,
+                    layer=-1,
+                    more=STEPS,
+                )
+            )
+        if edited_s is not None:
+            series.append(_ground(at, edited_s, 1.1 * most))
+        more: dict[str, Any] = {"range": [0, max(1.0, 1.1 * most)], "rangemode": "normal"}
+        charts.append(
+            Chart(
+                key=f"what-if-over-{row['letter']}",
+                title=f"{row['letter']} {row['name']}",
+                caption="",
+                sentence=f"{titles[quantity]} of {row['name']}: at most {max(values, default=0.0):.1f}.",
+                across=TIME,
+                up=NUMBERS.but(unit="", **more),
+                series=series,
+                table=_table_over(series, titles[quantity]),
+            )
+        )
+    return charts
+
+
+STEPS: Final = {"line": {"shape": "hv"}}
+
+
+def _ground(at: datetime, edited_s: tuple[float, float], most: float) -> Series:
+    """The time in which demand is edited, as a ground."""
+    filled = {"fill": "tozeroy", "fillcolor": "var(--warn-soft)", "hoverinfo": "skip"}
+    return Series(
+        "edited demand",
+        [most, most],
+        ("s2", "solid"),
+        _moments(at, edited_s),
+        width=0.0,
+        listed=False,
+        layer=-2,
+        more=filled,
+    )
+
+
+def _line(series: Row, quantity: str, region: str) -> tuple[list[float], list[float]]:
+    """(times, sums over the endpoints of *region*, or of all)."""
+    own = [values for key, values in series[quantity].items() if region in ("", key.rpartition(" ")[2])]
+    return series["t_s"], [round(sum(each), 2) for each in zip(*own, strict=True)]
+
+
+def _moments(at: datetime, t_s: Sequence[float]) -> list[datetime]:
+    return [at + timedelta(seconds=each) for each in t_s]
+
+
+def _table_over(series: Sequence[Series], title: str) -> Any:
+    first = series[0]
+    return Table(("Time", title), [list(pair) for pair in zip(first.x or (), first.y, strict=True)])

@@ -1,0 +1,248 @@
+"""The futures of a what-if as the page shows them: rows, marks, words, from `selectors.comparison` and `progress`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from django.utils import timezone
+
+from controlplane.console.formats import NONE, count, duration, milliseconds, usd
+from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
+
+Row = dict[str, Any]
+COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)")
+DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot")
+"""Of the futures A to F: line style differs as well as colour."""
+LEFT, RIGHT = 4.0, 112.0
+"""Of the drawing of an interval, px."""
+MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}
+STATES: Final = {
+    WhatIfState.DRAFT: ("idle", "Draft"),
+    WhatIfState.QUEUED: ("info", "Queued"),
+    WhatIfState.RUNNING: ("info", "Running"),
+    WhatIfState.DONE: ("ok", "Done"),
+    WhatIfState.CANCELLED: ("idle", "Cancelled"),
+    WhatIfState.FAILED: ("critical", "Failed"),
+    WhatIfState.INTERRUPTED: ("warning", "Interrupted"),
+}
+VERDICTS: Final = {
+    "Meets it, cheapest": "ok",
+    "Meets it": "ok",
+    "Too close to call": "warning",
+    "Misses the SLO": "critical",
+}
+
+
+class Verdict(NamedTuple):
+    """A word with its tone; the mark repeats it by shape."""
+
+    tone: str
+    text: str
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.tone]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number of the table; *change* is against A."""
+
+    text: str
+    margin: str = ""
+    change: str = ""
+    tone: str = ""
+    bold: bool = False
+
+
+class Drawn(NamedTuple):
+    """An interval as lines: where its parts lie, px."""
+
+    mean: float
+    thick: tuple[float, float]
+    thin: tuple[float, float]
+    target: float
+
+
+def state_of(state: str, text: str = "") -> Verdict:
+    tone, word = STATES[WhatIfState(state)]
+    return Verdict(tone, f"{word}{text}")
+
+
+def rows_of(compared: Row, progress: Row) -> list[Row]:
+    """The futures: what was compared, with how far each is."""
+    by_letter = {one["letter"]: one for one in progress["futures"]}
+    known = [one["slo_met"] for one in compared["futures"] if one["slo_met"]]
+    least = min((each["wide_low"] for each in known), default=0.0)
+    left = min(least, compared["target"]) - 0.002
+    return [_row(one, by_letter[one["letter"]], compared["target"], left) for one in compared["futures"]]
+
+
+def _row(one: Row, done: Row, target: float, left: float) -> Row:
+    at = LETTERS.index(one["letter"])
+    whole = one["seeds_done"] == one["seeds"]
+    return {
+        **one,
+        "at": at,
+        "color": COLORS[at],
+        "partial": not whole,
+        "whole": whole,
+        "open": done["state"] in (WhatIfState.QUEUED, WhatIfState.RUNNING, WhatIfState.INTERRUPTED),
+        "state": done["state"],
+        "progress": done["done"],
+        "said": said(done),
+        "error": done["error"],
+        "words": one["changes"],
+        "interval": drawn(one["slo_met"], target, left) if one["slo_met"] else None,
+        "cells": cells(one, at),
+        "verdict": verdict(one, done),
+    }
+
+
+def said(done: Row) -> str:
+    """How far a future is, in a line."""
+    match done["state"]:
+        case WhatIfState.DONE:
+            return f"done in {duration(done['took_s'])}"
+        case WhatIfState.RUNNING:
+            left = f", {duration(done['eta_s'])} left" if done["eta_s"] else ""
+            return f"{100 * done['done']:.0f} %, seed {done['seed']} of {done['seeds']}, {done['phase']}{left}"
+        case WhatIfState.FAILED:
+            return "failed"
+        case WhatIfState.CANCELLED:
+            return f"cancelled, {done['seeds_done']} of {done['seeds']} seeds kept"
+    return f"{done['state']}, {done['seeds_done']} of {done['seeds']} seeds"
+
+
+def verdict(one: Row, done: Row) -> Verdict:
+    if done["state"] == WhatIfState.FAILED:
+        return Verdict("critical", "Failed")
+    if one["verdict"] in VERDICTS:
+        return Verdict(VERDICTS[one["verdict"]], one["verdict"])
+    return Verdict("info" if one["seeds_done"] else "idle", one["verdict"])
+
+
+def drawn(share: Row, target: float, left: float) -> Drawn:
+    """The interval of a share, from *left* to 1."""
+
+    def at(value: float) -> float:
+        return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, (value - left) / (1.0 - left))), 1)
+
+    return Drawn(
+        at(share["mean"]),
+        (at(share["low"]), at(share["high"])),
+        (at(share["wide_low"]), at(share["wide_high"])),
+        at(target),
+    )
+
+
+def cells(one: Row, at: int) -> list[Cell]:
+    """SLO met, TTFT p95, cost, instance-hours and the highest queue."""
+    met = one["slo_met"]
+    if met is None:
+        return [Cell(NONE)] * 5
+    points = None if at == 0 or met["delta"] is None else 100 * met["delta"]
+    share = Cell(
+        f"{100 * met['mean']:.1f} %",
+        f"{50 * (met['high'] - met['low']):.1f}",
+        "" if points is None else f"{points:+.1f} pt",
+        "" if points is None or abs(points) < 0.05 else "better" if points > 0 else "worse",
+        bold=True,
+    )
+    cost, hours = one["cost_usd_per_h"], one["instance_hours"]
+    return [
+        share,
+        Cell(milliseconds(_mean(one["ttft_p95_ms"]))),
+        Cell(usd(_mean(cost)), change=_change(cost, at, lambda by: f"{'+' if by > 0 else '-'}{usd(abs(by))}", 0.005)),
+        Cell(_number(_mean(hours)), change=_change(hours, at, lambda by: f"{by:+,.1f}", 0.05)),
+        Cell(NONE if one["queue_peak"] is None else count(round(one["queue_peak"]["mean"]))),
+    ]
+
+
+def _mean(interval: Row | None) -> float | None:
+    return None if interval is None else interval["mean"]
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.1f}"
+
+
+def _change(interval: Row | None, at: int, text: Any, least: float) -> str:
+    if at == 0 or interval is None or interval["delta"] is None:
+        return ""
+    return "same" if abs(interval["delta"]) < least else str(text(interval["delta"]))
+
+
+def sentence(one: Row, target: float) -> str:
+    """What the chosen future gains over now, and whether it holds."""
+    met, cost = one["slo_met"], one["cost_usd_per_h"]
+    if met is None or cost is None:
+        return "Nothing of it is simulated yet."
+    if one["at"] == 0:
+        return f"As things are, {100 * met['mean']:.1f} % meet the SLO at {usd(cost['mean'])} an hour."
+    words = []
+    if met["delta"] is not None:
+        words.append(f"{100 * met['delta']:+.1f} pt SLO met")
+    if cost["delta"] is not None:
+        by = cost["delta"]
+        words.append(
+            "at the same cost" if abs(by) < 0.005 else f"for {usd(abs(by))} {'more' if by > 0 else 'less'} an hour"
+        )
+    against = f"{' '.join(words)} than now. " if words else ""
+    if words and words[-1] == "at the same cost":
+        against = f"{' '.join(words)} as now. "
+    holds = f"It holds {100 * target:g} % in {one['holds']} of {one['seeds_done']} seeds"
+    wide = ", twin error included." if met["wide_low"] >= target else "."
+    return f"{against}{holds}{wide}"
+
+
+def heat(regret: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
+    """The rows of the regret table; the darkest cell is the largest."""
+    most = max((value for row in regret["rows"] for value in row["usd"]), default=0.0)
+
+    def cell(value: float) -> tuple[str, int]:
+        return f"{value:,.2f}" if most < 100 else f"{value:,.0f}", math.ceil(5 * value / most) if most else 0
+
+    rows = [
+        {
+            "at": LETTERS.index(row["letter"]),
+            "letter": row["letter"],
+            "name": names[row["letter"]],
+            "cells": [cell(value) for value in row["usd"]],
+            "mean": cell(row["mean"])[0],
+            "worst": cell(row["worst"])[0],
+        }
+        for row in sorted(regret["rows"], key=lambda row: row["mean"])
+    ]
+    return rows
+
+
+def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str) -> list[tuple[str, str, str]]:
+    """The run in five facts: label, value, what stands under it."""
+    start = row.start or {}
+    kinds = {"fleet": "Living fleet", "ledger": "Ledger", "trace": "Trace", "synthetic": "Synthetic"}
+    error = row.twin_error
+    return [
+        ("Started from", f"{kinds.get(start.get('kind', ''), NONE)}, {_moment(start)}", _first(start.get("remarks"))),
+        ("Covers", duration(row.horizon_s), f"{count(round(requests))} requests a seed" if requests else "counting"),
+        ("Seeds", f"{row.seeds}, paired", "same requests in each"),
+        ("Edit of demand", edits[0] if edits else "None", "; ".join(edits[1:]) or edited),
+        (
+            "Twin error",
+            f"±{100 * error['ttft_p95']:.0f} % TTFT p95" if error.get("ttft_p95") is not None else "not measured yet",
+            f"±{100 * error['slo_met']:.1f} pt SLO met"
+            if error.get("slo_met") is not None
+            else "intervals are of seeds alone",
+        ),
+    ]
+
+
+def _moment(start: Row) -> str:
+    at = start.get("at")
+    return f"{timezone.localtime(datetime.fromisoformat(at)):%d %b %H:%M:%S}" if at else NONE
+
+
+def _first(remarks: Sequence[str] | None) -> str:
+    return remarks[0] if remarks else ""

@@ -1,0 +1,171 @@
+"""What the what-if form says: from the fields that were filled in to a request for `services.submit`, and back to words.
+
+The address holds the whole draft, so that it can be sent and reloaded; the same fields are posted to run it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.http import QueryDict
+
+from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, Kind, Values, changes_of
+from controlplane.simulation.whatif.changes.base import ChangeError
+from controlplane.simulation.whatif.changes.policies import PARTS
+from controlplane.simulation.whatif.changes.presets import PRESETS
+from controlplane.simulation.whatif.changes.supply import gpus_in
+
+HORIZONS: Final = (
+    ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
+)  # fmt: skip
+USUAL_HORIZON: Final = "3600"
+USUAL_SEEDS: Final = 5
+MOST_SEEDS: Final = 20
+USUAL_PRESETS: Final = ("pilothouse",)
+CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
+ALL_FUTURES: Final = "all"
+AS_NOW: Final = "As now"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as the form has it; *errors* by where they are: a field, or the title of a row."""
+
+    title: str
+    start: Values
+    """Its kind and what belongs to it, as `starts.begin.Begin`; a synthetic one has the changes `tenants`."""
+    horizon_s: float
+    warmup_s: float
+    seeds: int
+    edits: list[Values]
+    futures: list[Values]
+    """Each with a name and changes; the first is as things are now."""
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def asked(data: QueryDict, now: Values) -> Asked:
+    """What *data* asks for, *now* being the scenario that it begins from."""
+    errors: dict[str, str] = {}
+
+    def number(name: str, usual: float, least: float, most: float) -> float:
+        text = data.get(name, "").strip()
+        try:
+            value = float(text) if text else usual
+        except ValueError:
+            errors[name] = f"{text!r} is no number"
+            return usual
+        if not least <= value <= most:
+            errors[name] = f"{value:g} is not between {least:g} and {most:g}"
+            return usual
+        return value
+
+    def changes(kinds: tuple[Kind, ...]) -> list[Values]:
+        made = []
+        for kind in kinds:
+            try:
+                made += changes_of(kind, data)
+            except ChangeError as error:
+                errors[error.field] = error.what
+        return made
+
+    edits, start = changes(OF_ALL), start_of(data)
+    if start["kind"] == "synthetic":  # its only demand is that of the tenants
+        edits = [edit for edit in edits if edit["kind"] != "tenant"]
+        if not start["tenants"]:
+            errors["New tenants"] = "a synthetic start has no other requests: add one"
+    fleet = [*_supply(data, now, errors), *changes(OF_FLEET)]
+    of_all = data.get("fleet-for") == ALL_FUTURES
+    futures: list[Values] = [{"name": AS_NOW, "changes": []}]
+    chosen = data.getlist("preset") if "chosen" in data else USUAL_PRESETS
+    futures += [
+        {"name": PRESETS[name].title, "changes": [dict(change) for change in PRESETS[name].changes]}
+        for name in chosen
+        if name in PRESETS
+    ]
+    custom = [
+        {"kind": "policy", "part": part, "value": data[f"custom-{part}"]}
+        for part in CUSTOM_PARTS
+        if data.get(f"custom-{part}", "") in PARTS[part]
+    ]
+    if custom:
+        futures.append({"name": "Custom", "changes": custom})
+    if fleet and not of_all:
+        futures.append({"name": data.get("fleet-name", "").strip()[:80] or "Other fleet", "changes": fleet})
+    return Asked(
+        title=data.get("title", "").strip()[:160],
+        start=start,
+        horizon_s=number("horizon", float(USUAL_HORIZON), 60, 7 * 86_400),
+        warmup_s=60 * number("warmup", 0, 0, 24 * 60),
+        seeds=int(number("seeds", USUAL_SEEDS, 1, MOST_SEEDS)),
+        edits=edits + (fleet if of_all else []),
+        futures=futures,
+        errors=errors,
+    )
+
+
+def start_of(data: QueryDict) -> Values:
+    """Where it begins, in the words of the service."""
+    match data.get("start", "fleet"):
+        case "ledger":
+            return {"kind": "ledger", "since": data.get("since") or None, "until": data.get("until") or None}
+        case "trace":
+            return {"kind": "trace", "trace": data.get("trace") or None}
+        case "synthetic":
+            try:
+                return {"kind": "synthetic", "tenants": changes_of(TENANT, data)}
+            except ChangeError:  # which `asked` names
+                return {"kind": "synthetic", "tenants": []}
+    return {"kind": "fleet"}
+
+
+def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values]:
+    """The changed ones among the fields of GPUs and prices, which hold what is now unless somebody changed them."""
+    made: list[Values] = []
+    for field_name in sorted(name for name in data if name.startswith(("gpus:", "price:"))):
+        kind, *where = field_name.split(":")
+        text = data.get(field_name, "").strip()
+        if not text:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            errors[field_name] = f"{text!r} is no number"
+            continue
+        if kind == "gpus" and value != gpus_in(now, *where):
+            made.append({"kind": "gpus", "region": where[0], "gpu": where[1], "count": int(value)})
+        elif kind == "price" and value != now["gpus"].get(where[0], {}).get("usd_per_hour"):
+            made.append({"kind": "price", "gpu": where[0], "usd_per_hour": value})
+    return made
+
+
+def cells_of(
+    data: QueryDict, now: Values
+) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]], list[dict[str, Any]]]:
+    """(GPU types, (region, its cells) for each region, the cells of prices) of the table of GPUs, with what is now."""
+    types = sorted({group["gpu"] for group in now.get("fleet", ())})
+
+    def cell(name: str, was: float | None, label: str) -> dict[str, Any]:
+        value = data.get(name, "").strip() or ("" if was is None else f"{was:g}")
+        return {
+            "name": name,
+            "value": value,
+            "was": was,
+            "differs": was is not None and value != f"{was:g}",
+            "label": label,
+        }
+
+    regions = []
+    for region in now.get("regions", ()):
+        cells = []
+        for gpu in types:
+            was = gpus_in(now, region, gpu) if any(_runs(group, region, gpu) for group in now["fleet"]) else None
+            cells.append(cell(f"gpus:{region}:{gpu}", was, f"GPUs of {gpu} in {region}"))
+        regions.append((region, cells))
+    prices = [
+        cell(f"price:{gpu}", now["gpus"].get(gpu, {}).get("usd_per_hour", 0.0), f"Price of {gpu} an hour")
+        for gpu in types
+    ]
+    return types, regions, prices
+
+
+def _runs(group: Values, region: str, gpu: str) -> bool:
+    return bool(group["gpu"] == gpu and region in group["regions"])

@@ -1,0 +1,249 @@
+"""Rows of the what-if form: what one may change, column by column, and the change that a filled row is.
+
+Fields are named `<kind>-<column>` and repeat: the n-th values of a kind are its n-th row. A row whose first column is empty
+is not there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.http import QueryDict
+
+from controlplane.simulation.whatif.changes.base import ChangeError, region_title
+from controlplane.simulation.whatif.changes.supply import instance_names
+
+Values = dict[str, Any]
+Choices = Sequence[tuple[str, str]]
+EVERY: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A select where there are *choices*, which may be made of the scenario as it is now; else a number or a text."""
+
+    name: str
+    label: str
+    choices: Callable[[Values], Choices] | None = None
+    unit: str = ""
+    step: str = ""
+    """Of a number; a text has none."""
+    usual: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of row. *adds* are its buttons: a label, and what a new row begins with."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    adds: Sequence[tuple[str, Mapping[str, str]]]
+    change: Callable[[Mapping[str, str]], Values] = field(compare=False)
+    none: str = ""
+    """What is said where there is no row."""
+
+
+def _regions(values: Values) -> Choices:
+    return [(EVERY, "All regions"), *((name, region_title(name)) for name in values.get("regions", {}))]
+
+
+def _models(values: Values) -> Choices:
+    return [(EVERY, "All models"), *((name, name) for name in values.get("models", {}))]
+
+
+def _one_model(values: Values) -> Choices:
+    return _models(values)[1:]
+
+
+def _classes(values: Values) -> Choices:
+    return [(name, name) for name in values.get("classes", {})]
+
+
+def _instances(values: Values) -> Choices:
+    names = instance_names(values) if values else {}
+    return [("", "All of the region"), *((name, name) for own in names.values() for name in own)]
+
+
+def _fixed(*choices: tuple[str, str]) -> Callable[[Values], Choices]:
+    return lambda _: choices
+
+
+def amount(row: Mapping[str, str], name: str) -> float:
+    """The number in a column. Raises ChangeError naming it."""
+    try:
+        return float(row[name].replace(",", "."))
+    except ValueError:
+        what = f"{row[name]!r} is no number" if row[name] else "is missing"
+        raise ChangeError(name, what) from None
+
+
+def _given(row: Mapping[str, str], factor: float, **columns: str) -> Values:
+    """The filled ones of *columns*, times *factor*, by the names that a change has for them."""
+    return {key: amount(row, name) * factor for key, name in columns.items() if row[name]}
+
+
+def _whole(row: Mapping[str, str], **columns: str) -> Values:
+    return {key: int(value) for key, value in _given(row, 1.0, **columns).items()}
+
+
+def _demand(row: Mapping[str, str]) -> Values:
+    change: Values = {"kind": "demand", "edit": row["edit"]}
+    change |= {key: [row[name]] for key, name in (("regions", "region"), ("models", "model")) if row[name]}
+    if row["edit"] == "shift":
+        return change | {"shift_s": 60 * amount(row, "by")}
+    if row["edit"] == "lengths":
+        return change | {"prompt": amount(row, "by"), "output": amount(row, "by")}
+    return change | {"by": amount(row, "by")} | _given(row, 60.0, from_s="from", until_s="until", ramp_s="ramp")
+
+
+def _bounds(row: Mapping[str, str]) -> Values:
+    where = {"region": row["region"]} if row["region"] else {}
+    return {"kind": "bounds", "model": row["model"], **where} | _whole(row, min_instances="least", max_instances="most")
+
+
+def _failure(row: Mapping[str, str]) -> Values:
+    change: Values = {"kind": "failure", "what": row["what"]} | _given(row, 60.0, at_s="at", for_s="for")
+    if row["what"] == "instance":
+        return change | {"instances": [row["instance"]] if row["instance"] else []}
+    return change | {"region": row["region"]} | (_whole(row, count="count") if row["what"] == "spot" else {})
+
+
+def _slo(row: Mapping[str, str]) -> Values:
+    targets = _given(row, 1.0, ttft_ms="ttft", itl_ms="itl", e2e_ms="e2e")
+    return {"kind": "slo", "slo_class": row["class"]} | targets
+
+
+def _tenant(row: Mapping[str, str]) -> Values:
+    client: Values = {"tenant": row["tenant"], "model": row["model"], "slo_class": row["class"]}
+    client["requests_per_s"] = amount(row, "rate")
+    if row["region"]:
+        client["regions"] = {row["region"]: 1.0}
+    for name in ("prompt", "output"):
+        median = amount(row, name)
+        client[name] = {"median": median, "p95": 3 * median}
+    return {"kind": "tenant", "client": client}
+
+
+def _key(row: Mapping[str, str]) -> Values:
+    text = row["value"]
+    value: Any = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    with suppress(ValueError):
+        value = float(text) if "." in text or "e" in text.lower() else int(text)
+    return {"kind": "key", "path": row["path"], "value": value}
+
+
+def _minutes(name: str, label: str) -> Column:
+    return Column(name, label, unit="min", step="any")
+
+
+REGION = Column("region", "Region", _regions)
+DEMAND: Final = Kind(
+    "demand",
+    "Demand",
+    (
+        Column("edit", "Edit", _fixed(("burst", "Burst"), ("factor", "Factor"), ("shift", "Shift"), ("lengths", "Lengths"))),
+        REGION,
+        Column("model", "Models", _models),
+        Column("by", "By", unit="x, or min", step="any"),
+        _minutes("from", "From"),
+        _minutes("until", "To"),
+        _minutes("ramp", "Ramp"),
+    ),
+    (
+        ("Factor", {"edit": "factor", "by": "1.5"}),
+        ("Burst", {"edit": "burst", "by": "2", "from": "10", "until": "30", "ramp": "2"}),
+        ("Shift", {"edit": "shift", "by": "30"}),
+        ("Lengths", {"edit": "lengths", "by": "1.5"}),
+    ),
+    _demand,
+    "As it is foreseen. Every future sees the same demand.",
+)  # fmt: skip
+TENANT: Final = Kind(
+    "tenant",
+    "New tenants",
+    (
+        Column("tenant", "Tenant"),
+        Column("model", "Model", _one_model),
+        Column("class", "SLO class", _classes),
+        REGION,
+        Column("rate", "Rate", unit="requests/s", step="any"),
+        Column("prompt", "Prompt", unit="tokens, median", step="1"),
+        Column("output", "Output", unit="tokens, median", step="1"),
+    ),
+    (("Tenant", {"tenant": "new", "rate": "0.5", "prompt": "300", "output": "150"}),),
+    _tenant,
+)
+BOUNDS: Final = Kind(
+    "bounds",
+    "Bounds",
+    (
+        Column("model", "Model", _one_model),
+        REGION,
+        Column("least", "At least", unit="instances", step="1"),
+        Column("most", "At most", unit="instances", step="1"),
+    ),
+    (("Bound", {}),),
+    _bounds,
+    "As they are.",
+)
+FAILURE: Final = Kind(
+    "failure",
+    "Failures",
+    (
+        Column("what", "What", _fixed(("region", "Region"), ("instance", "Instance"), ("spot", "Spot reclaim"))),
+        REGION,
+        Column("instance", "Instance", _instances),
+        Column("count", "How many", unit="of spot", step="1"),
+        _minutes("at", "After"),
+        _minutes("for", "For"),
+    ),
+    (("Failure", {"what": "region", "at": "10", "for": "10"}),),
+    _failure,
+    "None. Take away an instance or a region at a time you choose.",
+)
+SLO: Final = Kind(
+    "slo",
+    "SLO targets",
+    (
+        Column("class", "SLO class", _classes),
+        Column("ttft", "TTFT", unit="ms", step="any"),
+        Column("itl", "ITL", unit="ms", step="any"),
+        Column("e2e", "E2E", unit="ms", step="any"),
+    ),
+    (("SLO target", {}),),
+    _slo,
+    "As they are.",
+)
+KEY: Final = Kind(
+    "key",
+    "Any other key",
+    (Column("path", "Key of the scenario"), Column("value", "Value")),
+    (("Key", {"path": "planner.epsilon"}),),
+    _key,
+)
+OF_ALL: Final = (DEMAND, TENANT)
+"""What every future sees."""
+OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
+
+
+def rows_of(kind: Kind, data: QueryDict) -> list[dict[str, str]]:
+    """The rows of *kind* that were filled in."""
+    columns = [[value.strip() for value in data.getlist(f"{kind.name}-{column.name}")] for column in kind.columns]
+    count = max(map(len, columns), default=0)
+    padded = [values + [""] * (count - len(values)) for values in columns]
+    named = [dict(zip((column.name for column in kind.columns), row, strict=True)) for row in zip(*padded, strict=True)]
+    return [row for row in named if row[kind.columns[0].name]]
+
+
+def changes_of(kind: Kind, data: QueryDict) -> list[Values]:
+    """The changes that the rows of *kind* are. Raises ChangeError naming row and column."""
+    changes = []
+    for number, row in enumerate(rows_of(kind, data), 1):
+        try:
+            changes.append(kind.change(row))
+        except ChangeError as error:
+            titles = {column.name: column.label for column in kind.columns}
+            raise ChangeError(f"{kind.title} {number}, {titles.get(error.field, error.field)}", error.what) from None
+    return changes

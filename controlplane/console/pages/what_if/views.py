@@ -1,0 +1,389 @@
+"""What-if: questions to the simulator. A list, the form that asks, and the comparison of the futures of one."""
+
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
+from controlplane.console.access.roles import fleet_role
+from controlplane.console.actions import back
+from controlplane.console.charts.spec import Chart
+from controlplane.console.filters import number
+from controlplane.console.formats import MINUS, NONE, duration, milliseconds, percent_fine, signed, usd, usd_signed
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.what_if import charts as drawn
+from controlplane.console.pages.what_if.compare import facts, heat, rows_of, sentence, state_of
+from controlplane.console.tables import Table
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif import plan, selectors, services, twin_errors
+from controlplane.simulation.whatif.changes.base import region_title
+from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
+from controlplane.simulation.whatif.results import files, report
+from controlplane.simulation.whatif.runs import counterfactual
+from controlplane.simulation.whatif.runs.working import OPEN, edited_time
+from scheduling.bundles import BUNDLES
+
+SHOWN: Final = 100
+MORE_SEEDS: Final = 5
+READY: Final = (
+    ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
+    ("What if a region is lost?", "failure-what=region&failure-at=10&failure-for=20&fleet-for=all"),
+    ("Is another policy cheaper?", "chosen=yes&preset=pilothouse&preset=preserve&preset=sageserve-lt-ua&preset=qlm"),
+)  # fmt: skip
+MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRUPTED)
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def what_ifs(request: HttpRequest) -> HttpResponse:
+    rows: list[Any] = list(selectors.what_ifs().exclude(state=WhatIfState.DRAFT)[:SHOWN])
+    context = {
+        "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
+        "ready": READY,
+        "any_open": any(row.state in OPEN for row in rows),
+        "replay": _replay(),
+        "twin": _twin(),
+    }
+    return render(request, "console/what_if/list.html", context)
+
+
+def _replay() -> dict[str, Any] | None:
+    """The newest replay of the ledger, a row a bundle; None before the first."""
+    said = counterfactual.newest()
+    if said is None:
+        return None
+    first = said.rows[0]
+    rows = [
+        {
+            "name": BUNDLES[row.bundle].title if row.bundle in BUNDLES else "As it is",
+            "cost": usd(row.cost_usd),
+            "saved": usd_signed(-row.saved_usd) if row.bundle else "",
+            "missed": f"{row.missed:,}",
+            "fewer": signed(-row.fewer_missed) if row.bundle else "",
+            "ttft": milliseconds(row.ttft_p95_ms),
+        }
+        for row in said.rows
+    ]
+    return {"sentence": said.sentence, "rows": rows, "requests": first.requests, "made_at": first.made_at.timestamp()}
+
+
+def _twin() -> list[dict[str, Any]]:
+    """A row for each profile that was judged."""
+
+    def percent_of(value: float | None) -> str:
+        return NONE if value is None else f"{signed(100 * value)} %"
+
+    return [
+        {
+            "model": model,
+            "gpu": gpu,
+            "cells": [percent_of(band.last.get(name)) for name in twin_errors.MEASURES],
+            "slo": NONE if "slo_met" not in band.last else f"{100 * band.last['slo_met']:+.1f} pt".replace("-", MINUS),
+            "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f} %",
+            "windows": band.windows,
+            "requests": band.requests,
+            "to_at": band.to_at.timestamp(),
+        }
+        for (model, gpu), band in twin_errors.twin_errors().items()
+    ]
+
+
+def _share(row: Any) -> float | None:
+    """Of its runs, how many are done; None once it has ended."""
+    return row.runs_done / row.runs_count if row.state in OPEN and row.runs_count else None
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
+    """The comparison; what is chosen, counted and drawn stands in the address."""
+    row = get_object_or_404(WhatIf, pk=pk)
+    seen = _Seen(request, row)
+    match request.GET.get("format"), request.GET.get("table"):
+        case "csv", "regret":
+            return _regret_table(seen).csv(f"what-if-{pk}-regret")
+        case "csv", "futures":
+            return Table(files.FUTURES_HEADER, map(list, files.futures(row, seen.scope))).csv(f"what-if-{pk}")
+        case "csv", key:
+            for chart in seen.charts():
+                if chart.key == key:
+                    return chart.csv(f"what-if-{pk}-{key}")
+    return render(request, "console/what_if/compare.html", seen.context())
+
+
+@require_GET
+@fleet_role(Role.VIEWER)
+def charts(request: HttpRequest, pk: int) -> HttpResponse:
+    return redrawn(request, _Seen(request, get_object_or_404(WhatIf, pk=pk)).charts())
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def report_file(request: HttpRequest, pk: int) -> HttpResponse:
+    """One HTML file with everything in it, charts included."""
+    answer = HttpResponse(report.html(get_object_or_404(WhatIf, pk=pk)), content_type="text/html; charset=utf-8")
+    answer["Content-Disposition"] = f'attachment; filename="what-if-{pk}.html"'
+    return answer
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
+    row, user = get_object_or_404(WhatIf, pk=pk), user_of(request)
+    letter = request.POST.get("future", "")
+    reason = " ".join(request.POST.get("reason", "").split())[:255]
+    try:
+        match action:
+            case "cancel":
+                services.cancel(row, user, letter=letter)
+                done = f"{letter or 'All'} cancelled; what is done stays."
+            case "resume":
+                services.resume(row, user, letter=letter)
+                done = "What is missing runs."
+            case "add-seeds":
+                services.add_seeds(row, number(request.POST.get("count", "")) or MORE_SEEDS, user)
+                done = "More seeds run."
+            case "plan":
+                plan.make_plan(row, letter, user, reason)
+                done = f"{letter} is the plan."
+            case "undo":
+                plan.undo(row, user)
+                done = "The plan is taken back: policies and bounds are as before, its proposals are rejected."
+            case _:
+                raise ActionError(f"There is no action {action!r}.")
+    except (ActionError, ValidationError) as refusal:
+        text = " ".join(refusal.messages) if isinstance(refusal, ValidationError) else str(refusal)
+        messages.error(request, f"{text.rstrip('.')}.")
+    else:
+        messages.success(request, done)
+    return back(request, "console:what-if", pk)
+
+
+def _drawn(progress: dict[str, Any]) -> str:
+    """Seeds that are done and states, of the whole and of each future, as `whatif.js` reads them of the live table."""
+    seeds = [progress["runs_done"], *(each["seeds_done"] for each in progress["futures"])]
+    states = [progress["state"], *(each["state"] for each in progress["futures"])]
+    return f"{','.join(map(str, seeds))} {','.join(map(str, states))}"
+
+
+class _Seen:
+    """One what-if as one address shows it."""
+
+    def __init__(self, request: HttpRequest, row: WhatIf) -> None:
+        self.row, self.asked = row, request.GET
+        self.scope = self._one("scope", ("all", "interactive", "all, edited", "interactive, edited"))
+        self.quantity = self._one("quantity", [name for name, _ in drawn.QUANTITIES])
+        self.price = _price(self.asked.get("price", ""))
+        self.progress: dict[str, Any] = selectors.progress(row.pk) or {}
+        self.compared = selectors.comparison(row, self.scope, self.price)
+        self.rows = rows_of(self.compared, self.progress)
+        self.curves = selectors.curves(row, self.scope)
+        values = row.start.get("scenario", {})
+        self.regions = [("", "All"), *((name, region_title(name)) for name in values.get("regions", {}))]
+        self.region = self._one("region", [name for name, _ in self.regions])
+        self.edited_s = edited_time(row)
+
+    def _one(self, name: str, names: Any) -> str:
+        given = self.asked.get(name, "")
+        return given if given in names else next(iter(names))
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The future that the address names; else the one that was chosen, the cheapest that holds, or the last."""
+        wanted = self.asked.get("future") or (self.row.chosen.letter if self.row.chosen else "")
+        cheapest = [row for row in self.rows if row["verdict"].text == "Meets it, cheapest"]
+        named = [row for row in self.rows if row["letter"] == wanted]
+        return (named or cheapest or self.rows)[0 if named or cheapest else -1]
+
+    def charts(self) -> list[Chart]:
+        started = datetime.fromisoformat(self.row.start["at"]) if self.row.start else self.row.created_at
+        at = timezone.localtime(started)
+        self.scatter = drawn.scatter(self.rows, self.compared["target"])
+        self.ttft = drawn.ttft(self.rows, self.curves, self._slo_ms(), self.scope)
+        self.over = drawn.over_time(self.rows, self.curves, self.quantity, self.region, at, self.edited_s)
+        return [self.scatter, self.ttft, *self.over]
+
+    def _slo_ms(self) -> float | None:
+        classes = self.row.start.get("scenario", {}).get("classes", {}).values()
+        return min((each["ttft_ms"] for each in classes if each.get("ttft_ms")), default=None)
+
+    def context(self) -> dict[str, Any]:
+        row, chosen = self.row, self.chosen
+        self.charts()
+        edits = selectors.edits_in_words(row)
+        known = [each["requests"]["mean"] for each in self.compared["futures"] if each["requests"]]
+        regret = self.compared["regret"]
+        names = {each["letter"]: each["name"] for each in self.rows}
+        return {
+            **live_context(hub.state(), f"overview,what-if:{row.pk}"),
+            "what_if": row,
+            "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
+            "remarks": row.start.get("remarks", [])[1:],
+            "stale": self._stale(),
+            "futures": self.rows,
+            "chosen": chosen | {"sentence": sentence(chosen, row.slo_target)} | self._choice(chosen),
+            "plan_made": _made(row),
+            "followed": _followed(row),
+            "scopes": self._scopes(),
+            "charts": {
+                "scatter": self.scatter,
+                "ttft": self.ttft,
+                "over_time": self.over,
+                "edited": self.edited_s is not None,
+            },
+            "over_time_title": f"{dict(drawn.QUANTITIES)[self.quantity]} over time",
+            "quantities": drawn.QUANTITIES,
+            "quantity": self.quantity,
+            "regions": self.regions,
+            "region": self.region,
+            "decides": self._decides(),
+            "regret": regret
+            and {"rows": heat(regret, names), "seeds": regret["seeds"], "sentence": regret["sentence"]},
+            "price": self.price if self.price is not None else row.usd_per_1000_missed,
+            "kept_fields": [(name, value) for name, value in self.asked.items() if name not in ("price", "format")],
+            "more_seeds": MORE_SEEDS,
+            "copy_address": row.asked,
+        }
+
+    def _run(self, about: list[tuple[str, str, str]]) -> dict[str, Any]:
+        done = self.progress
+        row = self.row
+        whole = sum(each["whole"] for each in self.rows)
+        texts = {
+            WhatIfState.RUNNING: f", {whole} of {len(self.rows)} futures done",
+            WhatIfState.CANCELLED: f" by {row.ended_by}, {whole} of {len(self.rows)} futures kept"
+            if row.ended_by
+            else "",
+        }
+        return {
+            "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
+            "text": _in_words(done),
+            "open": row.state in OPEN,
+            "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
+            "share": done["done"] if row.state in OPEN else None,
+            "drawn": _drawn(done),
+            "facts": about,
+        }
+
+    def _stale(self) -> list[str]:
+        """What differs now from when it began, while that still matters."""
+        row = self.row
+        if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
+            return []
+        began = datetime.fromisoformat(row.start["at"])
+        if timezone.now() - began > timedelta(seconds=row.horizon_s):
+            return [
+                f"The time asked about is over, since {timezone.localtime(began + timedelta(seconds=row.horizon_s)):%H:%M}."
+            ]
+        return plan.changed_since(row)
+
+    def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """What the chosen future would have of the fleet, and whether it can become the plan."""
+        row = self.row
+        if why := _why_not(row, chosen):
+            return {"becomes": [(f"{at}.", text) for at, text in enumerate(chosen["words"], 1)], "why_not": why}
+        future = row.futures.get(letter=chosen["letter"])
+        try:
+            wanted, gone = plan.wanted(row, future), plan.obstacles(row, future)
+        except ActionError as refusal:
+            return {"becomes": [], "why_not": str(refusal)}
+        changes = [text for text in chosen["words"] if text not in wanted.assumed]
+        becomes = [("Changes", text) for text in changes] + [
+            ("Assumed", text) for text in (*wanted.assumed, *selectors.edits_in_words(row))
+        ]
+        becomes.append(("Instances", "proposed as plans, which an operator approves"))
+        return {"becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone)}
+
+    def _scopes(self) -> list[list[tuple[str, str, bool]]]:
+        part = ", edited" if self.scope.endswith(", edited") else ""
+        kind = self.scope.removesuffix(", edited")
+        times = [(kind, "All of it", not part)]
+        if self.edited_s is not None:
+            times.append((f"{kind}, edited", "Edited time only", bool(part)))
+        classes = [("all", "All classes"), ("interactive", "Interactive")]
+        return [times, [(f"{name}{part}", label, name == kind) for name, label in classes]]
+
+    def _decides(self) -> list[dict[str, Any]]:
+        began = datetime.fromisoformat(self.row.start["at"]) if self.row.start else self.row.created_at
+        shown = []
+        for each in selectors.decides(self.row):
+            at = timezone.localtime(began + timedelta(seconds=each["at_s"]))
+            better = (each["slo_met"] or 0.0) - 1e-3 * each["waiting"]
+            tone = "ok" if better > 1e-3 else "crit" if better < -1e-3 else ""
+            shown.append(each | {"clock": f"{at:%H:%M}", "at": LETTERS.index(each["letter"]), "tone": tone})
+        return shown
+
+
+def _made(row: WhatIf) -> str:
+    if not row.plan:
+        return ""
+    at = timezone.localtime(datetime.fromisoformat(row.plan["at"]))
+    if back := row.plan.get("undone_at"):
+        return f"It was the plan from {at:%d %b %H:%M} until {timezone.localtime(datetime.fromisoformat(back)):%d %b %H:%M}."
+    return f"{row.plan['letter']} is the plan since {at:%d %b %H:%M}, by {row.plan['by']}: {row.plan['note']}"
+
+
+def _followed(row: WhatIf) -> list[tuple[str, str]]:
+    """What happens since it became the plan, against what was simulated."""
+    came = plan.followed(row)
+    if came is None:
+        return []
+
+    def pair(now: str, then: str) -> str:
+        return f"{now}, simulated {then}"
+
+    instances: dict[str, list[float]] = {}
+    for each in came["instances"]:
+        ready, predicted = instances.get(each["model"], (0, 0.0))
+        instances[each["model"]] = [ready + each["ready"], predicted + each["predicted"]]
+    return [
+        ("Since", f"{timezone.localtime(came['since']):%H:%M:%S}, {came['requests']:,} requests"),
+        ("SLO met", pair(percent_fine(came["slo_met"]), percent_fine(came["predicted_slo_met"]))),
+        ("TTFT p95", pair(milliseconds(came["ttft_p95_ms"]), milliseconds(came["predicted_ttft_p95_ms"]))),
+        *((f"Instances of {model}", pair(f"{ready}", f"{then:.1f}")) for model, (ready, then) in instances.items()),
+    ]
+
+
+def _in_words(done: dict[str, Any]) -> str:
+    """How far a what-if is: runs, the time it took, the time to go."""
+    words = [f"{done['runs_done']} of {done['runs']} runs"]
+    if done["ahead"]:
+        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
+    if done["elapsed_s"] is not None:
+        words.append(f"{duration(done['elapsed_s'])} elapsed")
+    if done["eta_s"]:
+        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
+    return f"{'; '.join(words)}."
+
+
+def _price(text: str) -> float | None:
+    """Dollars, 0 or more; None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < 1e9 else None
+
+
+def _why_not(row: WhatIf, chosen: dict[str, Any]) -> str:
+    if row.start.get("kind") != "fleet":
+        return "Only a what-if that began from the living fleet can become a plan."
+    if not chosen["words"]:
+        return "As now needs no plan."
+    return "" if chosen["whole"] else "It can become the plan once all of its seeds are done."
+
+
+def _regret_table(seen: _Seen) -> Table:
+    regret = seen.compared["regret"]
+    if regret is None:
+        return Table(("Future",), [])
+    header = ("Future", *(f"Seed {seed} ($)" for seed in regret["seeds"]), "Mean ($)", "Worst ($)")
+    return Table(header, [[each["letter"], *each["usd"], each["mean"], each["worst"]] for each in regret["rows"]])

@@ -1,0 +1,123 @@
+"""Operators' commands to the gateway process that owns the queues, from any process: a request and a reply over Redis.
+
+A command waits in a list for the owner, which answers into a list of its own. One that nobody took in time is never carried
+out: who asked has been answered that nothing was done.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import orjson
+import redis
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.jobs.record import Job
+
+logger = logging.getLogger(__name__)
+
+KEY: Final = "pilothouse:queues:commands"
+REPLY: Final = "pilothouse:queues:reply:"
+LOOK_S: Final = 1.0
+PATIENCE_S: Final = 3.0
+REPLY_EXPIRES_S: Final = 10
+
+
+class GatewaySilent(ActionError):
+    """No gateway took the command; nothing was done."""
+
+
+def ask(command: str, **values: Any) -> dict[str, Any]:
+    """Have the owner of the queues do *command*: `detail` or `act`, with the arguments of `QueueOperations`, or `snapshot`.
+
+    Raises ActionError with what the owner says against it, GatewaySilent when none answers within PATIENCE_S.
+    """
+    reply = REPLY + secrets.token_hex(8)
+    asked = {"command": command, "reply": reply, "until": time.time() + PATIENCE_S, "values": values}
+    try:
+        with redis.Redis.from_url(
+            settings.REDIS_URL, socket_timeout=PATIENCE_S + 2, socket_connect_timeout=1.0
+        ) as client:
+            client.rpush(KEY, orjson.dumps(asked))
+            client.expire(KEY, REPLY_EXPIRES_S)
+            came = cast(tuple[bytes, bytes] | None, client.blpop([reply], timeout=PATIENCE_S))
+    except (RedisError, OSError) as error:
+        raise GatewaySilent("Redis does not answer; nothing was done") from error
+    if came is None:
+        raise GatewaySilent("No gateway answers; nothing was done")
+    answer: dict[str, Any] = orjson.loads(came[1])
+    if refused := answer.get("refused"):
+        raise ActionError(refused)
+    return cast(dict[str, Any], answer["answer"])
+
+
+class Commands:
+    """Takes commands while this process *owns* the queues."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        operations: QueueOperations,
+        owns: Callable[[], bool],
+        job: Job,
+        snapshot: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.operations = operations
+        self.snapshot = snapshot
+        self.owns = owns
+        self.job = job
+        self._redis = aioredis.from_url(redis_url, socket_timeout=LOOK_S + 2, socket_connect_timeout=1.0)
+
+    async def run(self) -> None:
+        while True:
+            with self.job:
+                if self.owns():
+                    came = cast(tuple[bytes, bytes] | None, await self._redis.blpop([KEY], timeout=LOOK_S))
+                    if came:
+                        await self._take(came[1])
+            if not self.job.ok or not self.owns():
+                await asyncio.sleep(LOOK_S)
+
+    async def stop(self) -> None:
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.aclose()
+
+    async def _take(self, message: bytes) -> None:
+        """Answer one command. Raises what Redis raises."""
+        asked: dict[str, Any] = orjson.loads(message)
+        if not self.owns():  # it lost the lease while it waited
+            await self._redis.rpush(KEY, message)
+            return
+        if time.time() > asked["until"]:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.rpush(asked["reply"], orjson.dumps(self.answer(asked)))
+            pipe.expire(asked["reply"], REPLY_EXPIRES_S)
+            await pipe.execute()
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """`{"answer": …}`, or `{"refused": why}`."""
+        values = asked["values"]
+        try:
+            if asked["command"] == "snapshot":
+                return {"answer": self.snapshot()}
+            if asked["command"] == "detail":
+                return {"answer": self.operations.detail(int(values["number"]))}
+            action = GroupAction(values["action"])
+            hold_s, reason = float(values.get("hold_s") or 0.0), str(values.get("reason") or "")
+            return {
+                "answer": self.operations.act(int(values["number"]), action, str(values["operator"]), hold_s, reason)
+            }
+        except ActionError as refusal:
+            return {"refused": str(refusal)}
+        except Exception as error:
+            logger.exception("queues: a command could not be carried out")
+            return {"refused": f"The gateway could not do it: {type(error).__name__}"}

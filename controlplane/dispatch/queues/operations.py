@@ -1,0 +1,323 @@
+"""What operators do to a request group that waits: pin, bump, hold, evict, and back again; each with its price.
+
+A price is how predicted starts and attainment change: the action is made on the arrays, the queues are read again, and it
+is taken back, all within one call on the event loop.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.queues.view import UNDO_S, group_rows, see
+from controlplane.dispatch.requests.reordering import Change
+from controlplane.dispatch.requests.request import Request
+from controlplane.fleet.lifecycle.states import ActionError
+from scheduling.queueing.groups import NONE, put_before, unqueue
+from scheduling.queueing.reordering.evaluate import Score
+from scheduling.queueing.served import worth
+
+LONGEST_HOLD_S: Final = 3600.0
+LATER_S: Final = 0.5
+"""A group that starts later by less is not said to."""
+SHOWN_LATER: Final = 3
+Z_P90: Final = 1.2816
+"""The standard normal quantile."""
+SHOWN_MEMBERS: Final = 5_000
+"""Members of a group that are looked at for whose they are."""
+
+
+class GroupAction(StrEnum):
+    PIN = "pin"
+    """Its place in its virtual queue stays, whatever the global scheduler finds."""
+    UNPIN = "unpin"
+    BUMP = "bump"
+    """First after what runs, and pinned there."""
+    HOLD = "hold"
+    """Not given out before a moment; those behind it go first."""
+    RELEASE = "release"
+    """Not held any more."""
+    EVICT = "evict"
+    """Its requests that run leave their instances, and it is last in its queue. Cannot be undone."""
+    UNDO = "undo"
+    """What an operator did to it in the last half minute."""
+
+
+DONE: Final = {
+    GroupAction.PIN: "pinned",
+    GroupAction.UNPIN: "unpinned",
+    GroupAction.BUMP: "bumped",
+    GroupAction.HOLD: "held",
+    GroupAction.RELEASE: "released",
+    GroupAction.EVICT: "evicted",
+    GroupAction.UNDO: "set back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a group stands and how."""
+
+    queue: int
+    place: int  # from 0
+    pinned: int
+    hold_until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What the queues are predicted to come to."""
+
+    attainment_ratio: float
+    lateness_s: float  # mean of a request
+    late: int  # groups
+    start_s: float | None  # of the group in question, from now
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of an action on a group: before, after, and who starts later."""
+
+    before: Worth
+    after: Worth
+    later: tuple[dict[str, Any], ...]  # number, count, slo_class, later_s of the groups that lose most
+    later_groups: int
+    evicted: int  # requests that leave their instances
+
+
+class QueueOperations:
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._undo: dict[int, tuple[float, Standing]] = {}  # by number: until when, and as it stood
+
+    def detail(self, number: int) -> dict[str, Any]:
+        """The row of the group, whose requests it has, when they came, and the price of each action that is possible."""
+        at = self._find(number)
+        seen = see(self.dispatcher)
+        if seen is None:
+            raise gone(number)
+        rows = group_rows(self.dispatcher, seen, worth(seen))
+        row = next((row for row in rows if row["number"] == number), None)
+        if row is None:
+            raise gone(number)
+        tenants: dict[int, int] = {}
+        members, slot = self.dispatcher.queue.arrays.groups.members, int(self._groups["first"][at])
+        oldest_at, first = time.time(), self.dispatcher.queue.at(slot)
+        for _ in range(SHOWN_MEMBERS):
+            request = self.dispatcher.queue.at(slot)
+            tenants[request.asked.tenant_id] = tenants.get(request.asked.tenant_id, 0) + 1
+            oldest_at = min(oldest_at, request.asked.arrived_at)
+            slot = int(members["following"][slot])
+            if slot < 0:
+                break
+        wait = self.dispatcher.times.estimate(first, self.dispatcher.clock()).wait
+        return row | {
+            "of": sum(other["instance"] == row["instance"] for other in rows),
+            "prompt_tokens": round(float(self._groups["prompt_tokens"][at])),
+            "output_tokens": round(float(self._groups["output_tokens"][at])),
+            "running": len(self._running(number)),
+            "oldest_at": oldest_at,
+            "tenants": sorted(([tenant, count] for tenant, count in tenants.items()), key=lambda pair: -pair[1]),
+            "first_wait_s": wait.mean_s if wait else None,
+            "first_wait_p90_s": wait.quantile_s(Z_P90) if wait else None,
+            "can_undo": self._can_undo(number),
+            "prices": {action.value: asdict(self.price(number, action, 60.0)) for action in self.possible(number)},
+        }
+
+    def possible(self, number: int) -> list[GroupAction]:
+        at = self._find(number)
+        this, now_s = self._groups[at], self._now_s
+        actions = [GroupAction.UNPIN if this["pinned"] else GroupAction.PIN]
+        if this["preceding"] != NONE or not this["pinned"]:
+            actions.append(GroupAction.BUMP)
+        actions.append(GroupAction.RELEASE if this["hold_until_s"] > now_s else GroupAction.HOLD)
+        if self._running(number):
+            actions.append(GroupAction.EVICT)
+        return actions
+
+    def price(self, number: int, action: GroupAction, hold_s: float = 0.0) -> Price:
+        """What *action* would change; nothing is changed. Raises ActionError where it cannot be done."""
+        at = self._checked(number, action, hold_s)
+        before, starts = self._worth(number)
+        standing = self._standing(at)
+        self._make(at, action, hold_s)
+        try:
+            after, starts_after = self._worth(number)
+        finally:
+            self._set_back(at, standing)
+        later = [
+            {**row, "later_s": round(start_s - starts[other][1], 1)}
+            for other, (row, start_s) in starts_after.items()
+            if other != number and other in starts and start_s - starts[other][1] >= LATER_S
+        ]
+        later.sort(key=lambda row: -row["later_s"])
+        evicted = len(self._running(number)) if action == GroupAction.EVICT else 0
+        return Price(before, after, tuple(later[:SHOWN_LATER]), len(later), evicted)
+
+    def act(
+        self, number: int, action: GroupAction, operator: str, hold_s: float = 0.0, reason: str = ""
+    ) -> dict[str, Any]:
+        """Do *action* on the group: its row as it was, and the price. Raises ActionError where it cannot be done."""
+        at = self._find(number)
+        rows = self._rows()
+        row = rows.get(number)
+        if row is None:
+            raise gone(number)
+        if action == GroupAction.UNDO:
+            price = self._undone(number, at)
+        else:
+            price = self.price(number, action, hold_s)
+            if action != GroupAction.EVICT:
+                self._undo[number] = (self.dispatcher.clock() + UNDO_S, self._standing(at))
+            else:
+                self._undo.pop(number, None)
+            self._make(at, action, hold_s)
+            for request in self._running(number) if action == GroupAction.EVICT else ():
+                self.dispatcher.evict(request.asked.number)
+        self._note(row, action, operator, hold_s, reason, price)
+        endpoint = self.dispatcher.topology.endpoint(row["model"], row["region"])
+        if endpoint is not None:
+            self.dispatcher.placement.pump(endpoint)
+        return {"group": row, "price": asdict(price)}
+
+    # Within
+
+    @property
+    def _groups(self) -> Any:
+        return self.dispatcher.queue.arrays.groups.groups
+
+    @property
+    def _now_s(self) -> float:
+        return self.dispatcher.queue.now_s(self.dispatcher.clock())
+
+    def _find(self, number: int) -> int:
+        at = np.flatnonzero((self._groups["number"] == number) & (self._groups["endpoint"] >= 0))
+        if not at.size:
+            raise gone(number)
+        return int(at[0])
+
+    def _checked(self, number: int, action: GroupAction, hold_s: float) -> int:
+        at = self._find(number)
+        if self._groups["queue"][at] < 0:
+            raise ActionError(f"Group {number} stands in no virtual queue: no instance serves it")
+        if action == GroupAction.HOLD and not 0.0 < hold_s <= LONGEST_HOLD_S:
+            raise ActionError(f"A group is held for up to {LONGEST_HOLD_S / 60:.0f} min")
+        if action not in self.possible(number):
+            raise ActionError(f"Group {number} cannot be {DONE[action]} as it stands")
+        return at
+
+    def _running(self, number: int) -> list[Request]:
+        """Requests of the group that an instance has, and that can be evicted."""
+        replicas = self.dispatcher.topology.replicas.values()
+        return [
+            request
+            for replica in replicas
+            for request in replica.requests
+            if request.group == number and (request.asked.evictable or not request.output_tokens)
+        ]
+
+    def _rows(self) -> dict[int, dict[str, Any]]:
+        seen = see(self.dispatcher)
+        rows = group_rows(self.dispatcher, seen, worth(seen)) if seen else []
+        return {row["number"]: row for row in rows}
+
+    def _worth(self, number: int) -> tuple[Worth, dict[int, tuple[dict[str, Any], float]]]:
+        """Of the queues now, and by group how it is named and when it starts."""
+        seen = see(self.dispatcher)
+        if seen is None:
+            raise gone(number)
+        score: Score = worth(seen)
+        rows = group_rows(self.dispatcher, seen, score)
+        names = ("number", "count", "slo_class", "model")
+        starts = {
+            row["number"]: ({name: row[name] for name in names}, row["start_s"])
+            for row in rows
+            if row["start_s"] is not None
+        }
+        own = starts.get(number)
+        late = sum(row["risk"] == "late" for row in rows)
+        return Worth(round(score.attainment, 4), round(score.lateness_s, 2), late, own[1] if own else None), starts
+
+    def _standing(self, at: int) -> Standing:
+        this, place, before = self._groups[at], 0, int(self._groups["preceding"][at])
+        while before >= 0:
+            place, before = place + 1, int(self._groups["preceding"][before])
+        return Standing(int(this["queue"]), place, int(this["pinned"]), float(this["hold_until_s"]))
+
+    def _make(self, at: int, action: GroupAction, hold_s: float) -> None:
+        arrays = self.dispatcher.queue.arrays.groups
+        queue = int(self._groups["queue"][at])
+        match action:
+            case GroupAction.PIN:
+                self._groups["pinned"][at] = 1
+            case GroupAction.UNPIN:
+                self._groups["pinned"][at] = 0
+            case GroupAction.BUMP:
+                unqueue(arrays, at)
+                put_before(arrays, at, queue, int(arrays.queues["first"][queue]))
+                self._groups["pinned"][at] = 1
+                self._groups["hold_until_s"][at] = -np.inf
+            case GroupAction.HOLD:
+                self._groups["hold_until_s"][at] = self._now_s + hold_s
+            case GroupAction.RELEASE:
+                self._groups["hold_until_s"][at] = -np.inf
+            case GroupAction.EVICT:
+                unqueue(arrays, at)
+                put_before(arrays, at, queue, NONE)
+                self._groups["pinned"][at] = 0
+
+    def _set_back(self, at: int, standing: Standing) -> None:
+        """As it stood: among those that stand in that queue now, at the same place from the front."""
+        arrays = self.dispatcher.queue.arrays.groups
+        unqueue(arrays, at)
+        after = int(arrays.queues["first"][standing.queue])
+        for _ in range(standing.place):
+            if after >= 0:
+                after = int(self._groups["following"][after])
+        put_before(arrays, at, standing.queue, after)
+        self._groups["pinned"][at] = standing.pinned
+        self._groups["hold_until_s"][at] = standing.hold_until_s
+
+    def _can_undo(self, number: int) -> bool:
+        until_s, _ = self._undo.get(number, (-np.inf, None))
+        return self.dispatcher.clock() <= until_s
+
+    def _undone(self, number: int, at: int) -> Price:
+        if not self._can_undo(number):
+            raise ActionError(f"Nothing was done to group {number} in the last {UNDO_S:.0f} s")
+        _, standing = self._undo.pop(number)
+        before, _ = self._worth(number)
+        self._set_back(at, standing)
+        after, _ = self._worth(number)
+        return Price(before, after, (), 0, 0)
+
+    def _note(
+        self, row: dict[str, Any], action: GroupAction, operator: str, hold_s: float, reason: str, price: Price
+    ) -> None:
+        """Among the last changes; an older one of this group cannot be undone any more."""
+        changes = self.dispatcher.reordering.changes
+        number, clock_s = row["number"], self.dispatcher.clock()
+        self._undo = {each: kept for each, kept in self._undo.items() if kept[0] >= clock_s}
+        for place, change in enumerate(changes):
+            if change.undo == number:
+                changes[place] = Change(**{**asdict(change), "undo": None})
+        what = f"{DONE[action]} group {number}: {row['count']} {row['slo_class']} of {row['model']}"
+        if action == GroupAction.HOLD:
+            what += f", for {hold_s:.0f} s"
+        if price.later_groups:
+            worst = price.later[0]
+            what += f"; {price.later_groups} later, the most by {worst['later_s']:.0f} s"
+        changes.append(
+            Change(
+                time.time(), operator, reason or f"{operator} {DONE[action]} it", what[:1].upper() + what[1:],
+                price.before.attainment_ratio, price.after.attainment_ratio, price.before.lateness_s,
+                price.after.lateness_s, undo=number if number in self._undo else None,
+            )
+        )  # fmt: skip
+
+
+def gone(number: int) -> ActionError:
+    return ActionError(f"Group {number} waits no more")

@@ -1,0 +1,240 @@
+"""The global scheduler on the living queues: looked at every second, few groups in this process, many by a Celery worker.
+
+Groups stand where they are served first as they come (earliest due first, earliest completion), so a solver that is late,
+dead or finds nothing leaves a sound order behind. What it answers is merged into the queues as they are by then.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.requests.placement import Placement
+from controlplane.dispatch.requests.running import running_in
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from scheduling.queueing.eviction import Eviction, wanted
+from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered
+from scheduling.queueing.reordering.scheduler import Answer
+from scheduling.queueing.snapshot import Snapshot, snapshot
+
+logger = logging.getLogger(__name__)
+
+IN_PROCESS_GROUPS: Final = 64
+"""More are given to a worker: the solver would keep this process from its streams for longer than a token takes."""
+PATIENCE_S: Final = 10.0
+"""For a worker's answer; then the queues are looked at again."""
+KEPT: Final = 50
+
+Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
+"""Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
+to the callback, on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What moved groups, or should have: the global scheduler, or an operator. Attainment and lateness as predicted."""
+
+    at: float  # epoch seconds
+    by: str
+    why: str
+    what: str
+    before_ratio: float | None = None
+    after_ratio: float | None = None
+    before_late_s: float | None = None  # mean of a request
+    after_late_s: float | None = None
+    took_ms: float | None = None
+    undo: int | None = None  # the group that an operator changed
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Requests that left an instance so that a group is in time."""
+
+    model: str
+    region: str
+    instance: str
+    group: int
+    """That gains; -1 for requests that the instance has already, beyond what it runs at once."""
+    slo_class: str
+    requests: int
+    """That gain."""
+    evicted_requests: int
+    gain_s: float
+    """Lateness that the requests of the group are spared, summed."""
+    cost_s: float
+    """Prefill of what is computed again, charged to the group."""
+    lost_tokens: int
+
+    @classmethod
+    def of(cls, evictions: Sequence[Eviction], replica: Replica, slo_class: str) -> "Evicted":
+        """*evictions* are those for one group."""
+        endpoint = replica.endpoint
+        return cls(
+            endpoint.model,
+            endpoint.region,
+            replica.name,
+            evictions[0].group,
+            slo_class,
+            len(evictions),
+            sum(len(eviction.numbers) for eviction in evictions),
+            round(sum(eviction.gain_s for eviction in evictions), 3),
+            round(sum(eviction.cost_s for eviction in evictions), 4),
+            sum(eviction.lost_tokens for eviction in evictions),
+        )
+
+    @property
+    def reason(self) -> str:
+        of_group = f"{self.slo_class or 'requests'} of group {self.group}" if self.group >= 0 else "given ahead"
+        return f"{self.requests} {of_group} would be late behind what runs on {self.instance}"
+
+    @property
+    def what(self) -> str:
+        return (
+            f"{self.evicted_requests} evicted: {self.gain_s:,.1f} s of lateness less, for {self.lost_tokens:,} tokens "
+            f"({self.cost_s:.2f} s) computed again"
+        )
+
+
+class Reordering:
+    """*clock* is that of the dispatcher."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        placement: Placement,
+        clock: Callable[[], float],
+        *,
+        evict: Callable[[int], object],
+    ) -> None:
+        self.topology = topology
+        self.queue = queue
+        self.placement = placement
+        self.clock = clock
+        self._evict = evict
+        self.scheduler = GlobalScheduler()
+        self.ask: Ask | None = None
+        self.recent: deque[Reordered] = deque(maxlen=KEPT)
+        self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
+        self.fallbacks = 0  # answers that did not come
+        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
+        self._asked_s: float | None = None
+
+    @property
+    def pending_s(self) -> float | None:
+        """For how long an answer has been awaited; None when none is."""
+        return None if self._asked_s is None else self.clock() - self._asked_s
+
+    def short_instances(self, endpoint: Endpoint) -> int:
+        """Instances without which no order keeps in time what waits for *endpoint*."""
+        return self.scheduler.short_instances.get(endpoint.index, 0)
+
+    def look(self) -> None:
+        """Reorder what waits, if some group will be late; then evict what keeps one from being in time."""
+        self._reorder()
+        self._evict_for_heads()
+
+    def _reorder(self) -> None:
+        if self._asked_s is not None and self.clock() - self._asked_s > PATIENCE_S:
+            self._answered(None, None, self._asked_s)
+        if self._asked_s is not None or not any(map(self.queue.grouped, self.topology.endpoints)):
+            return
+        now_s = self.queue.now_s(self.clock())
+        topology, arrays = self.topology, self.queue.arrays
+        if not self.scheduler.wants(arrays, now_s):
+            return
+        self.scheduler.by = topology.tuned.REORDER_BY
+        if self.ask is None or self.queue.group_count <= IN_PROCESS_GROUPS:
+            began_s = time.perf_counter()
+            running = running_in(topology, self.queue, self.clock())
+            reordered = self.scheduler.look(topology.fleet, topology.arrays, arrays, now_s, running)
+            if reordered is not None:
+                self._note(reordered, "in process", time.perf_counter() - began_s)
+            return
+        running = running_in(topology, self.queue, self.clock())
+        seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
+        if seen is not None:
+            asked_s = self._asked_s = self.clock()
+            self.ask(seen, self.scheduler.by, lambda answer: self._answered(seen, answer, asked_s))
+
+    def _answered(self, seen: Snapshot | None, answer: Answer | None, asked_s: float) -> None:
+        if asked_s != self._asked_s:
+            return  # it came after patience was over
+        self._asked_s = None
+        if seen is None or answer is None:
+            self.fallbacks += 1
+            logger.warning("queues: no answer from the global scheduler; groups stay by due time")
+            self.changes.append(
+                Change(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
+            )
+            return
+        topology, now_s = self.topology, self.queue.now_s(self.clock())
+        reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
+        self._note(reordered, "a worker", self.clock() - asked_s)
+
+    def _evict_for_heads(self) -> None:
+        """Have requests leave their instances for groups at the head of a virtual queue that would be late."""
+        topology, queue = self.topology, self.queue
+        limit = np.zeros(queue.arrays.size.size, np.int64)
+        for endpoint in topology.endpoints:
+            if queue.grouped(endpoint) and queue.count(endpoint):
+                limit[endpoint.index] = endpoint.spec.tuned.EVICTION_LIMIT
+        if not limit.any():
+            return
+        now_s, running = queue.now_s(self.clock()), running_in(topology, queue, self.clock())
+        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, now_s)
+        for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
+            mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
+            evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
+            for number in (number for eviction in mine for number in eviction.numbers):
+                self._evict(number)
+            self.evicted.append(evicted)
+            self.changes.append(Change(time.time(), "the global scheduler", evicted.reason, evicted.what))
+
+    def _class_of(self, number: int) -> str:
+        """The SLO class of the group with that number; "" if there is none."""
+        groups = self.queue.arrays.groups.groups
+        at = np.flatnonzero((groups["number"] == number) & (groups["endpoint"] >= 0))
+        return self.queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
+
+    def _note(self, reordered: Reordered, by: str, took_s: float) -> None:
+        if not reordered.moved:
+            return
+        self.recent.append(reordered)
+        self.changes.append(_change(reordered, by, took_s))
+        for endpoint in self.topology.endpoints:
+            if self.queue.grouped(endpoint) and self.queue.count(endpoint):
+                self.placement.pump(endpoint)
+
+
+def _change(reordered: Reordered, by: str, took_s: float) -> Change:
+    before, after = reordered.answer.before, reordered.answer.after
+    late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
+    still = sum(1 for late in after.late_s if late > 0.0)
+    why = (
+        f"{_groups(len(late_s))} would be late, the worst by {max(late_s):,.0f} s" if late_s else "Groups would be late"
+    )
+    what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
+    if reordered.answer.shortage.seconds > 0.0 and still:
+        what += ", and only more instances help those"
+    return Change(
+        time.time(),
+        by,
+        why,
+        what,
+        before.attainment,
+        after.attainment,
+        before.lateness_s,
+        after.lateness_s,
+        took_s * 1000,
+    )
+
+
+def _groups(count: int) -> str:
+    return f"{count} group{'' if count == 1 else 's'}"

@@ -1,0 +1,181 @@
+"""Everything that the owner of the queues knows at one moment, as plain values: what a simulation is forked from.
+
+Only this process has it: what waits and in which order, what runs where and how far it has come, look-ahead maps, request
+groups, round trips. It is asked for over Redis (`queues.commands`). All times are seconds from the moment on: what was is
+negative.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
+from controlplane.dispatch.requests.request import Request
+from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
+from scheduling.queueing.waiting_set import in_order
+from scheduling.scaling.view import DEMAND_WINDOW_S
+
+
+class Snapshot:
+    """Call it for the snapshot. *report* has the dispatcher hear how far streams have come."""
+
+    def __init__(self, dispatcher: Dispatcher, observation: Observation, report: Callable[[], None]) -> None:
+        self.dispatcher, self.observation, self.report = dispatcher, observation, report
+
+    def __call__(self) -> dict[str, Any]:
+        """Some 10 ms for a thousand requests."""
+        self.report()
+        dispatcher, topology = self.dispatcher, self.dispatcher.topology
+        now_s = dispatcher.clock()
+        replicas = sorted(topology.replicas.values(), key=lambda one: one.name)
+        numbers = {one.slot: at for at, one in enumerate(replicas)}
+        waiting, places = self._waiting(now_s)
+        return {
+            "at": time.time(),
+            "instances": [self._instance(one, now_s) for one in replicas],
+            "running": [
+                self._running(request, at, now_s)
+                for at, one in enumerate(replicas)
+                for request in sorted(one.requests, key=lambda each: each.placed_s)
+            ],
+            "waiting": waiting,
+            "endpoints": [self._endpoint(each, numbers, now_s) for each in topology.endpoints],
+            "groups": self._groups(numbers, places, now_s),
+        }
+
+    def _instance(self, replica: Replica, now_s: float) -> dict[str, Any]:
+        fleet, wall_s = self.dispatcher.topology.fleet, time.time()
+        spec = replica.spec
+        return {
+            "name": spec.name,
+            "model": spec.model,
+            "region": spec.region,
+            "gpu_type": spec.gpu_type,
+            "state": spec.state,
+            "since_s": spec.state_changed_at - wall_s,
+            "swap_group": spec.swap_group,
+            "reachable": replica.reachable,
+            "heartbeat_s": None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
+            "max_num_seqs": int(fleet.max_num_seqs[replica.slot]),
+            "kv_tokens": int(fleet.kv_capacity_tokens[replica.slot]),
+            "round_trips": self._round_trips(replica, now_s),
+        }
+
+    def _round_trips(self, replica: Replica, now_s: float) -> list[float]:
+        """Its row of `FleetArrays.round_trips`, with the moment in it from now on."""
+        row = self.dispatcher.topology.fleet.round_trips[replica.slot].tolist()
+        row[1] += self.dispatcher.began_s - now_s
+        return list(row)
+
+    def _asked(self, request: Request, now_s: float) -> dict[str, Any]:
+        asked = request.asked
+        return {
+            "request_id": asked.request_id,
+            "model": asked.model,
+            "region": self.dispatcher.topology.own_region(asked.model, asked.region) or request.endpoint.region,
+            "served_in": request.endpoint.region,
+            "slo_class": asked.slo_class,
+            "tenant_id": asked.tenant_id,
+            "arrival_s": asked.arrived_s - now_s,
+            "prompt_tokens": asked.prompt_tokens,
+            "predicted_tokens": request.predicted_tokens,
+            "sequences": asked.sequences,
+            "attempts": request.attempts,
+        }
+
+    def _running(self, request: Request, instance: int, now_s: float) -> dict[str, Any]:
+        maps, ahead = self.dispatcher.anticipation.maps, None
+        if request.ahead >= 0:
+            ahead = int(maps.clock[maps.instance[request.ahead]] - maps.began[request.ahead])
+        return self._asked(request, now_s) | {
+            "instance": instance,
+            "placed_s": request.placed_s - now_s,
+            "streamed": request.asked.streamed,
+            "output_tokens": request.output_tokens,
+            "expected_prompt": request.expected_prompt,
+            "expected_tokens": request.expected_tokens,
+            "ahead": ahead,
+        }
+
+    def _waiting(self, now_s: float) -> tuple[list[dict[str, Any]], dict[int, int]]:
+        """What waits, in order of arrival at its queue, and the place of each there by slot of the waiting set."""
+        queue = self.dispatcher.queue
+        slots = [
+            int(slot)
+            for endpoint in self.dispatcher.topology.endpoints
+            if queue.count(endpoint)
+            for slot in in_order(queue.arrays, endpoint.index)
+        ]
+        slots.sort(key=lambda slot: int(queue.arrays.sequence[slot]))
+        rows = [
+            self._asked(queue.at(slot), now_s)
+            | {
+                "expected_prompt": int(queue.arrays.prompt_tokens[slot]),
+                "expected_output": int(queue.arrays.output_tokens[slot]),
+            }
+            for slot in slots
+        ]
+        return rows, {slot: at for at, slot in enumerate(slots)}
+
+    def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> dict[str, Any]:
+        topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        asked = np.zeros(DEMAND_WINDOW_S)
+        for second, tokens in memory.demand:
+            before = int(now_s) - 1 - second
+            if 0 <= before < DEMAND_WINDOW_S:
+                asked[DEMAND_WINDOW_S - 1 - before] += tokens
+        return {
+            "model": endpoint.model,
+            "region": endpoint.region,
+            "ordering": endpoint.spec.ordering_policy,
+            "cursor": numbers.get(int(topology.arrays.cursor[endpoint.index])),
+            "changed_s": memory.changed_s - now_s,
+            "asked_tokens": asked.tolist(),
+        }
+
+    def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> dict[str, Any] | None:
+        """Request groups where they stand, the classes that their kinds count by, and mean lengths; None without any."""
+        arrays = self.dispatcher.queue.arrays.groups
+        if not arrays.limit.any():
+            return None
+        shift_s = self.dispatcher.began_s - now_s
+        by_queue = {int(arrays.queue_of[slot]): at for slot, at in numbers.items() if slot < arrays.queue_of.size}
+        groups = []
+        for place in np.flatnonzero(arrays.groups["endpoint"] >= 0).tolist():
+            this: Any = arrays.groups[place]
+            members, slot = [], int(this.first)
+            while slot >= 0:
+                members.append(places[slot])
+                slot = int(arrays.members[slot]["following"])
+            before, rank = int(this.preceding), 0
+            while before >= 0:
+                before, rank = int(arrays.groups[before]["preceding"]), rank + 1
+            groups.append(
+                {
+                    "endpoint": int(this.endpoint),
+                    "kind": int(this.kind),
+                    "number": int(this.number),
+                    "joined": int(this.joined),
+                    "prompt_tokens": float(this.prompt_tokens),
+                    "output_tokens": float(this.output_tokens),
+                    "opened_s": float(this.opened_s) + shift_s,
+                    "hold_until_s": max(float(this.hold_until_s) + shift_s, -1e9),
+                    "pinned": bool(this.pinned),
+                    "is_open": int(arrays.open[this.endpoint, this.kind]) == place,
+                    "instance": by_queue.get(int(this.queue)),
+                    "rank": rank,
+                    "members": members,
+                }
+            )
+        known = int(arrays.counters[KNOWN_CLASSES])
+        classes = zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)
+        return {
+            "groups": groups,
+            "classes": list(classes),
+            "mean_tokens": arrays.mean_tokens[: len(self.dispatcher.topology.endpoints)].tolist(),
+            "next_number": int(arrays.counters[NEXT_NUMBER]),
+        }

@@ -1,0 +1,305 @@
+"""`manage.py reproduce qlm`: every part of section 8, and the paper's figures beside ours."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+
+from controlplane.experiments.experiment import (
+    SEED,
+    Comparison,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Settings,
+    percent,
+    seconds,
+)
+from controlplane.experiments.qlm.systems import (
+    BASELINES,
+    SYSTEMS,
+    WITHOUT,
+    Line,
+    full_per_s,
+    measured,
+    nodes,
+    one_model,
+)
+from controlplane.experiments.qlm.workloads import (
+    BATCH_1,
+    BATCH_2,
+    INTERACTIVE,
+    MISTRAL_A10,
+    MISTRAL_A100,
+    TUNED,
+    VICUNA_A100,
+    Stream,
+    draw,
+)
+from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.shared.scenes import ServedModel
+from controlplane.terminal import Column, table
+from scheduling.queueing.groups import GROUP_BATCHES
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.workload.requests import Requests
+
+GPUS: Final = 50
+NODES: Final = 12
+"""Of four A100 each, for W_B: 48 of the paper's 50."""
+ARRIVING_S: Final = 60.0
+ARRIVING_B_S: Final = 180.0
+LOADS: Final = (0.7, 0.9, 1.1, 1.4)
+"""Of interactive requests (W_A) or Batch-1 (W_B), times what the fleet ends in the long run."""
+LOADS_B: Final = (0.2, 0.4, 0.6)
+BATCH_1_LOAD: Final = 0.2
+WAITING_S: Final = 40.0
+"""Of the whole fleet: the work of the Batch-2 requests that wait at the begin."""
+WAITING_B_S: Final = 120.0
+BUSY_LOAD: Final = 1.4
+"""At which one thing after another is taken from QLM, and mega prompts and group sizes are varied."""
+MEGA_SHARES: Final = (0.0, 0.05, 0.2)
+A10_SHARES: Final = (0.0, 0.2, 0.5, 1.0)
+DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
+PARTS: Final = ("single", "without", "multi", "mega", "gpus", "delta")
+TITLES: Final = {
+    "single": "W_A, one model on A100, over the rate of interactive requests",
+    "without": "W_A, each operation left out",
+    "multi": "W_B, five models on nodes of four A100, over the rate of Batch-1",
+    "mega": "W_C, W_A with a share of mega prompts",
+    "gpus": "W_A on A100 and A10, over the share of A10",
+    "delta": "W_A, batches in a request group (delta)",
+}
+SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2"}
+VARIED: Final = {"single": "load", "without": "load", "multi": "load", "mega": "mega", "gpus": "A10", "delta": "delta"}
+
+
+class Qlm(Experiment):
+    name = "qlm"
+    paper = "QLM"
+    section = "8"
+    measures = (
+        "SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each operation"
+        " left out, mega prompts, two GPU types, group sizes"
+    )
+    results = "queueing.md#qlms-evaluation"
+    options = (
+        Option("parts", "parts of the evaluation, separated by commas (default all)", among=PARTS, several=True),
+        Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
+        SEED,
+        Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
+    )
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        runs = [
+            (part, varied, system, per_s, made)
+            for part in settings["parts"]
+            for varied, system, per_s, made in PART_RUNS[part](settings["scale"])
+        ]
+        rows = []
+        for at, (part, varied, system, per_s, made) in enumerate(runs):
+            progress(f"{part} {system}", at, len(runs))
+            lines = [
+                measured(made(seed), part, varied, system, per_s)
+                for seed in range(settings["seed"], settings["seed"] + settings["seeds"])
+            ]
+            rows.append(rounded(mean_of(lines)))
+        progress("done", len(runs), len(runs))
+        return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rows}
+
+    def show(self, console: Console, result: Result) -> None:
+        console.print(
+            f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
+            f" {result['seed']} on."
+        )
+        for part in result["parts"]:
+            rows = [row for row in result["rows"] if row["part"] == part]
+            console.print(table(TITLES[part], columns(part), rows))
+
+    def compare(self, result: Result) -> list[Comparison]:
+        of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
+
+        def most(part: str, other: str, name: str, relative: bool = False) -> float | None:
+            """The most that `qlm` has more than *other*, over what is varied; *relative*: as a share of what that has."""
+            gains = []
+            for (which, varied, system), row in of.items():
+                beside = of.get((part, varied, other))
+                if which == part and system == "qlm" and beside is not None:
+                    gain = row[name] - beside[name]
+                    gains.append(gain / beside[name] if relative else gain)
+            return max(gains) if gains else None
+
+        rows = [
+            ("requests in time over vLLM, one model, points", "single", 0.9, "fcfs", "attainment"),
+            ("requests in time over EDF, one model, points", "single", 0.4, "edf", "attainment"),
+            ("requests in time over SHEPHERD-like, one model, points", "single", 0.9, "shepherd", "attainment"),
+            ("throughput over vLLM, one model", "single", 0.2, "fcfs", "throughput"),
+            ("throughput over EDF, one model", "single", 0.2, "edf", "throughput"),
+            ("throughput over SHEPHERD-like, one model", "single", 0.5, "shepherd", "throughput"),
+            (
+                "requests in time without eviction, one model, points lost",
+                "without",
+                0.8,
+                "without-eviction",
+                "attainment",
+            ),
+            ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
+            ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
+            ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
+        ]
+        return [
+            Comparison(
+                f"{measure}, at the most",
+                SECTIONS[part],
+                paper,
+                most(part, other, name, name != "attainment"),
+            )
+            for measure, part, paper, other, name in rows
+        ]
+
+
+Run = tuple[float | str, str, float, Any]
+"""What is varied, the system, requests a second of the stream whose rate is said, and from a seed to fleet and requests."""
+
+
+def mean_of(lines: Sequence[Line]) -> dict[str, Any]:
+    """The mean of each measure; what is the same in all stays."""
+
+    def mean(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: mean([value[key] for value in values]) for key in values[0]}
+        if isinstance(values[0], str) or values.count(values[0]) == len(values):
+            return values[0]
+        total = sum(values) / len(values)
+        return round(total) if isinstance(values[0], int) else total
+
+    rows = [asdict(line) for line in lines]
+    return {name: mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def workload_a(rate: float, load: float, seed: int, mega: float = 0.0) -> Requests:
+    """W_A: *load* of the *rate* that the fleet ends as interactive requests, Batch-1 beside, and Batch-2 that waits."""
+    streams = [
+        Stream(INTERACTIVE, load * rate),
+        Stream(BATCH_1, BATCH_1_LOAD * rate),
+        Stream(BATCH_2, 0.0, waiting=round(WAITING_S * rate)),
+    ]
+    return draw(streams, ARRIVING_S, seed, mega)
+
+
+def _fleet(scale: float, a10_share: float | None = None) -> tuple[list[tuple[ServedModel, str]], float]:
+    """(how each of the GPUs serves the one model, GPU type), and what all of them end in a second."""
+    count = max(1, round(GPUS * scale))
+    a10s = 0 if a10_share is None else round(a10_share * count)
+    a100 = VICUNA_A100 if a10_share is None else MISTRAL_A100
+    served = [(MISTRAL_A10, "A10")] * a10s + [(a100, "A100")] * (count - a10s)
+    return served, sum(full_per_s(model) for model, _ in served)
+
+
+def single(scale: float) -> Iterator[Run]:
+    fleet, rate = _fleet(scale)
+    for load in LOADS:
+        for system in SYSTEMS:
+            yield (
+                load,
+                system,
+                load * rate,
+                lambda seed, of=(load, system): one_model(fleet, of[1], workload_a(rate, of[0], seed)),
+            )
+
+
+def without(scale: float) -> Iterator[Run]:
+    fleet, rate = _fleet(scale)
+    for system in ("qlm", *WITHOUT):
+        yield (
+            BUSY_LOAD,
+            system,
+            BUSY_LOAD * rate,
+            lambda seed, system=system: one_model(fleet, system, workload_a(rate, BUSY_LOAD, seed)),
+        )
+
+
+def mega(scale: float) -> Iterator[Run]:
+    fleet, rate = _fleet(scale)
+    for share in MEGA_SHARES:
+        for system in ("qlm", "edf", "fcfs"):
+            yield (
+                share,
+                system,
+                BUSY_LOAD * rate,
+                lambda seed, of=(share, system): one_model(fleet, of[1], workload_a(rate, BUSY_LOAD, seed, of[0])),
+            )
+
+
+def gpus(scale: float) -> Iterator[Run]:
+    for share in A10_SHARES:
+        fleet, rate = _fleet(scale, share)
+        for system in ("qlm", "without-balance"):
+            yield (
+                share,
+                system,
+                BUSY_LOAD * rate,
+                lambda seed, of=(fleet, system, rate): one_model(of[0], of[1], workload_a(of[2], BUSY_LOAD, seed)),
+            )
+
+
+def delta(scale: float) -> Iterator[Run]:
+    fleet, rate = _fleet(scale)
+    for batches in DELTAS:
+        yield (
+            batches,
+            "qlm",
+            BUSY_LOAD * rate,
+            lambda seed, batches=batches: one_model(
+                fleet, "qlm", workload_a(rate, BUSY_LOAD, seed), group_batches=batches
+            ),
+        )
+
+
+def multi(scale: float) -> Iterator[Run]:
+    """W_B: two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the begin."""
+    count = max(len(TUNED), round(NODES * scale))  # so that each model can have a node of its own
+    per_s = [full_per_s(each.base) for each in TUNED]
+    first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
+    second = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_2]
+    rate = count * len(first) / sum(1.0 / per_s[at] for at in first)
+    waiting = WAITING_B_S * count / sum(1.0 / per_s[at] for at in second)
+
+    def made(seed: int, load: float, system: str) -> tuple[Cluster, Requests]:
+        streams = [Stream(BATCH_1, load * rate / len(first), at) for at in first]
+        streams += [Stream(BATCH_2, 0.0, at, waiting=round(waiting)) for at in second]
+        return nodes(count, system, draw(streams, ARRIVING_B_S, seed))
+
+    for load in LOADS_B:
+        for system in ("qlm", *BASELINES, "without-swapping"):
+            yield load, system, load * rate, lambda seed, of=(load, system): made(seed, *of)
+
+
+PART_RUNS: Final = {
+    "single": single, "without": without, "multi": multi, "mega": mega, "gpus": gpus, "delta": delta,
+}  # fmt: skip
+
+
+def columns(part: str) -> Sequence[Column]:
+    """Those of the table of *part*."""
+    share = VARIED[part] in ("mega", "A10")
+    classes = {"multi": ("batch-1", "batch-2")}.get(part, ("interactive", "batch-1", "batch-2"))
+    return (
+        Column(VARIED[part], "varied", (lambda value: percent(value, sign=False)) if share else "{:g}"),
+        Column("req/s", "requests_per_s", "{:,.0f}"),
+        Column("system", "system"),
+        Column("in time", "attainment", lambda value: percent(value, sign=False)),
+        *(_of_class(name) for name in classes),
+        Column("TTFT p99", "ttft_p99_s", seconds),
+        Column("throughput", "throughput", "{:,.1f}"),
+        Column("in time/s", "goodput", "{:,.1f}"),
+        Column("most waiting", "most_waiting", "{:,.0f}"),
+        Column("evictions", "evictions", "{:,.0f}"),
+        Column("swaps", "swaps", "{:,.0f}"),
+    )
+
+
+def _of_class(name: str) -> Column:
+    """The share of requests of a class that were in time."""
+    return Column(name, lambda row: row["by_class"].get(name), lambda value: percent(value, sign=False))

@@ -1,0 +1,98 @@
+"""Reads of swap groups: who shares GPUs, who is awake, what a swap would take."""
+
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+
+from controlplane.fleet.lifecycle.states import AWAKE
+from controlplane.fleet.models import Instance, Swap, SwapGroup, SwapState, Tier
+from controlplane.fleet.swaps.services import sleep_level
+from controlplane.fleet.swaps.times import SwapTime, SwapTimes, read
+
+LAST = 5
+"""Swaps of a group that are shown."""
+NOTHING = SwapTime(0.0)
+
+
+def open_swaps() -> QuerySet[Swap]:
+    """Swaps in progress, the oldest first."""
+    rows = Swap.objects.filter(state=SwapState.IN_PROGRESS).order_by("pk")
+    return rows.select_related("group", "instance", "gave_way")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instance that shares its GPUs, and what it takes to have them."""
+
+    instance: Instance
+    tier: Tier
+    sleep: SwapTime
+    """Of who is awake, when nothing runs on it any more."""
+    load: SwapTime
+    """Of this one, from its tier."""
+
+    @property
+    def is_awake(self) -> bool:
+        return self.instance.state in AWAKE
+
+    @property
+    def seconds(self) -> float:
+        """Of a swap to it, after the drain."""
+        return self.sleep.seconds + self.load.seconds
+
+    @property
+    def is_measured(self) -> bool:
+        return self.load.measured > 0 and (self.sleep is NOTHING or self.sleep.measured > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    group: SwapGroup
+    members: list[Member]
+    swaps: list[Swap]
+    """The newest first."""
+
+    @property
+    def awake(self) -> Instance | None:
+        return next((one.instance for one in self.members if one.is_awake), None)
+
+    @property
+    def running(self) -> Swap | None:
+        """The swap in progress."""
+        return next((swap for swap in self.swaps if swap.state == SwapState.IN_PROGRESS), None)
+
+
+def statuses(model: str = "", region: str = "", name: str = "") -> list[GroupStatus]:
+    """Of the groups that have an instance of *model* in *region*, each with all of its instances; "" for any."""
+    groups = SwapGroup.objects.filter(instances__isnull=False)
+    for field, value in (("model__name", model), ("region__name", region)):
+        if value:
+            groups = groups.filter(**{f"instances__deployment__{field}": value})
+    if name:
+        groups = groups.filter(name=name)
+    groups = groups.distinct().order_by("name")
+    if not groups:
+        return []
+    times = read()
+    rows = Instance.objects.select_related(
+        "deployment__model", "deployment__region", "deployment__gpu_type", "node", "swap_group"
+    )
+    members: dict[int, list[Instance]] = {}
+    for row in rows.filter(swap_group__in=groups.values("pk")).order_by("name"):
+        members.setdefault(row.swap_group_id or 0, []).append(row)
+    return [
+        GroupStatus(
+            group,
+            _members(members.get(group.pk, []), times),
+            list(group.swaps.select_related("instance", "gave_way")[:LAST]),
+        )
+        for group in groups
+    ]
+
+
+def _members(rows: list[Instance], times: SwapTimes) -> list[Member]:
+    awake = next((row for row in rows if row.state in AWAKE), None)
+    sleep = NOTHING
+    if awake is not None:
+        sleep = times.sleep(awake.deployment, Tier.CPU if sleep_level(awake) == 1 else Tier.STORAGE)
+    return [Member(row, row.tier, sleep, times.load(row.deployment, row.tier)) for row in rows]

@@ -1,0 +1,84 @@
+"""The live fleet as a whole scenario: what it is, how it dispatches, how it is scaled and planned; demand is left out."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+
+from controlplane.fleet.models import Model
+from controlplane.gateway.models import LedgerRow
+from controlplane.planning.bundles import CUSTOM, presents
+from controlplane.planning.comparison.cluster import live_scenario
+from controlplane.planning.execution import strategies
+from controlplane.planning.models import PolicyMode, ScalingPolicy
+from controlplane.planning.plans import inventory
+from controlplane.planning.plans.round import plan_settings
+from controlplane.tunable import Tunable
+from controlplane.tuning.rules import alone, beneath
+from controlplane.tuning.selectors import tuned
+from scheduling.scaling import NO_STRATEGY
+
+
+def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
+    """All tables of a scenario but those of its demand; round trips are those of *rows*. Of no model without a profile."""
+    tables = live_scenario(fleet, rows)
+    values: dict[str, Any] = {"title": "The live fleet", "sample_s": 60.0, **tables, **scaling(fleet, tables)}
+    for present in presents(Model.objects.filter(name__in=list(tables["models"]))).values():
+        if present.name != CUSTOM:
+            values["models"][present.model.name]["bundle"] = present.name
+    return without_none(values)  # type: ignore[no-any-return]
+
+
+def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
+    """Strategies, forecasters, bounds, floor and planner as they are live. Where no strategy acts, the floor is alone."""
+    policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
+    endpoints = []
+    for endpoint in tables["endpoints"]:
+        key = endpoint["model"], endpoint["region"]
+        own = [row for place, row in fleet.deployments.items() if place[:2] == key]
+        bounds = {name: sum(getattr(row, name) for row in own) for name in ("min_instances", "max_instances")}
+        policy = policies.get(endpoint["model"])
+        acts = policy is not None and policy.mode in (PolicyMode.AUTO, PolicyMode.ASK)
+        followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
+        marks = beneath(tuned(endpoint["model"]))
+        floor_marks = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
+        forecaster = {"forecaster": tuned(endpoint["model"]).FORECASTER}
+        endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster})
+    plans, floor = plan_settings(), beneath(tuned())
+    return {
+        "endpoints": endpoints,
+        "scaling": {
+            **floor_alone(tuned()),
+            "min_instances": 0,
+            "max_instances": 1,
+            "floor": tuned().FLOOR,
+            "floor_above": floor.above,
+            "floor_cooldown_s": floor.cooldown_s,
+        },
+        "planner": {
+            **({} if plans.period_s is None else {"period_s": float(plans.period_s)}),
+            "epsilon": plans.epsilon,
+            "time_limit_s": float(plans.time_limit_s),
+            "capability_instances": tuned().CAPABILITY_INSTANCES,
+            "capability_most_above": tuned().CAPABILITY_MOST_ABOVE,
+        },
+    }
+
+
+def strategy_of(policy: ScalingPolicy) -> dict[str, Any]:
+    """The strategy of *policy*, with its parameters and the marks of its model's settings."""
+    marks = strategies.marks(policy.strategy, tuned(policy.model.name))
+    return {"strategy": policy.strategy, "parameters": {**marks, **policy.parameters}}
+
+
+def floor_alone(values: Tunable) -> dict[str, Any]:
+    """The floor where no strategy is alive, with its marks."""
+    rule = alone(values)
+    marks = {name: getattr(rule, name) for name in ("out_above", "in_below", "cooldown_s", "patience_s")}
+    return {"strategy": NO_STRATEGY, "parameters": marks}
+
+
+def without_none(value: Any) -> Any:
+    """*value* as it is read back from TOML, which has no None."""
+    if isinstance(value, dict):
+        return {name: without_none(each) for name, each in value.items() if each is not None}
+    return [without_none(each) for each in value] if isinstance(value, list) else value

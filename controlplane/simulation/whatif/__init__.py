@@ -1,0 +1,1 @@
+"""What-if: where it begins (`start`), what futures change (`changes`), their runs, comparison and plan."""

@@ -1,0 +1,241 @@
+"""Requests after a fork: drawn at the level of the forecasts, or those that really came.
+
+Drawn requests are whole rows of the recent ledger, picked again (bootstrap), at gaps that are those of the recent ledger in
+operational time: the rate is that of the forecast, the burstiness what it was. A seed draws one level for each stream from
+the band of its forecast, and so seeds differ in how much comes as well as in when. Conversations are not kept together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+from django.db.models import QuerySet
+from numpy.typing import NDArray
+
+from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.selectors import OWN_REGION
+from controlplane.planning.forecasts.demand import other_classes
+from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
+from controlplane.planning.models import Quantity
+from controlplane.simulation.selectors import asked_rows
+from scheduling.queueing.running import OVERRUN_SHARE
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.edits import merged
+
+RECENT: Final = timedelta(hours=1)
+"""From whose requests lengths, tenants and gaps are drawn."""
+MOST_ROWS: Final = 4_000
+"""Of those, the newest; of all streams together."""
+FEWEST_GAPS: Final = 20
+"""Fewer say nothing of burstiness: gaps are exponential then."""
+HALF_BAND_80: Final = 1.2816
+"""Standard deviations of a normal distribution that lie between its mean and the end of its 80 % band."""
+FURTHEST: Final = 1.96
+"""Standard deviations at the most from the mean at which a level is drawn: the 95 % band."""
+FORECAST_AGE: Final = timedelta(hours=2)
+
+_NOBODY: Final = Coded(np.zeros(0, np.int32), [])
+_NO_TOKENS: Final = np.zeros(0, np.int32)
+NONE: Final = Workload(
+    np.zeros(0), _NO_TOKENS, _NO_TOKENS, _NOBODY, _NOBODY, _NOBODY, _NOBODY, predicted_tokens=_NO_TOKENS
+)
+"""No requests."""
+COLUMNS = (
+    "arrived_at", "model", "own", "slo_class", "tenant__name", "prompt_tokens", "output_tokens",
+    "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
+)  # fmt: skip
+
+
+def forecast_arrivals(
+    at: datetime, horizon_s: float, unfinished: Sequence[Mapping[str, Any]] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """How requests come in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
+
+    *unfinished* is what runs and waits at *at* (`State.running` and `waiting`): the ledger has only what ended, which
+    is the short requests of the last minutes. What came before the rows of the ledger that are looked at is left out.
+    """
+    ended = list(_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at").values_list(*COLUMNS)[:MOST_ROWS])
+    since = ended[-1][0] if len(ended) == MOST_ROWS else at - RECENT
+    open_rows = [row for row in (_unfinished(each, at) for each in unfinished) if row[0] >= since]
+    rows: list[tuple[Any, ...]] = sorted([*ended, *open_rows], key=lambda row: row[0])
+    covered_s = max(1.0, (at - rows[0][0]).total_seconds()) if rows else 1.0
+    prompts = latest_forecasts(Quantity.PROMPT, at - FORECAST_AGE)
+    outputs = latest_forecasts(Quantity.OUTPUT, at - FORECAST_AGE)
+    others, streams, missing = set(other_classes()), [], set()
+    for model, region, separate in dict.fromkeys((row[1], row[2], row[3] if row[3] in others else "") for row in rows):
+        own = [row for row in rows if (row[1], row[2], row[3] if row[3] in others else "") == (model, region, separate)]
+        tokens = sum(sum(_lengths(row)) for row in own) / len(own)
+        forecast = (prompts.get((model, region)), outputs.get((model, region)))
+        stream = {
+            "model": model,
+            "region": region,
+            "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
+            "slo_class": [row[3] for row in own],
+            "tenant": [row[4] for row in own],
+            "prompt_tokens": [_lengths(row)[0] for row in own],
+            "output_tokens": [_lengths(row)[1] for row in own],
+            "predicted_tokens": [max(1, row[8]) for row in own],
+        }
+        if separate or None in forecast or forecast[0] is None or forecast[1] is None:
+            if not separate:
+                missing.add(model)
+            flat = len(own) / covered_s
+            rates = {"start_s": 0.0, "window_s": horizon_s, "mean": [flat], "lower": [flat], "upper": [flat]}
+        else:
+            pairs = list(zip(windows_of(forecast[0]), windows_of(forecast[1]), strict=False))
+            rates = {
+                "start_s": (pairs[0][0].start - at).total_seconds(),
+                "window_s": float(forecast[0].window_s),
+                "mean": [(one.mean + two.mean) / tokens for one, two in pairs],
+                "lower": [(one.lower_80 + two.lower_80) / tokens for one, two in pairs],
+                "upper": [(one.upper_80 + two.upper_80) / tokens for one, two in pairs],
+            }
+        streams.append(stream | {"requests_per_s": rates})
+    remarks = ["Conversations are not kept together: each request after the fork is drawn by itself."]
+    if missing:
+        names = ", ".join(sorted(missing))
+        remarks.append(f"There is no forecast for {names}: requests come as in the last {covered_s / 60:.0f} min.")
+    if not rows:
+        remarks.append("The ledger of the last hour is empty: no requests come after the fork.")
+    return {"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, remarks
+
+
+def _rows(rows: QuerySet[LedgerRow]) -> QuerySet[LedgerRow]:
+    """*rows* with the caller's region, those of some length."""
+    return rows.annotate(own=OWN_REGION)
+
+
+def _unfinished(row: Mapping[str, Any], at: datetime) -> tuple[Any, ...]:
+    """COLUMNS of a request that runs or waits: as long as predicted, or somewhat longer than it is by now."""
+    output = max(row["predicted_tokens"], int((1 + OVERRUN_SHARE) * row.get("output_tokens", 0)))
+    lengths = (row["prompt_tokens"], output, row["prompt_tokens"], row["predicted_tokens"])
+    arrived_at = at + timedelta(seconds=row["arrival_s"])
+    return arrived_at, row["model"], row["region"], row["slo_class"], row["tenant"], *lengths, False
+
+
+def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:
+    """Prompt and output of a row; one that was not served is as long as it was predicted to be."""
+    *_, prompt, output, predicted_prompt, predicted_output, unserved = row
+    lengths = (predicted_prompt, predicted_output) if unserved else (prompt or predicted_prompt, output)
+    return max(1, lengths[0]), max(1, lengths[1])
+
+
+def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
+    """The requests that *seed* draws from *arrivals*, those of `forecast_arrivals`, in order of time."""
+    parts = [_stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
+             for at, stream in enumerate(arrivals["streams"])]  # fmt: skip
+    return _together(parts)
+
+
+def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generator) -> Workload:
+    rates = stream["requests_per_s"]
+    mean, lower, upper = (np.array(rates[name], np.float64) for name in ("mean", "lower", "upper"))
+    deviations = float(np.clip(random.standard_normal(), -FURTHEST, FURTHEST)) / HALF_BAND_80
+    level = mean + deviations * (upper - mean if deviations > 0 else mean - lower)
+    arrival_s = _moments(np.maximum(level, 0.0), rates["start_s"], rates["window_s"], horizon_s, stream["gaps"], random)
+    picked = random.integers(0, len(stream["prompt_tokens"]), arrival_s.size)
+
+    def column(name: str) -> NDArray[np.int32]:
+        return np.array(stream[name], np.int32)[picked]
+
+    return Workload(
+        arrival_s=arrival_s,
+        prompt_tokens=column("prompt_tokens"),
+        output_tokens=column("output_tokens"),
+        model=Coded(np.zeros(arrival_s.size, np.int32), [stream["model"]]),
+        region=Coded(np.zeros(arrival_s.size, np.int32), [stream["region"]]),
+        slo_class=_picked(stream["slo_class"], picked),
+        tenant=_picked(stream["tenant"], picked),
+        predicted_tokens=column("predicted_tokens"),
+    )
+
+
+def _moments(
+    level: NDArray[np.float64],
+    start_s: float,
+    window_s: float,
+    horizon_s: float,
+    gaps: list[float],
+    random: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Moments from 0 up to *horizon_s* at the rates *level* of windows from *start_s* on; the last one goes on for ever."""
+    ends_s = start_s + window_s * np.arange(1, level.size + 1)
+    ends_s[-1] = max(ends_s[-1], horizon_s)
+    marks = np.unique(np.clip(np.concatenate(([0.0], ends_s, [horizon_s])), 0.0, horizon_s))
+    middles = (marks[1:] + marks[:-1]) / 2
+    window = np.clip(((middles - start_s) // window_s).astype(np.int64), 0, level.size - 1)
+    until = np.concatenate(([0.0], np.cumsum(level[window] * np.diff(marks))))
+    total = float(until[-1])
+    if total <= 0.0:
+        return np.zeros(0)
+    known = np.array(gaps, np.float64)
+    known = known / known.mean() if known.size >= FEWEST_GAPS and known.mean() > 0 else np.zeros(0)
+    # A few more than are expected: the sum of so many gaps is nearly normal.
+    passed = random.uniform(0.0, 1.0)
+    moments = [np.array([passed])]
+    while passed < total:
+        count = int(1.1 * (total - passed)) + 16
+        drawn_gaps = random.choice(known, count) if known.size else random.exponential(size=count)
+        each = passed + np.cumsum(drawn_gaps)
+        moments.append(each)
+        passed = float(each[-1])
+    at = np.concatenate(moments)
+    rising = np.concatenate(([True], np.diff(until) > 0))
+    moments_s: NDArray[np.float64] = np.interp(at[at < total], until[rising], marks[rising])
+    return moments_s
+
+
+def _picked(names: list[str], picked: NDArray[np.int64]) -> Coded:
+    known = list(dict.fromkeys(names))
+    codes = np.array([known.index(name) for name in names], np.int32)
+    return Coded(codes[picked], known)
+
+
+def _together(parts: list[Workload]) -> Workload:
+    """*parts* as one, in order of time."""
+    whole = reduce(merged, parts, NONE)
+    return whole.select(np.argsort(whole.arrival_s, kind="stable"))
+
+
+# What really came
+
+
+def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
+    """The requests from `since` on until `until` of *arrivals*, with *at* as time 0 and their true lengths.
+
+    Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
+    """
+    since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
+    rows = _rows(asked_rows(since, until)).order_by("arrived_at", "pk").values_list(*COLUMNS)
+    return workload_of(rows.iterator(chunk_size=20_000), at)
+
+
+def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
+    """*rows* of COLUMNS, in order of arrival, with *at* as time 0."""
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        return NONE
+    moments, model, region, slo_class, tenant, prompt, output, predicted_prompt, predicted, unserved = columns
+    at_s = at.timestamp()
+    lost = np.array(unserved, bool)
+    prompts, outputs = np.array(prompt, np.int32), np.array(output, np.int32)
+    wanted = np.array(predicted_prompt, np.int32), np.array(predicted, np.int32)
+    prompts = np.where(lost | (prompts == 0), wanted[0], prompts)
+    outputs = np.where(lost, wanted[1], outputs)
+    return Workload(
+        arrival_s=np.maximum(np.fromiter((each.timestamp() for each in moments), np.float64, len(moments)) - at_s, 0.0),
+        prompt_tokens=np.maximum(prompts, 1),
+        output_tokens=np.maximum(outputs, 1),
+        model=_coded(model),
+        region=_coded(region),
+        slo_class=_coded(slo_class),
+        tenant=_coded(tenant),
+        predicted_tokens=np.maximum(wanted[1], 1),
+    )
+
+
+def _coded(names: tuple[str, ...]) -> Coded:
+    known = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    return Coded(np.fromiter((known[name] for name in names), np.int32, len(names)), list(known))

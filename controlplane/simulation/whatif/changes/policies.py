@@ -1,0 +1,151 @@
+"""Changes of what decides: bundles, single policies, how exactly lengths are predicted, and any other key."""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, FiniteFloat
+
+from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, known, models_words, titled
+from forecasting.workload import FORECASTERS
+from scheduling.bundles import BUNDLES
+from scheduling.queueing.ordering import ORDERINGS
+from scheduling.routing.routers import POLICY_CODES
+from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
+
+PARTS: Final = {
+    "bundle": tuple(BUNDLES),
+    "routing": tuple(POLICY_CODES),
+    "ordering": tuple(ORDERINGS),
+    "strategy": (*STRATEGIES, NO_STRATEGY),
+    "forecaster": ("oracle", "recent", *FORECASTERS),
+    "demand_level": ("strategy", "mean", "upper_80"),
+}
+TITLES: Final = {
+    "bundle": "policy", "routing": "router", "ordering": "order", "strategy": "strategy", "forecaster": "forecaster",
+    "demand_level": "planned demand",
+}  # fmt: skip
+OF_A_BUNDLE: Final = (
+    "routing",
+    "ordering",
+    "region_threshold",
+    "strategy",
+    "parameters",
+    "forecaster",
+    "demand_level",
+)
+
+
+class PolicyChange(Change):
+    """A bundle, or one part of how *models* are served (none: all of them), is *value* instead."""
+
+    kind: Literal["policy"] = "policy"
+    part: Literal["bundle", "routing", "ordering", "strategy", "forecaster", "demand_level"]
+    value: str
+    parameters: dict[str, FiniteFloat] = {}
+    models: list[str] = []
+
+    def apply(self, values: Values) -> None:
+        known("value", self.value, PARTS[self.part], TITLES[self.part])
+        for model in self._models(values):
+            if self.part == "bundle":
+                self._give_bundle(values, model)
+                continue
+            entry: Values = {"model": model, self.part: self.value}
+            if self.part == "strategy":
+                try:
+                    make_strategy(self.value, self.parameters)
+                except ValueError as error:
+                    raise ChangeError("parameters", str(error)) from None
+                entry["parameters"] = dict(self.parameters)
+                values.setdefault("scaling", {"strategy": NO_STRATEGY})
+            values.setdefault("endpoints", []).append(entry)
+        if self.parameters and self.part != "strategy":
+            raise ChangeError("parameters", "are those of a strategy")
+
+    def _give_bundle(self, values: Values, model: str) -> None:
+        values["models"][model]["bundle"] = self.value
+        for endpoint in values.get("endpoints", []):
+            if endpoint["model"] == model:
+                for name in OF_A_BUNDLE:
+                    endpoint.pop(name, None)
+
+    def _models(self, values: Values) -> list[str]:
+        for model in self.models:
+            known("models", model, values["models"], "model")
+        return self.models or list(values["models"])
+
+    def words(self, before: Values) -> str:
+        title = BUNDLES[self.value].title if self.part == "bundle" else titled(self.value)
+        return f"{TITLES[self.part]} to {title}, {models_words(self.models, before)}"
+
+
+class LengthsChange(Change):
+    """How exactly the dispatcher knows output lengths: see docs/simulation.md, `[predictions]`."""
+
+    kind: Literal["predictions"] = "predictions"
+    to: Literal["exact", "error", "none"]
+    log_sd: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    bias: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+
+    def apply(self, values: Values) -> None:
+        values["predictions"] = {"kind": self.to, "log_sd": self.log_sd, "bias": self.bias}
+
+    def words(self, before: Values) -> str:
+        match self.to:
+            case "exact":
+                return "output lengths known exactly"
+            case "none":
+                return "output lengths unknown: the mean of the model"
+        bias = (
+            "" if self.bias == 1.0 else f", {self.bias:g}x too long" if self.bias > 1 else f", {self.bias:g}x as long"
+        )
+        return f"output lengths known with a log error of {self.log_sd:g}{bias}"
+
+
+class KeyChange(Change):
+    """Any key of the scenario, such as `planner.epsilon` or `endpoints[2].region_threshold`."""
+
+    kind: Literal["key"] = "key"
+    path: Annotated[str, Field(max_length=200)]
+    value: Any
+
+    def apply(self, values: Values) -> None:
+        *before, last = self._steps()
+        place: Any = values
+        for step in before:
+            place = self._enter(place, step)
+        if isinstance(last, int):
+            if not isinstance(place, list) or not 0 <= last < len(place):
+                raise ChangeError("path", f"{self.path} is not there")
+            place[last] = self.value
+        elif isinstance(place, dict):
+            place[last] = self.value
+        else:
+            raise ChangeError("path", f"{self.path} is not there")
+
+    def _steps(self) -> list[str | int]:
+        if not re.fullmatch(r"[\w-]+(\[\d+\])?(\.[\w. -]+?(\[\d+\])?)*", self.path):
+            raise ChangeError("path", f"{self.path!r} is no path such as planner.epsilon or endpoints[0].routing")
+        steps: list[str | int] = []
+        for part in self.path.split("."):
+            name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))
+            steps += [name, *(int(each) for each in indices)]
+        return steps
+
+    def _enter(self, place: Any, step: str | int) -> Any:
+        if isinstance(step, int):
+            if not isinstance(place, list) or not 0 <= step < len(place):
+                raise ChangeError("path", f"{self.path} is not there")
+            return place[step]
+        if not isinstance(place, dict):
+            raise ChangeError("path", f"{self.path} is not there")
+        return place.setdefault(step, {})
+
+    def words(self, before: Values) -> str:
+        place: Any = before
+        for step in self._steps():
+            try:
+                place = place[step]
+            except (KeyError, IndexError, TypeError):
+                return f"{self.path} to {self.value}"
+        return f"{self.path} {place} to {self.value}"

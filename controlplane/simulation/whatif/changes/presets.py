@@ -1,0 +1,79 @@
+"""Futures ready to take: each paper's system, its baselines, and ours."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scheduling.bundles import BUNDLES
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """*changes* are those of a future; *about* says in a sentence what they stand for."""
+
+    name: str
+    title: str
+    about: str
+    changes: tuple[dict[str, Any], ...]
+
+
+def _policy(part: str, value: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "policy", "part": part, "value": value, **more}
+
+
+BASELINES: Final = (
+    Preset(
+        "reactive",
+        "Reactive",
+        "Adds an instance when use passes 70 %, takes one away under 30 %. No forecast.",
+        (_policy("strategy", "reactive"),),
+    ),
+    Preset(
+        "fcfs-jsq",
+        "FCFS and JSQ",
+        "First come, first served, to the instance with the fewest tokens left: the baseline of QLM and SSJF.",
+        (_policy("ordering", "fcfs"), _policy("routing", "join_shortest_queue")),
+    ),
+    Preset(
+        "edf",
+        "EDF",
+        "The earliest deadline first: a baseline of QLM.",
+        (_policy("ordering", "deadline"),),
+    ),
+    Preset(
+        "round-robin",
+        "Round robin",
+        "Each instance in turn: the baseline of PreServe's router.",
+        (_policy("routing", "round_robin"),),
+    ),
+    Preset(
+        "least-request",
+        "Least request",
+        "To the instance with the fewest requests: a baseline of PreServe's router.",
+        (_policy("routing", "least_request"),),
+    ),
+    Preset(
+        "siloed",
+        "Siloed",
+        "Each model keeps its own instances and none is lent out: a baseline of SageServe.",
+        (_policy("strategy", "siloed"),),
+    ),
+    Preset(
+        "lt-i",
+        "LT-I",
+        "To the number of the hourly plan at once (SageServe).",
+        (_policy("strategy", "lt_i"), _policy("forecaster", "arima")),
+    ),
+    Preset(
+        "lt-u",
+        "LT-U",
+        "Towards the hourly plan by use (SageServe).",
+        (_policy("strategy", "lt_u"), _policy("forecaster", "arima")),
+    ),
+)
+PRESETS: Final = {
+    preset.name: preset
+    for preset in (
+        *(Preset(each.name, each.title, each.about, (_policy("bundle", each.name),)) for each in BUNDLES.values()),
+        *BASELINES,
+    )
+}

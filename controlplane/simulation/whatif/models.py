@@ -1,0 +1,189 @@
+"""What-ifs: a start, up to six futures, and a run of each future for each seed."""
+
+import uuid
+
+from django.conf import settings
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.utils import timezone
+
+LETTERS = "ABCDEF"
+"""Of futures; A is as things are now."""
+
+
+class WhatIfState(models.TextChoices):
+    DRAFT = "draft", "Draft"
+    QUEUED = "queued", "Queued"
+    RUNNING = "running", "Running"
+    DONE = "done", "Done"
+    CANCELLED = "cancelled", "Cancelled"
+    FAILED = "failed", "Failed"
+    INTERRUPTED = "interrupted", "Interrupted"
+
+
+class Phase(models.TextChoices):
+    """What the run of a seed is at."""
+
+    WAITING = "waiting", "Waiting"
+    STAGING = "staging", "Staging"
+    SIMULATING = "simulating", "Simulating"
+    MEASURING = "measuring", "Measuring"
+
+
+class WhatIf(models.Model):
+    """One question to the simulator: what comes of a start under several futures, each with the same requests."""
+
+    title = models.CharField(max_length=160)
+    start = models.JSONField(default=dict, blank=True, help_text="As `start.Start`; empty in a draft not begun yet.")
+    horizon_s = models.FloatField(default=3600.0, validators=[MinValueValidator(60)])
+    warmup_s = models.FloatField(
+        default=0.0, validators=[MinValueValidator(0)], help_text="Of the horizon, from its begin: not counted."
+    )
+    seeds = models.PositiveSmallIntegerField(default=5, validators=[MinValueValidator(1), MaxValueValidator(100)])
+    edits = models.JSONField(default=list, blank=True, help_text="Changes of demand that all futures share.")
+    state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.DRAFT, db_index=True)
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+    submitted_at = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_by = models.CharField(max_length=120, blank=True, help_text="Who cancelled it.")
+    usd_per_1000_missed = models.FloatField(
+        default=5.0, validators=[MinValueValidator(0)], help_text="Price of a thousand requests that miss their SLO."
+    )
+    slo_target = models.FloatField(
+        default=0.99, validators=[MinValueValidator(0), MaxValueValidator(1)], help_text="Share that must meet it."
+    )
+    twin_error = models.JSONField(
+        default=dict, blank=True, help_text="Of the simulation against what was measured, when it was made."
+    )
+    asked = models.TextField(blank=True, help_text="Address of the form that asked it; empty: it was asked otherwise.")
+    chosen = models.ForeignKey("Future", on_delete=models.SET_NULL, null=True, blank=True, related_name="chosen_in")
+    plan = models.JSONField(default=dict, blank=True, help_text="What was made of the chosen future; empty: nothing.")
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "what-if"
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Future(models.Model):
+    """One set of changes against now."""
+
+    what_if = models.ForeignKey(WhatIf, on_delete=models.CASCADE, related_name="futures")
+    letter = models.CharField(max_length=1, choices=[(letter, letter) for letter in LETTERS])
+    name = models.CharField(max_length=80)
+    changes = models.JSONField(default=list, blank=True, help_text="As `changes`; none for A.")
+    decides = models.JSONField(default=list, blank=True, help_text="Decisions that first differ from those of A.")
+
+    class Meta:
+        ordering = ["what_if", "letter"]
+        constraints = [models.UniqueConstraint(fields=["what_if", "letter"], name="one_future_a_letter")]
+
+    def __str__(self) -> str:
+        return f"{self.letter} {self.name}"
+
+
+class FutureSeed(models.Model):
+    """The simulation of a future with the requests of a seed, and what came of it."""
+
+    future = models.ForeignKey(Future, on_delete=models.CASCADE, related_name="runs")
+    seed = models.PositiveSmallIntegerField()
+    state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.QUEUED, db_index=True)
+    phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.WAITING)
+    progress = models.FloatField(default=0.0, help_text="Share of the whole run that is done.")
+    lease = models.UUIDField(null=True, blank=True, default=None, help_text="Of the process that runs it.")
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    attempts = models.PositiveSmallIntegerField(default=0)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    result = models.JSONField(default=dict, blank=True, help_text="Columns of the comparison, by scope.")
+    curves = models.BinaryField(null=True, blank=True, help_text="TTFT and what changed over time: JSON, compressed.")
+    log = models.BinaryField(
+        null=True, blank=True, help_text="Who served each request, compressed; kept of the first seed until compared."
+    )
+    error = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["future", "seed"]
+        verbose_name = "run of a future"
+        verbose_name_plural = "runs of futures"
+        constraints = [models.UniqueConstraint(fields=["future", "seed"], name="one_run_a_seed")]
+
+    def __str__(self) -> str:
+        return f"{self.future}, seed {self.seed}"
+
+
+class TraceFile(models.Model):
+    """An uploaded trace, for what-ifs to start from."""
+
+    name = models.CharField(max_length=160)
+    format = models.CharField(max_length=20, help_text="A name in `scheduling.simulation.workload.traces`.")
+    content = models.BinaryField(help_text="Compressed with zlib.")
+    requests = models.PositiveIntegerField()
+    span_s = models.FloatField(help_text="From its first request to its last.")
+    uploaded_at = models.DateTimeField(default=timezone.now)
+    uploaded_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Counterfactual(models.Model):
+    """The last day of the ledger under one bundle, beside the same day as it was configured."""
+
+    round = models.UUIDField(default=uuid.uuid4, db_index=True)
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    from_at = models.DateTimeField()
+    to_at = models.DateTimeField()
+    bundle = models.CharField(max_length=40, blank=True, help_text="Empty: policies as they were.")
+    requests = models.PositiveIntegerField()
+    cost_usd = models.FloatField()
+    missed = models.PositiveIntegerField(help_text="Requests that missed their SLO.")
+    ttft_p95_ms = models.FloatField(null=True, blank=True)
+    saved_usd = models.FloatField(help_text="Against policies as they were; below 0: it costs more.")
+    fewer_missed = models.IntegerField(help_text="Against policies as they were; below 0: it misses more.")
+
+    class Meta:
+        ordering = ["-made_at", "bundle"]
+        constraints = [models.UniqueConstraint(fields=["round", "bundle"], name="one_bundle_a_round")]
+
+    def __str__(self) -> str:
+        return f"{self.bundle or 'as it was'}, {self.to_at:%F %H:%M}"
+
+
+class TwinError(models.Model):
+    """What was measured of one window's requests of one performance profile, and what the simulator makes of them."""
+
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    model = models.CharField(max_length=160)
+    gpu = models.CharField(max_length=80, help_text="GPUs of an instance.")
+    from_at = models.DateTimeField()
+    to_at = models.DateTimeField()
+    requests = models.PositiveIntegerField()
+    measured = models.JSONField(help_text="ttft_p50, ttft_p95, itl_p50, itl_p95 in milliseconds, and slo_met.")
+    simulated = models.JSONField(help_text="The same.")
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["model", "gpu", "-id"], name="twin_error_profile")]
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.gpu}, {self.to_at:%F %H:%M}"
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Simulated over measured, less one; of `slo_met` the difference in points."""
+        errors = {}
+        for name, measured in self.measured.items():
+            simulated = self.simulated.get(name)
+            if simulated is not None and name == "slo_met":
+                errors[name] = simulated - measured
+            elif simulated is not None and measured > 0:
+                errors[name] = simulated / measured - 1
+        return errors

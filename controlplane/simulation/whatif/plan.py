@@ -1,0 +1,330 @@
+"""A future that becomes the plan: what it changes is given to the models, its instances are proposed, and it is followed.
+
+Policies and bounds change at once, by whom may change them. Instances are proposals (plans with the status advice), which an
+operator approves as any other plan. Everything is one event, and one `undo` takes it back.
+"""
+
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from controlplane.accounts.models import Role, User
+from controlplane.events.services import record
+from controlplane.fleet.inventory import services as rows_of_fleet
+from controlplane.fleet.inventory.kinds import DEPLOYMENT
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Deployment, Model
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.planning import bundles, services
+from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.plans import inventory
+from controlplane.simulation.whatif import selectors
+from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.whatif.changes.policies import PolicyChange
+from controlplane.simulation.whatif.changes.supply import BoundsChange
+from controlplane.simulation.whatif.models import Future, WhatIf
+from scheduling.bundles import BUNDLES
+
+PARTS: Final = {
+    "routing": "routing_policy",
+    "ordering": "ordering_policy",
+    "strategy": "strategy",
+    "forecaster": "FORECASTER",
+    "demand_level": "PLAN_DEMAND",
+}
+"""What rows call the parts of a change of policy."""
+SOON_S: Final = 900.0
+"""Instances that the future has ready within this are proposed."""
+VALID: Final = timedelta(hours=1)
+MOST_ROWS: Final = 20_000
+"""Newest requests by which what happens is measured."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is written: by model its values, by deployment its bounds; and what of the future is only an assumption."""
+
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+
+
+def wanted(row: WhatIf, future: Future) -> Wanted:
+    """What *future* would have of the fleet. Raises ActionError naming what the fleet has not."""
+    made = Wanted()
+    for change, words in zip(parsed(future.changes), selectors.changes_in_words(row, future), strict=True):
+        match change:
+            case PolicyChange():
+                for model in change.models or list(row.start["scenario"]["models"]):
+                    made.values.setdefault(model, {}).update(_values(change))
+            case BoundsChange():
+                for deployment in _deployments(change):
+                    given = {"min_instances": change.min_instances, "max_instances": change.max_instances}
+                    own = made.bounds.setdefault(deployment.pk, {})
+                    own.update({name: value for name, value in given.items() if value is not None})
+            case _:
+                made.assumed.append(words)
+    return made
+
+
+def _values(change: PolicyChange) -> dict[str, Any]:
+    if change.part == "bundle":
+        return bundles.values_of(BUNDLES[change.value])
+    values: dict[str, Any] = {PARTS[change.part]: change.value}
+    return values | ({"parameters": dict(change.parameters)} if change.part == "strategy" else {})
+
+
+def _deployments(change: BoundsChange) -> list[Deployment]:
+    query = Deployment.objects.filter(active=True, model__name=change.model)
+    if change.region:
+        query = query.filter(region__name=change.region)
+    rows = list(query.select_related("region"))
+    where = f" in {change.region}" if change.region else ""
+    if not rows:
+        raise ActionError(f"{change.model} has no deployment{where}.")
+    regions = [each.region.name for each in rows]
+    if len(set(regions)) < len(regions):
+        raise ActionError(f"{change.model} has several deployments{where}: change their bounds on the Models page.")
+    return rows
+
+
+def obstacles(row: WhatIf, future: Future) -> list[str]:
+    """What *future* rests on that is not so any more, in words; none where it can become the plan."""
+    now = selectors.present_scenario()
+    then, texts = row.start["scenario"], list[str]()
+    for model in then["models"]:
+        if model not in now["models"]:
+            texts.append(f"{model} is not served any more")
+    for group in then["fleet"]:
+        own = [each for each in now["fleet"] if each["model"] == group["model"]]
+        for region in group["regions"]:
+            here = [each for each in own if region in each["regions"] and each["gpu"] == group["gpu"]]
+            if own and not here:
+                texts.append(f"{group['model']} has no deployment on {group['gpu']} in {region} any more")
+            elif own and group["instances"] and not any(each["instances"] for each in here):
+                texts.append(f"no instance of {group['model']} is left in {region}")
+    texts += _policies_changed(then, now)
+    return list(dict.fromkeys(texts))
+
+
+def _policies_changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Policies and bounds of endpoints that are not as when the what-if began."""
+    known = ("routing", "ordering", "strategy", "forecaster", "min_instances", "max_instances")
+    before, after = (
+        {(each["model"], each.get("region")): each for each in one.get("endpoints", [])} for one in (then, now)
+    )
+    return [
+        f"{name.replace('_', ' ')} of {model} in {region} is {after[model, region][name]}, and was {old[name]}"
+        for (model, region), old in before.items()
+        if (model, region) in after
+        for name in known
+        if name in old and name in after[model, region] and old[name] != after[model, region][name]
+    ]
+
+
+def changed_since(row: WhatIf) -> list[str]:
+    """What differs now from when *row* began, of which a plan need not fail: how many instances there are."""
+    now, then = (_ready(one) for one in (selectors.present_scenario(), row.start["scenario"]))
+    return [
+        f"{model} in {region} has {now.get((model, region), 0)} instances, and had {count}"
+        for (model, region), count in then.items()
+        if now.get((model, region), 0) != count
+    ]
+
+
+def _ready(values: dict[str, Any]) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for group in values["fleet"]:
+        for region in group["regions"]:
+            counts[group["model"], region] = counts.get((group["model"], region), 0) + group["instances"]
+    return counts
+
+
+@transaction.atomic
+def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
+    """Make the future *letter* of *row* the plan.
+
+    Raises ActionError if it is not done, if another of its futures is the plan, if what it rests on has gone (in words), or
+    if *actor* may not change bounds and it does; ValidationError as the services of planning and of the inventory.
+    """
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    future = row.futures.filter(letter=letter).first()
+    if future is None or future.runs.filter(state="done").count() < row.seeds:
+        raise ActionError(f"Future {letter} is not done.")
+    if row.plan and not row.plan.get("undone_at"):
+        raise ActionError(f"{row.plan['letter']} is the plan already. Undo it first.")
+    if gone := obstacles(row, future):
+        raise ActionError(f"Since it began, this has changed: {'; '.join(gone)}. Run it again.")
+    asked = wanted(row, future)
+    if asked.bounds and actor.fleet_role() != Role.ADMIN:
+        raise ActionError("Bounds are changed by an admin.")
+    before: dict[str, Any] = {"values": {}, "bounds": {}}
+    for name, values in asked.values.items():
+        before["values"][name] = services.give(Model.objects.get(name=name), values, actor)
+    for pk, bounds in asked.bounds.items():
+        before["bounds"][str(pk)] = _bound(pk, bounds, actor, note)
+    plans = _proposals(row, future)
+    words = selectors.changes_in_words(row, future)
+    event = record(
+        "what_if.made_the_plan",
+        row,
+        actor=actor,
+        before=before,
+        after={"values": asked.values, "bounds": {str(pk): each for pk, each in asked.bounds.items()}},
+        reason=note,
+        inputs={"future": f"{letter} {future.name}", "changes": words, "plans": plans, "assumed": asked.assumed},
+    )
+    row.chosen = future
+    row.plan = {
+        "letter": letter, "name": future.name, "at": timezone.now().isoformat(), "by": actor.get_username(), "note": note,
+        "changes": words, "assumed": asked.assumed, "before": before, "plans": plans, "event": event.pk,
+    }  # fmt: skip
+    row.save(update_fields=["chosen", "plan"])
+    return row
+
+
+@transaction.atomic
+def undo(row: WhatIf, actor: User, note: str = "") -> WhatIf:
+    """Give back what `make_plan` changed, and reject what it proposed. Raises ActionError if *row* is not the plan."""
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    if not row.plan or row.plan.get("undone_at"):
+        raise ActionError("It is not the plan.")
+    before = row.plan["before"]
+    if before["bounds"] and actor.fleet_role() != Role.ADMIN:
+        raise ActionError("Bounds are changed by an admin.")
+    for name, values in before["values"].items():
+        services.give(Model.objects.get(name=name), values, actor)
+    for pk, bounds in before["bounds"].items():
+        _bound(int(pk), bounds, actor, note)
+    open_plans = ScalingPlan.objects.filter(pk__in=row.plan["plans"], status=PlanStatus.ADVICE)
+    open_plans.update(status=PlanStatus.REJECTED, decided_by=actor.get_username(), decided_at=timezone.now())
+    record("what_if.undone", row, actor=actor, after=before, reason=note, inputs={"event": row.plan["event"]})
+    row.plan = {**row.plan, "undone_at": timezone.now().isoformat()}
+    row.save(update_fields=["plan"])
+    return row
+
+
+def _bound(pk: int, bounds: dict[str, int], actor: User, note: str) -> dict[str, int]:
+    """Set *bounds* of a deployment; those that it had."""
+    deployment = Deployment.objects.get(pk=pk)
+    had = {name: getattr(deployment, name) for name in bounds}
+    rows_of_fleet.change(DEPLOYMENT, deployment, bounds, actor, note)
+    return had
+
+
+def _proposals(row: WhatIf, future: Future) -> list[int]:
+    """Plans of those models of which *future* soon has other numbers of instances than there are; their keys."""
+    fleet = inventory.read(set(row.start["scenario"]["models"]))
+    series = selectors.curves(row).get(future.letter, {}).get("series")
+    if series is None:
+        return []
+    soon = np.array(series["t_s"]) <= SOON_S
+    keys, now = [], timezone.now()
+    for model in sorted({place[0] for place in fleet.deployments}):
+        targets, usd = [], {"present": 0.0, "target": 0.0}
+        for place, deployment in fleet.deployments.items():
+            ready = series["ready"].get(f"{model} {place[1]}")
+            alone = sum(each[:2] == place[:2] for each in fleet.deployments) == 1
+            if place[0] != model or ready is None or not alone:
+                continue
+            present = fleet.present[place]
+            most, least = deployment.max_instances, deployment.min_instances
+            target = min(most, max(least, round(float(np.array(ready)[soon][-1]))))
+            price = float(deployment.gpu_type.on_demand_usd_per_hour) * deployment.tensor_parallel
+            usd["present"] += present * price
+            usd["target"] += target * price
+            reason = f"{future.letter} {future.name} of what-if {row.pk} has as many ready"
+            asked = {"region": place[1], "gpu_type": place[2], "present": present, "target": target}
+            targets.append({**asked, "demand_tokens_per_s": 0.0, "reason": reason})
+        if all(each["present"] == each["target"] for each in targets):
+            continue
+        plan = ScalingPlan.objects.create(
+            model=Model.objects.get(name=model), made_at=now, valid_until=now + VALID, strategy="what_if",
+            inputs={"what_if": row.pk, "future": future.letter}, targets=targets, solver="what-if",
+            cost_usd_per_hour_before=usd["present"], cost_usd_per_hour_after=usd["target"],
+            note=f"What-if {row.pk}: {row.title}"[:255],
+        )  # fmt: skip
+        keys.append(plan.pk)
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What was predicted of the plan, and what happens: from *since* until *until*."""
+
+    since: datetime
+    until: datetime
+    requests: int
+    slo_met: float | None
+    predicted_slo_met: float | None
+    ttft_p95_ms: float | None
+    predicted_ttft_p95_ms: float | None
+    instances: list[dict[str, Any]]
+    """model, region, ready and predicted, now."""
+    minutes: list[dict[str, Any]]
+    """at, slo_met of the requests of each minute."""
+
+
+def followed(row: WhatIf) -> dict[str, Any] | None:
+    """Prediction against what happens since *row* became the plan; None if it is not.
+
+    The predicted numbers are those of the chosen future for its whole horizon; instances are those at the same time after
+    the begin.
+    """
+    if not row.plan or row.plan.get("undone_at"):
+        return None
+    since, began = parse_datetime(row.plan["at"]), parse_datetime(str(row.start["at"]))
+    assert since is not None
+    assert began is not None
+    until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))
+    until = max(until, since)
+    newest = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False).order_by(
+        "-arrived_at"
+    )
+    came = list(newest.values_list("slo_met", "ttft_ms")[:MOST_ROWS])
+    judged = [met for met, _ in came if met is not None]
+    ttft_ms = [value for _, value in came if value is not None]
+    rows = selectors.comparison(row)["futures"]
+    future = next(each for each in rows if each["letter"] == row.plan["letter"])
+    made = Followed(
+        since=since,
+        until=until,
+        requests=len(came),
+        slo_met=sum(judged) / len(judged) if judged else None,
+        predicted_slo_met=_mean(future["slo_met"]),
+        ttft_p95_ms=float(np.percentile(ttft_ms, 95)) if ttft_ms else None,
+        predicted_ttft_p95_ms=_mean(future["ttft_p95_ms"]),
+        instances=_instances(row, (until - began).total_seconds()),
+        minutes=_minutes(since, until),
+    )
+    return asdict(made)
+
+
+def _mean(shown: dict[str, float | None] | None) -> float | None:
+    return shown["mean"] if shown else None
+
+
+def _instances(row: WhatIf, after_s: float) -> list[dict[str, Any]]:
+    fleet = inventory.read(set(row.start["scenario"]["models"]))
+    series = selectors.curves(row)[row.plan["letter"]]["series"]
+    at = max(0, int(np.searchsorted(series["t_s"], after_s, side="right")) - 1)
+    present: dict[tuple[str, str], int] = {}
+    for (model, region, _), count in fleet.present.items():
+        present[model, region] = present.get((model, region), 0) + count
+    return [
+        {"model": model, "region": region, "ready": present.get((model, region), 0), "predicted": ready[at]}
+        for key, ready in series["ready"].items()
+        for model, _, region in [key.rpartition(" ")]
+    ]
+
+
+def _minutes(since: datetime, until: datetime) -> list[dict[str, Any]]:
+    rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by("minute").values("minute")
+    sums = rows.annotate(met=Sum("slo_met"), judged=Sum("slo_judged"))
+    return [{"at": each["minute"], "slo_met": each["met"] / each["judged"]} for each in sums if each["judged"]]

@@ -1,0 +1,53 @@
+"""What decides between a future and A: kept with the future as soon as the first seed of both is done."""
+
+from typing import Any, Final
+
+from controlplane.simulation.whatif.changes.base import clock, region_title
+from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIfState
+from controlplane.simulation.whatif.runs import packing
+from scheduling.simulation.measures.differences import Difference, differences
+
+FIRST_SEED: Final = 1
+BASELINE: Final = "A"
+
+
+def compare(row: FutureSeed) -> None:
+    """Find the differences that the run *row* was the last to be waited for."""
+    if row.seed != FIRST_SEED:
+        return
+    runs = FutureSeed.objects.filter(
+        future__what_if=row.future.what_if_id, seed=FIRST_SEED, state=WhatIfState.DONE, log__isnull=False
+    ).select_related("future")
+    logs = {each.future.letter: each for each in runs}
+    if BASELINE not in logs or row.future.letter not in logs:
+        return
+    first = packing.log_of(logs[BASELINE].log or b"")
+    wanted = [row.future.letter] if row.future.letter != BASELINE else [each for each in logs if each != BASELINE]
+    for letter in wanted:
+        future = logs[letter].future
+        try:
+            made = differences(first, packing.log_of(logs[letter].log or b""))
+        except ValueError:
+            continue  # its demand is another: its decisions are about other requests
+        Future.objects.filter(pk=future.pk).update(decides=[_as_json(each, future) for each in made])
+
+
+def _as_json(difference: Difference, future: Future) -> dict[str, Any]:
+    sentence = f"{future.name} {difference.other.rstrip('.')}; as now {difference.first.rstrip('.')}."
+    return {
+        "at_s": round(difference.at_s, 1),
+        "region": difference.region,
+        "kind": difference.kind,
+        "model": difference.model,
+        "sentence": f"{region_title(difference.region)}, {difference.model}: {sentence}",
+        "effect": _effect(difference),
+        "waiting": difference.waiting,
+        "slo_met": difference.slo_met,
+    }
+
+
+def _effect(difference: Difference) -> str:
+    """What came of it in the fifteen minutes after, in words."""
+    if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
+        return f"{100 * difference.slo_met:+.1f} pt SLO met by {clock(difference.at_s + 900)}"
+    return f"{difference.waiting:+.0f} waiting by {clock(difference.at_s + 900)}"

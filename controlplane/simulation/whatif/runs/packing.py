@@ -1,0 +1,70 @@
+"""What a run keeps: columns and curves as JSON, and of the first seed who served each request; and reading them again."""
+
+import io
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.simulation.running import Ran
+from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
+from scheduling.simulation.measures.differences import Log
+from scheduling.simulation.staging import Stage
+
+MOST_LOGGED: Final = 3_000_000
+"""Requests of a run whose decisions are kept for a comparison."""
+ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
+
+
+def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted], *, first: bool) -> dict[str, Any]:
+    """Values of a `FutureSeed`; with a log of its decisions if it is the *first* seed."""
+    result = ran.result
+    whole = counted["all"]
+    series = over_time(result, whole.until_s)
+    # `took_s` is no part of it: the same run gives the same row.
+    about = {name: value for name, value in ran.about.items() if name not in ("scenario", "took_s")}
+    kept = {
+        "about": about,
+        "columns": columns(result, staged.promises, staged.prices, counted),
+        "classes": by_class(result, staged.names, staged.promises, whole),
+        "counters": {name: int(value) for name, value in result.counters.items() if value},
+    }
+    curves = {
+        "ttft": {name: ttft_counts(result, each) for name, each in counted.items()},
+        "series": series,
+        "moves": [row for row in ran.moves.rows if row[4]],
+    }
+    log = None
+    if first and staged.requests.count <= MOST_LOGGED:
+        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, ran.made, series))
+    return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
+
+
+def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:
+    """What `packed` kept as curves; empty for none."""
+    return dict(json.loads(zlib.decompress(blob))) if blob else {}
+
+
+def log_of(blob: bytes | memoryview) -> Log:
+    with np.load(io.BytesIO(bytes(blob)), allow_pickle=False) as arrays:
+        about = json.loads(bytes(arrays["about"]))
+        columns_of = {name: arrays[name] for name in ARRAYS}
+    return Log(
+        instances=[tuple(each) for each in about["instances"]],
+        regions=about["regions"],
+        models=about["models"],
+        moves=[tuple(each) for each in about["moves"]],
+        swaps=[tuple(each) for each in about["swaps"]],
+        series=about["series"],
+        **columns_of,
+    )
+
+
+def _written(log: Log) -> bytes:
+    about = {name: getattr(log, name) for name in ("instances", "regions", "models", "moves", "swaps", "series")}
+    file = io.BytesIO()
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez_compressed(file, about=text, **{name: getattr(log, name) for name in ARRAYS})
+    return file.getvalue()

@@ -1,0 +1,347 @@
+"""Reads of what-ifs: lists, progress, and the comparison of their futures."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from math import inf, isfinite
+from typing import Any, Final
+
+import numpy as np
+from django.db.models import Count, Q, QuerySet
+from django.utils import timezone
+
+from controlplane.fleet.models import Deployment
+from controlplane.planning.comparison.scenario import scenario_of
+from controlplane.planning.plans import inventory
+from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
+from controlplane.simulation.whatif.changes.base import ChangeError
+from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.runs import packing
+from controlplane.simulation.whatif.start import Start
+from scheduling.simulation.measures.columns import TTFT_EDGES_MS
+from scheduling.simulation.measures.comparison import Interval, curve, of_shares, over_seeds, regret, verdicts
+
+ALL: Final = "all"
+HEAVY: Final = ("curves", "log")
+COLUMNS: Final = (
+    "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
+    "goodput_tokens_per_s", "missed", "judged", "requests",
+)  # fmt: skip
+RECENT: Final = timedelta(hours=1)
+"""Of the ledger, by which round trips are known."""
+LEAST_FOR_ETA: Final = 0.1
+"""Of all work, before a time to go is given."""
+LEAST_WAITING: Final = 0.5
+LEAST_SLO: Final = 5e-4
+"""Effects of a decision that are shown: requests that wait, and share of SLO met."""
+
+
+def what_ifs() -> QuerySet[WhatIf]:
+    """All, newest first, with how many futures and runs they have; without their starts."""
+    return (
+        WhatIf.objects.select_related("requested_by", "chosen")
+        .defer("start")
+        .annotate(
+            futures_count=Count("futures", distinct=True),
+            runs_count=Count("futures__runs"),
+            runs_done=Count("futures__runs", filter=Q(futures__runs__state=WhatIfState.DONE)),
+        )
+    )
+
+
+def what_if(pk: int) -> WhatIf | None:
+    """With its start; None if there is none."""
+    return WhatIf.objects.select_related("requested_by", "chosen").filter(pk=pk).first()
+
+
+def present_scenario() -> dict[str, Any]:
+    """The fleet that is active, and its policies, as a scenario without demand."""
+    fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
+    return scenario_of(fleet, asked_rows(timezone.now() - RECENT))
+
+
+def progress(pk: int) -> dict[str, Any] | None:
+    """How far the what-if *pk* is: state, done (share), eta_s, runs, runs_done, and a row for each future.
+
+    A future's row: letter, name, state, phase, done, seed (the one at work), seeds, seeds_done, eta_s, took_s, error. None
+    if there is no such what-if.
+    """
+    row = WhatIf.objects.defer("start").filter(pk=pk).first()
+    if row is None:
+        return None
+    runs = FutureSeed.objects.filter(future__what_if=pk).defer("result", *HEAVY)
+    of: defaultdict[int, list[FutureSeed]] = defaultdict(list)
+    for run in runs:
+        of[run.future_id].append(run)
+    now = timezone.now()
+    futures = [_future_progress(future, of[future.pk], now) for future in row.futures.all()]
+    every = [run for own in of.values() for run in own]
+    done = sum(_share(run) for run in every) / len(every) if every else 0.0
+    ended = row.ended_at or now
+    return {
+        "id": row.pk,
+        "state": row.state,
+        "done": round(done, 4),
+        "eta_s": _eta_s(row.started_at, done, now) if row.state in (WhatIfState.QUEUED, WhatIfState.RUNNING) else None,
+        "elapsed_s": round((ended - row.started_at).total_seconds(), 1) if row.started_at else None,
+        "runs": len(every),
+        "runs_done": sum(run.state == WhatIfState.DONE for run in every),
+        "ahead": _ahead(row) if row.state == WhatIfState.QUEUED else 0,
+        "futures": futures,
+    }
+
+
+def _future_progress(future: Future, runs: Sequence[FutureSeed], now: datetime) -> dict[str, Any]:
+    states = [run.state for run in runs]
+    order = (
+        WhatIfState.RUNNING,
+        WhatIfState.FAILED,
+        WhatIfState.INTERRUPTED,
+        WhatIfState.QUEUED,
+        WhatIfState.CANCELLED,
+    )
+    state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.DRAFT)
+    at_work = next((run for run in runs if run.state == WhatIfState.RUNNING), None)
+    begun = [run.started_at for run in runs if run.started_at]
+    done = sum(map(_share, runs)) / len(runs) if runs else 0.0
+    return {
+        "letter": future.letter,
+        "name": future.name,
+        "state": str(state),
+        "phase": str(at_work.phase) if at_work else "",
+        "done": round(done, 4),
+        "seed": at_work.seed if at_work else None,
+        "seeds": len(runs),
+        "seeds_done": sum(each == WhatIfState.DONE for each in states),
+        "eta_s": _eta_s(min(begun), done, now) if begun and state == WhatIfState.RUNNING else None,
+        "took_s": round(
+            sum((run.ended_at - run.started_at).total_seconds() for run in runs if run.ended_at and run.started_at), 1
+        ),
+        "error": next((f"Seed {run.seed}: {run.error}" for run in runs if run.error), ""),
+    }
+
+
+def _share(run: FutureSeed) -> float:
+    return 1.0 if run.state == WhatIfState.DONE else run.progress if run.state == WhatIfState.RUNNING else 0.0
+
+
+def _eta_s(began: datetime | None, done: float, now: datetime) -> float | None:
+    if began is None or done < LEAST_FOR_ETA:
+        return None
+    return round((now - began).total_seconds() * (1 - done) / done, 1)
+
+
+def _ahead(row: WhatIf) -> int:
+    """What-ifs that are made before *row*."""
+    before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
+    return before.filter(submitted_at__lt=row.submitted_at).count() if row.submitted_at else 0
+
+
+def changes_in_words(row: WhatIf, future: Future) -> list[str]:
+    """What *future* changes against now, a sentence each; of changes that cannot be, what is wrong with them."""
+    return _in_words(row, future.changes, "changes")
+
+
+def edits_in_words(row: WhatIf) -> list[str]:
+    """What all futures of *row* share."""
+    return _in_words(row, row.edits, "edits")
+
+
+def full_diff(row: WhatIf, future: Future) -> list[str]:
+    """Every key of the scenario that *future* has otherwise than now, one line each."""
+    if not row.start or not future.changes:
+        return []
+    start = Start.model_validate(row.start)
+    try:
+        changed = applied(start.scenario, parsed(future.changes), asks=start.asks)
+    except ChangeError as error:
+        return [f"Cannot be: {error}"]
+    return diff_in_words(start.scenario, changed.values)
+
+
+def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[str]:
+    if not row.start or not changes:
+        return []
+    try:
+        return in_words(row.start["scenario"], parsed(changes, where))
+    except ChangeError as error:
+        return [f"Cannot be: {error}"]
+
+
+def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None = None) -> dict[str, Any]:
+    """The futures of *row* side by side, by the seeds that are done: `futures`, a row each, and `regret`.
+
+    *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
+    letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, wide_low, wide_high, delta}
+    (delta: paired with A, seed by seed), verdict, holds (seeds that met the target). None where nothing is known yet.
+    """
+    price = row.usd_per_1000_missed if usd_per_1000_missed is None else usd_per_1000_missed
+    futures = list(row.futures.all())
+    results = _results(row)
+    scoped = {
+        letter: {seed: result["columns"][scope] for seed, result in of.items() if scope in result["columns"]}
+        for letter, of in results.items()
+    }
+    met_error, ttft_error = (float(row.twin_error.get(name, 0.0)) for name in ("slo_met", "ttft_p95"))
+    slo = {
+        letter: _slo_met(of, met_error) if of else None
+        for letter, of in scoped.items()
+    }  # fmt: skip
+    means = {letter: float(np.mean([each["cost_usd"] for each in of.values()])) for letter, of in scoped.items() if of}
+    done = {future.letter for future in futures if len(scoped.get(future.letter, {})) == row.seeds}
+    said = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
+    rows = []
+    for future in futures:
+        own, base = scoped.get(future.letter, {}), scoped.get("A", {})
+        entry: dict[str, Any] = {
+            "letter": future.letter,
+            "name": future.name,
+            "changes": changes_in_words(row, future),
+            "seeds_done": len(own),
+            "seeds": row.seeds,
+            "verdict": str(said[future.letter]) if future.letter in said else f"{len(own)} of {row.seeds} seeds",
+            "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
+            "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
+        }
+        for name in COLUMNS:
+            interval = over_seeds([_known(each[name]) for each in own.values()])
+            if interval is not None and name.startswith("ttft"):
+                interval = interval.widened(ttft_error * interval.mean, 0.0)
+            entry[name] = _shown(interval, _delta(own, base, name))
+        rows.append(entry)
+    return {
+        "scope": scope,
+        "target": row.slo_target,
+        "twin_error": row.twin_error,
+        "futures": rows,
+        "regret": _regret(scoped, price),
+    }
+
+
+def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
+    judged = [each["judged"] for each in of.values()]
+    interval = of_shares([each["judged"] - each["missed"] for each in of.values()], judged)
+    return None if interval is None else interval.widened(error, 0.0, 1.0)
+
+
+def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:
+    """What came of each run that is done, by letter and seed."""
+    results: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE)
+    for letter, seed, result in runs.order_by("seed").values_list("future__letter", "seed", "result"):
+        results[letter][seed] = result
+    return results
+
+
+def _known(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _delta(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name: str) -> float | None:
+    """How much more than A on average, over the seeds that both have."""
+    pairs = [(own[seed][name], base[seed][name]) for seed in own.keys() & base.keys()]
+    known = [one - other for one, other in pairs if one is not None and other is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _shown(interval: Interval | None, delta: float | None) -> dict[str, float | None] | None:
+    if interval is None:
+        return None
+    names = ("mean", "low", "high", "wide_low", "wide_high")
+    return {name: round(getattr(interval, name), 6) for name in names} | {
+        "delta": None if delta is None else round(delta, 6)
+    }
+
+
+def _regret(scoped: dict[str, dict[int, dict[str, Any]]], usd_per_1000: float) -> dict[str, Any] | None:
+    """The regret table over the seeds that all futures with any have; None without two futures."""
+    known = {letter: of for letter, of in scoped.items() if of}
+    seeds = sorted(set.intersection(*(set(of) for of in known.values()))) if known else []
+    if len(known) < 2 or not seeds:
+        return None
+    cost, missed = (
+        {letter: [of[seed][name] for seed in seeds] for letter, of in known.items()} for name in ("cost_usd", "missed")
+    )
+    made = regret(cost, missed, usd_per_1000 / 1000)
+    return {
+        "usd_per_1000_missed": usd_per_1000,
+        "seeds": seeds,
+        "rows": [
+            {
+                "letter": letter,
+                "usd": [round(float(value), 4) for value in usd],
+                "mean": round(float(usd.mean()), 4),
+                "worst": round(float(usd.max()), 4),
+            }
+            for letter, usd in zip(made.names, made.usd, strict=True)
+        ],
+        "best": made.best,
+        "best_in": made.best_in,
+        "holds_above": round(1000 * made.holds_above, 4),
+        "holds_below": round(1000 * made.holds_below, 4) if isfinite(made.holds_below) else None,
+        "below": made.below,
+        "above": made.above,
+        "sentence": _regret_words(
+            made.best, made.best_in, len(seeds), made.holds_above, made.holds_below, made.below, made.above
+        ),
+    }
+
+
+def _regret_words(best: str, count: int, seeds: int, low: float, high: float, below: str, above: str) -> str:
+    words = f"{best} is best in {count} of {seeds} seed{'s' * (seeds > 1)}."
+    if low == 0 and high == inf:
+        return f"{words} It is the best at any price of a miss."
+    parts = []
+    if low > 0:
+        parts.append(f"below ${1000 * low:,.2f} per 1,000, {below} is cheaper")
+    if high < inf:
+        parts.append(f"above ${1000 * high:,.2f} per 1,000, {above} is cheaper")
+    return f"{words} It stays the best but for the price of a miss: {'; '.join(parts)}."
+
+
+def curves(row: WhatIf, scope: str = ALL) -> dict[str, dict[str, Any]]:
+    """By letter: `ttft` ((ms, share of all requests), all seeds together), and `series` over time, means of the seeds.
+
+    A series: t_s, and by `MODEL REGION` ready and waiting; a region's are the sum of its models'.
+    """
+    counts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("seed")
+    for letter, blob in runs.values_list("future__letter", "curves"):
+        counts[letter].append(packing.curves_of(blob))
+    return {letter: {"ttft": _ttft(own, scope), "series": _series(own)} for letter, own in counts.items()}
+
+
+def _ttft(own: list[dict[str, Any]], scope: str) -> list[tuple[float, float]]:
+    known = [each["ttft"][scope] for each in own if scope in each["ttft"]]
+    if not known:
+        return []
+    total = np.sum([each["counts"] for each in known], axis=0)
+    return curve(TTFT_EDGES_MS, total, sum(each["requests"] for each in known))
+
+
+def _series(own: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over seeds, at the times of the shortest run."""
+    many = [each["series"] for each in own]
+    count = min(len(each["t_s"]) for each in many)
+    endpoints = [tuple(each) for each in many[0]["endpoints"]]
+
+    def mean(name: str) -> dict[str, list[float]]:
+        values = np.mean([[row[:count] for row in each[name]] for each in many], axis=0)
+        return {
+            f"{model} {region}": np.round(row, 2).tolist()
+            for (model, region), row in zip(endpoints, values, strict=True)
+        }
+
+    return {"t_s": many[0]["t_s"][:count], "ready": mean("ready"), "waiting": mean("waiting")}
+
+
+def decides(row: WhatIf, limit: int = 20) -> list[dict[str, Any]]:
+    """The decisions that first differ from those of A, of all futures, those of the greatest effect first.
+
+    What had an effect that rounds to nothing is left out.
+    """
+    every = [{"letter": future.letter, **each} for future in row.futures.all() for each in future.decides]
+    rows = [each for each in every if abs(each["waiting"]) >= LEAST_WAITING or abs(each["slo_met"] or 0.0) >= LEAST_SLO]
+    rows.sort(key=lambda each: -(abs(each["waiting"]) + 1000 * abs(each["slo_met"] or 0.0)))
+    return rows[:limit]

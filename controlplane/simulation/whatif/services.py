@@ -1,0 +1,252 @@
+"""Writes of what-ifs: drafts, asking workers to run them, cancelling, resuming, more seeds, and what is chosen."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from controlplane.accounts.models import User
+from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.requested import MOST_INSTANCES, expected_requests
+from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.whatif.changes.base import ChangeError
+from controlplane.simulation.whatif.changes.presets import PRESETS
+from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.runs import working
+from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.twin_errors import fleet_error
+
+AS_NOW: Final = "As now"
+MOST_KEPT: Final = 200
+"""What-ifs; of those that have ended, older ones are deleted, but never one that became a plan."""
+MOST_OPEN: Final = 10
+MOST_SEEDS: Final = 100
+MOST_HORIZON_S: Final = 7 * 86_400.0
+MOST_REQUESTS: Final = 5_000_000
+"""Of one run."""
+FIELDS: Final = (
+    "title",
+    "start",
+    "horizon_s",
+    "warmup_s",
+    "seeds",
+    "edits",
+    "usd_per_1000_missed",
+    "slo_target",
+    "asked",
+)
+
+
+@transaction.atomic
+def save_draft(
+    row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]] | None, actor: User | str
+) -> WhatIf:
+    """Create a draft, or change *row*: *values* of FIELDS, and *futures* beside A as {name, changes}, if they are given.
+
+    What is not whole yet may stay so; `submit` checks it. Raises ActionError unless *row* is a draft, ValidationError for
+    more futures than there are letters.
+    """
+    if row is not None and row.state != WhatIfState.DRAFT:
+        raise ActionError("Only a draft can be changed. Edit a copy.")
+    row = row or WhatIf(requested_by=_user(actor))
+    for name in FIELDS:
+        if name in values:
+            setattr(row, name, values[name])
+    row.title = (row.title or "What if …")[:160]
+    row.full_clean(exclude=["requested_by", "chosen"])
+    row.save()
+    if futures is not None:
+        if len(futures) >= len(LETTERS):
+            raise ValidationError({"futures": f"{len(futures)} beside A; {len(LETTERS) - 1} are the most."})
+        row.futures.all().delete()
+        given = [{"name": AS_NOW, "changes": []}, *futures]
+        for letter, one in zip(LETTERS, given, strict=False):
+            future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=one.get("changes", []))
+            future.full_clean()
+            future.save()
+    elif not row.futures.exists():
+        Future.objects.create(what_if=row, letter=LETTERS[0], name=AS_NOW)
+    return row
+
+
+def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A future for `save_draft`: the changes of *preset*, if one is named, then *changes*. Raises ValidationError."""
+    if preset and preset not in PRESETS:
+        raise ValidationError({"preset": f"There is no preset {preset!r}; there is {', '.join(PRESETS)}."})
+    taken = PRESETS[preset].changes if preset else ()
+    return {"name": name or (PRESETS[preset].title if preset else "Custom"), "changes": [*taken, *changes]}
+
+
+def check(row: WhatIf) -> dict[str, str]:
+    """What is wrong with *row*, by field, such as `B.changes[0].region`; empty if it can run."""
+    try:
+        start = Start.model_validate(row.start)
+    except ValueError as error:
+        return {"start": _first_line(error)}
+    wrong = dict[str, str]()
+    if not 60 <= row.horizon_s <= MOST_HORIZON_S:
+        wrong["horizon_s"] = f"is {row.horizon_s:g}; from 60 s to {MOST_HORIZON_S / 86_400:.0f} days can be simulated"
+    if not 0 <= row.warmup_s < row.horizon_s:
+        wrong["warmup_s"] = f"is {row.warmup_s:g}; it must be shorter than the horizon"
+    if not 1 <= row.seeds <= MOST_SEEDS:
+        wrong["seeds"] = f"is {row.seeds}; from 1 to {MOST_SEEDS} can be simulated"
+    try:
+        parsed(row.edits, "edits")
+    except ChangeError as error:
+        wrong[error.field] = error.what
+        return wrong
+    for future in row.futures.all():
+        try:
+            changed = working.changed(row, future, start)
+        except ChangeError as error:
+            field = error.field if error.field.startswith("edits") else f"{future.letter}.{error.field}"
+            wrong[field] = error.what
+            continue
+        if any(one.lengths for one in changed.scenario.clients) or changed.scenario.trace:
+            wrong["start"] = "reads a file: upload it as a trace"
+        instances = sum(
+            (each.instances + each.spot + each.empty) * len(each.regions) for each in changed.scenario.fleet
+        )
+        if instances > MOST_INSTANCES:
+            wrong[f"{future.letter}.changes"] = f"{instances:,} instances; {MOST_INSTANCES:,} are the most"
+        if start.asks and (count := expected_requests(changed.scenario)) > MOST_REQUESTS:
+            wrong[f"{future.letter}.changes"] = f"some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+    return wrong
+
+
+def submit(row: WhatIf, actor: User | str) -> WhatIf:
+    """Have workers run the draft *row*. Raises ActionError if it is none, or too many wait; ValidationError as `check`."""
+    if wrong := check(row):
+        raise ValidationError(wrong)
+    with transaction.atomic():
+        row = WhatIf.objects.select_for_update().get(pk=row.pk)
+        if row.state != WhatIfState.DRAFT:
+            raise ActionError(f"It is {row.state}.")
+        if WhatIf.objects.filter(state__in=working.OPEN).count() >= MOST_OPEN:
+            raise ActionError(f"{MOST_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
+        row.state, row.submitted_at, row.requested_by = WhatIfState.QUEUED, timezone.now(), _user(actor)
+        row.twin_error = fleet_error()
+        row.save(update_fields=["state", "submitted_at", "requested_by", "twin_error"])
+        _add_runs(row)
+        record("what_if.requested", row, actor=actor, inputs={"futures": _said(row), "seeds": row.seeds})
+        old = WhatIf.objects.exclude(state__in=(*working.OPEN, WhatIfState.DRAFT)).filter(plan={}).order_by("-pk")
+        WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MOST_KEPT:])).delete()
+        transaction.on_commit(working.send_workers)
+    return row
+
+
+@transaction.atomic
+def ask(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User | str) -> WhatIf:
+    """Have workers run a what-if, of which nothing stays if it cannot. Raises as `save_draft` and `submit`."""
+    return submit(save_draft(None, values, futures, actor), actor)
+
+
+@transaction.atomic
+def cancel(row: WhatIf, actor: User, reason: str = "", letter: str = "") -> WhatIf:
+    """Cancel *row*, or one future of it; workers stop within seconds and what is done stays. Raises ActionError."""
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    if row.state not in working.OPEN:
+        raise ActionError(f"It is {row.state}.")
+    runs = FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN)
+    if letter:
+        runs = runs.filter(future__letter=letter)
+        if not runs.exists():
+            raise ActionError(f"Nothing of {letter} waits or runs.")
+    runs.update(state=WhatIfState.CANCELLED, ended_at=timezone.now(), lease=None)
+    if not FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN).exists():
+        whole = not FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.CANCELLED).exists()
+        row.state = WhatIfState.DONE if whole else WhatIfState.CANCELLED
+        row.ended_at, row.ended_by = timezone.now(), actor.get_username()
+        row.save(update_fields=["state", "ended_at", "ended_by"])
+    record("what_if.cancelled", row, actor=actor, reason=reason, inputs={"future": letter} if letter else {})
+    return row
+
+
+@transaction.atomic
+def resume(row: WhatIf, actor: User, letter: str = "") -> WhatIf:
+    """Run what of *row*, or of one future, was cancelled, failed or interrupted. Raises ActionError if nothing was."""
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    missing = FutureSeed.objects.filter(
+        future__what_if=row, state__in=(WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRUPTED)
+    )
+    if letter:
+        missing = missing.filter(future__letter=letter)
+    if not missing.update(state=WhatIfState.QUEUED, attempts=0, error="", progress=0.0, ended_at=None):
+        raise ActionError("Nothing is missing.")
+    _reopen(row)
+    record("what_if.resumed", row, actor=actor, inputs={"future": letter} if letter else {})
+    return row
+
+
+@transaction.atomic
+def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
+    """Run *count* seeds more of every future of *row*: more of them make its intervals narrower. Raises ActionError."""
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    if row.state == WhatIfState.DRAFT:
+        raise ActionError("It is a draft.")
+    if not 1 <= count <= MOST_SEEDS - row.seeds:
+        raise ActionError(f"{row.seeds} seeds are there, and {MOST_SEEDS} are the most.")
+    row.seeds += count
+    row.save(update_fields=["seeds"])
+    _add_runs(row)
+    _reopen(row)
+    record("what_if.seeds_added", row, actor=actor, inputs={"seeds": row.seeds})
+    return row
+
+
+@transaction.atomic
+def copy(row: WhatIf, actor: User) -> WhatIf:
+    """A draft with all that *row* asked."""
+    values = {name: getattr(row, name) for name in FIELDS}
+    futures = [{"name": each.name, "changes": each.changes} for each in row.futures.exclude(letter=LETTERS[0])]
+    return save_draft(None, values, futures, actor)
+
+
+def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -> WhatIf:
+    """Note which future is looked at, and what a miss costs. Raises ActionError if there is no such future."""
+    future = row.futures.filter(letter=letter).first()
+    if future is None:
+        raise ActionError(f"There is no future {letter}.")
+    row.chosen = future
+    if usd_per_1000_missed is not None:
+        row.usd_per_1000_missed = max(0.0, usd_per_1000_missed)
+    row.save(update_fields=["chosen", "usd_per_1000_missed"])
+    return row
+
+
+@transaction.atomic
+def delete(row: WhatIf, actor: User) -> None:
+    """Delete *row* with its runs. Raises ActionError while it waits or runs, or if a plan was made of it."""
+    if row.state in working.OPEN or row.plan:
+        raise ActionError("A plan was made of it." if row.plan else f"It is {row.state}: cancel it first.")
+    record("what_if.deleted", row, actor=actor)
+    row.delete()
+
+
+def _user(actor: User | str) -> User | None:
+    return actor if isinstance(actor, User) else None
+
+
+def _reopen(row: WhatIf) -> None:
+    row.state, row.ended_at, row.ended_by = WhatIfState.QUEUED, None, ""
+    row.save(update_fields=["state", "ended_at", "ended_by"])
+    transaction.on_commit(working.send_workers)
+
+
+def _add_runs(row: WhatIf) -> None:
+    FutureSeed.objects.bulk_create(
+        [FutureSeed(future=future, seed=seed) for future in row.futures.all() for seed in range(1, row.seeds + 1)],
+        ignore_conflicts=True,
+    )
+
+
+def _said(row: WhatIf) -> dict[str, str]:
+    return {future.letter: future.name for future in row.futures.all()}
+
+
+def _first_line(error: ValueError) -> str:
+    return re.sub(r"\s+", " ", str(error))[:200]

@@ -1,0 +1,61 @@
+"""Starts by their kind: the living fleet, a window of the ledger, an uploaded trace, or a scenario's own clients."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from django.utils import timezone
+from pydantic import BaseModel, ConfigDict
+
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif.fork import fork_fleet
+from controlplane.simulation.whatif.models import TraceFile
+from controlplane.simulation.whatif.selectors import present_scenario
+from controlplane.simulation.whatif.start import Start
+
+
+class Begin(BaseModel):
+    """What somebody asks to start from."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["fleet", "ledger", "trace", "synthetic"] = "fleet"
+    since: datetime | None = None
+    """Of the ledger: from when."""
+    until: datetime | None = None
+    trace: int | None = None
+    """Number of an uploaded trace, for the fleet as it is."""
+    trace_keys: dict[str, Any] = {}
+    """Of a scenario's `[trace]`, such as `speed`, `model` and `models`: what the trace does not say."""
+    scenario: dict[str, Any] = {}
+    """Keys of a scenario file with clients: a fleet and a demand that are not those of today."""
+
+
+def start_of(asked: Begin, horizon_s: float) -> Start:
+    """The start *asked* for. Raises ActionError where it cannot be had."""
+    if asked.kind == "synthetic":
+        return Start(kind="synthetic", at=timezone.now(), scenario=asked.scenario)
+    match asked.kind:
+        case "fleet":
+            return fork_fleet(horizon_s)
+        case "ledger":
+            since, until = asked.since, asked.until or timezone.now()
+            if since is None or since >= until:
+                raise ActionError("Give since, before until.")
+            arrivals = {"kind": "ledger", "since": since.isoformat(), "until": until.isoformat()}
+            return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals)
+    if not TraceFile.objects.filter(pk=asked.trace or 0).exists():
+        raise ActionError("There is no such trace. Upload one.")
+    return Start(
+        kind="trace",
+        at=timezone.now(),
+        scenario=_fleet(),
+        arrivals={"kind": "file", "trace": asked.trace, **asked.trace_keys},
+    )
+
+
+def _fleet() -> dict[str, Any]:
+    """The fleet as it is, of which what runs and waits is left out. Raises ActionError if there is none."""
+    scenario = present_scenario()
+    if not scenario["fleet"]:
+        raise ActionError("No active deployment has a performance profile: nothing says how long its instances take.")
+    return scenario | {"demand": {"too_long": "clip"}}

@@ -1,0 +1,77 @@
+"""Traces that were uploaded for what-ifs: checked and kept compressed, and read again as requests."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from controlplane.accounts.models import User
+from controlplane.events.services import record
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif.models import TraceFile
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.demand import TraceOf
+from scheduling.simulation.staging.demand import named_workload
+from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.traces import FORMATS, load_trace
+from scheduling.table_files import TraceError
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+MOST_KEPT: Final = 20
+
+
+def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFile:
+    """Keep *content* as a trace, after a look whether it is one. Raises ActionError that says what is wrong, and where."""
+    if trace_format not in FORMATS:
+        raise ActionError(f"There is no trace format {trace_format!r}; there is {', '.join(FORMATS)}.")
+    if len(content) > MOST_BYTES:
+        raise ActionError(f"The file has {len(content):,} bytes; {MOST_BYTES:,} are the most.")
+    try:
+        with _file(content) as path:
+            workload = load_trace(path, trace_format)
+    except TraceError as error:
+        line = f" in line {error.line}" if error.line else ""
+        raise ActionError(f"This is no trace of the format {trace_format}{line}: {error.what}.") from error
+    if not len(workload):
+        raise ActionError("The trace has no request with a prompt and an output.")
+    row = TraceFile.objects.create(
+        name=name[:160],
+        format=trace_format,
+        content=zlib.compress(content),
+        requests=len(workload),
+        span_s=float(workload.arrival_s[-1]),
+        uploaded_by=actor,
+    )
+    record("trace.uploaded", row, actor=actor)
+    old = TraceFile.objects.order_by("-pk").values_list("pk", flat=True)[MOST_KEPT:]
+    TraceFile.objects.filter(pk__in=list(old)).delete()
+    return row
+
+
+def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Workload:
+    """The requests of the arrivals `{"kind": "file", "trace": number, "speed", "model", "models", ...}`.
+
+    The other keys are those of a scenario's `[trace]`. Raises ValueError if the file is gone, or names what is not there.
+    """
+    row = TraceFile.objects.filter(pk=arrivals["trace"]).first()
+    if row is None:
+        raise ValueError(f"Trace {arrivals['trace']} is not kept any more. Upload it again.")
+    rest = {name: value for name, value in arrivals.items() if name not in ("kind", "trace")}
+    table = TraceOf(file=row.name, format=row.format, **rest)
+    with _file(zlib.decompress(row.content)) as path:
+        workload = load_trace(path, row.format, seed=seed, limit=table.limit)
+    try:
+        return named_workload(scenario, table, workload)
+    except Misfit as misfit:
+        raise ValueError(f"{row.name}: {misfit}") from misfit
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="pilothouse-trace-") as folder:
+        path = Path(folder) / ("trace.gz" if content[:2] == b"\x1f\x8b" else "trace")
+        path.write_bytes(content)
+        yield path

@@ -1,0 +1,294 @@
+"""How far the simulator is from the fleet: the last hours' requests simulated again, beside what was measured of them.
+
+By performance profile: (model, GPUs of an instance). Routing and order are those of now, the requests and their lengths
+those of the ledger, from an idle fleet on; so the first minutes warm it up and are not judged. As many instances serve as
+did on average, and none comes or goes: judged is the simulator, not when it would have scaled. What differs most is shown
+by the sign of the errors: times between tokens are the profile's, times to the first token the queues' as well.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from django.db import transaction
+from numpy.typing import NDArray
+
+from controlplane.events.services import record
+from controlplane.fleet.models import Deployment, Instance
+from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.planning.comparison.scenario import scenario_of
+from controlplane.planning.plans import inventory
+from controlplane.simulation.selectors import asked_rows, ledger_measurements, ledger_rows
+from controlplane.simulation.services import store_profiles
+from controlplane.simulation.whatif.arrivals import COLUMNS, workload_of
+from controlplane.simulation.whatif.models import TwinError
+from controlplane.simulation.whatif.start import SOURCE
+from controlplane.tuning.selectors import tuned
+from scheduling.fleet.profile_fitting import Fit
+from scheduling.fleet.published_profiles import fit_all
+from scheduling.simulation.measures.results import kept, latency_s
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging import stage
+from scheduling.simulation.staging.fleet import gpus_as_type
+
+WARM_UP: Final = timedelta(minutes=5)
+"""Simulated before the window at the most, from an idle fleet."""
+FEWEST: Final = 30
+"""Requests of a profile that are judged; fewer say nothing of a 95th percentile."""
+WINDOWS: Final = 12
+"""Newest windows of a profile of which a band is made."""
+MEASURES: Final = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
+"""Milliseconds of requests that were streamed and done; beside them `slo_met`, a share."""
+SETTLE_S: Final = 600.0
+"""Simulated after the last request at the most."""
+SCALED_BY: Final = frozenset(
+    {
+        "strategy",
+        "parameters",
+        "min_instances",
+        "max_instances",
+        "floor_above",
+        "floor_cooldown_s",
+        "forecaster",
+        "demand_level",
+    }
+)
+"""Keys of a scenario's endpoints by which it is scaled."""
+ACTOR: Final = "twin"
+NEWEST: Final = 60_000
+"""Requests that are simulated at the most."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Twin errors of the last windows: simulated over measured, less one; of `slo_met` points between 0 and 1."""
+
+    windows: int
+    requests: int
+    last: dict[str, float]
+    """Of the newest window, by measure, with its sign."""
+    within: dict[str, float]
+    """By measure what the error was within in nine of ten windows, whatever its sign."""
+    to_at: datetime
+
+
+def band_of(rows: list[TwinError]) -> Band | None:
+    """Of *rows*, newest first; None of none."""
+    if not rows:
+        return None
+    errors = [row.errors for row in rows]
+    within = {
+        name: float(np.quantile([abs(each[name]) for each in errors if name in each], 0.9))
+        for name in (*MEASURES, "slo_met")
+        if any(name in each for each in errors)
+    }
+    return Band(len(rows), sum(row.requests for row in rows), errors[0], within, rows[0].to_at)
+
+
+def twin_error(model: str, gpu: str) -> Band | None:
+    """The band of *model* on *gpu* (`instance_gpu`); None before the first window."""
+    return band_of(list(TwinError.objects.filter(model=model, gpu=gpu).order_by("-pk")[:WINDOWS]))
+
+
+def twin_errors() -> dict[tuple[str, str], Band]:
+    """The bands of all profiles that were judged lately, by (model, GPUs)."""
+    known = TwinError.objects.order_by("model", "gpu").values_list("model", "gpu").distinct()
+    return {key: band for key in known if (band := twin_error(*key)) is not None}
+
+
+def fleet_error() -> dict[str, float]:
+    """One band for all profiles, by their requests: what a what-if carries. Empty before the first window."""
+    bands = list(twin_errors().values())
+    names = [name for name in (*MEASURES, "slo_met") if any(name in band.within for band in bands)]
+    return {
+        name: float(
+            np.average(
+                [band.within[name] for band in bands if name in band.within],
+                weights=[band.requests for band in bands if name in band.within],
+            )
+        )
+        for name in names
+    }
+
+
+def due(now: datetime) -> bool:
+    """Whether it is time for the next window."""
+    newest = TwinError.objects.order_by("-pk").values_list("made_at", flat=True).first()
+    every_s = tuned().TWIN_ERROR_EVERY_S
+    return every_s > 0 and (newest is None or (now - newest).total_seconds() >= every_s)
+
+
+def judge(now: datetime) -> list[TwinError]:
+    """Simulate the newest window again and keep a row for each profile with enough requests.
+
+    Profiles are fitted anew where `REFIT_PROFILES` says so, else their fit is an event for operators.
+    """
+    until = now - timedelta(seconds=30)  # what came later may still run
+    since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
+    made = _judged(since, until)
+    if made:
+        refit(since, until, made)
+    return made
+
+
+def _judged(since: datetime, until: datetime) -> list[TwinError]:
+    fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
+    asked = asked_rows(since - WARM_UP, until)
+    values = scenario_of(fleet, asked)
+    served = asked.filter(model__in=list(values["models"]), own_region__in=["", *values["regions"]])
+    rows = list(
+        reversed(served.order_by("-arrived_at", "-pk")[:NEWEST].select_related("tenant").defer("error_message"))
+    )
+    if len(rows) < FEWEST:
+        return []
+    begin = rows[0].arrived_at
+    measured = _Measured(rows, since)
+    simulated = _simulated(_as_served(values, rows), rows, begin)
+    made = []
+    for key in sorted(set(measured.keys)):
+        own = measured.of(key)
+        if own.sum() >= FEWEST:
+            made.append(
+                TwinError(
+                    model=key[0],
+                    gpu=key[1],
+                    from_at=since,
+                    to_at=until,
+                    requests=int(own.sum()),
+                    measured=_measures(measured.ttft_ms[own], measured.itl_ms[own], measured.met[own]),
+                    simulated=_measures(*(values[own] for values in simulated)),
+                )
+            )
+    return TwinError.objects.bulk_create(made)
+
+
+class _Measured:
+    """What the ledger says of *rows*, and which of them are judged: streamed, done, from *since* on."""
+
+    def __init__(self, rows: list[LedgerRow], since: datetime) -> None:
+        gpus = {
+            name: gpus_as_type(gpu, degree)
+            for name, gpu, degree in Instance.objects.values_list(
+                "name", "deployment__gpu_type__name", "deployment__tensor_parallel"
+            )
+        }
+        self.keys = [(row.model, gpus.get(row.instance, "")) for row in rows]
+        self.judged = np.array(
+            [
+                row.arrived_at >= since and row.outcome == Outcome.DONE and row.streamed and row.instance in gpus
+                for row in rows
+            ]
+        )
+        self.ttft_ms = np.array([np.nan if row.ttft_ms is None else row.ttft_ms for row in rows], np.float64)
+        self.itl_ms = np.array([np.nan if row.itl_ms is None else row.itl_ms for row in rows], np.float64)
+        self.met = np.array([np.nan if row.slo_met is None else float(row.slo_met) for row in rows], np.float64)
+
+    def of(self, key: tuple[str, str]) -> NDArray[np.bool_]:
+        """Which rows of the profile *key* are judged."""
+        of_key: NDArray[np.bool_] = self.judged & np.array([each == key for each in self.keys])
+        return of_key
+
+
+def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
+    """The scenario *values* without scaling, and with as many instances as served *rows* on average.
+
+    An instance counts from the first request that it had to the end of the last.
+    """
+    spans: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        from_s, until_s = row.arrived_at.timestamp(), row.arrived_at.timestamp() + (row.e2e_ms or 0.0) / 1000
+        known = spans.get(row.instance, (from_s, until_s))
+        spans[row.instance] = min(known[0], from_s), max(known[1], until_s)
+    whole_s = max(until_s for _, until_s in spans.values()) - rows[0].arrived_at.timestamp()
+    served: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+    columns = ("name", "deployment__model__name", "deployment__region__name", "deployment__gpu_type__name")
+    for name, *place in Instance.objects.values_list(*columns, "deployment__tensor_parallel"):
+        if name in spans and whole_s > 0:
+            served[tuple(place)] += (spans[name][1] - spans[name][0]) / whole_s
+    fleet = []
+    for table in values["fleet"]:
+        count = served[table["model"], table["regions"][0], table["gpu"], table["tensor_parallel"]]
+        alone = count and table.get("sharing") is None
+        fleet.append({**table, "instances": max(1, round(count)), "empty": 0} if alone else table)
+    endpoints = [{name: value for name, value in each.items() if name not in SCALED_BY} for each in values["endpoints"]]
+    models = {name: {**each, "bundle": None} for name, each in values["models"].items()}
+    kept = {name: value for name, value in values.items() if name not in ("scaling", "planner")}
+    return {**kept, "models": models, "fleet": fleet, "endpoints": endpoints}
+
+
+def _simulated(values: dict[str, Any], rows: list[LedgerRow], begin: datetime) -> tuple[Floats, Floats, Floats]:
+    """TTFT and ITL in milliseconds and SLO met of *rows*, simulated from *begin* on."""
+    last_s = (rows[-1].arrived_at - begin).total_seconds()
+    demand = {"demand": {"too_long": "clip"}, "until_h": (last_s + SETTLE_S) / 3600}
+    scenario = Scenario.model_validate(values | demand)
+    workload = workload_of([_columns(row) for row in rows], begin)
+    staged = stage(scenario, SOURCE, 0, workload)
+    result = staged.run().result
+    _, met = kept(result, staged.promises)
+    return 1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)
+
+
+def _columns(row: LedgerRow) -> tuple[Any, ...]:
+    """*row* as `arrivals.COLUMNS`."""
+    values = {"own": row.caller_region, "tenant__name": row.tenant.name}
+    return tuple(values[name] if name in values else getattr(row, name) for name in COLUMNS)
+
+
+def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:
+    made: dict[str, float] = {}
+    for name, values in (("ttft", ttft_ms), ("itl", itl_ms)):
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            made |= {f"{name}_p{each}": round(float(np.percentile(finite, each)), 3) for each in (50, 95)}
+    if np.isfinite(met).any():
+        made["slo_met"] = round(float(np.nanmean(met)), 5)
+    return made
+
+
+@transaction.atomic
+def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str]:
+    """Fit the profiles of *judged* to the ledger's window; names of those whose fit is better than what is in force.
+
+    A fit counts as better where its held-out errors are below the twin errors now. It is stored where `REFIT_PROFILES` says
+    so; else it is an event that an operator may follow by `fit_profiles --ledger --write`.
+    """
+    fits, _ = fit_all(ledger_measurements(ledger_rows(since, until)), seed=0)
+    errors = {(row.model, row.gpu): row.errors for row in judged}
+    better = []
+    for fit in fits:
+        key = fit.setting.model, gpus_as_type(fit.setting.gpu_type, fit.setting.tensor_parallel)
+        now = errors.get(key)
+        if now is not None and "itl_p50" in now and _is_better(fit, now):
+            better.append(fit)
+    if better and tuned().REFIT_PROFILES:
+        store_profiles(better, "own ledger", ACTOR)
+    elif better:
+        for fit in better:
+            record(
+                "profile.refit_proposed",
+                None,
+                actor=ACTOR,
+                reason=f"{fit.setting}: the simulator is off, and the ledger fits better",
+                inputs={
+                    "twin_error": errors[
+                        fit.setting.model, gpus_as_type(fit.setting.gpu_type, fit.setting.tensor_parallel)
+                    ]
+                },
+                after={name: getattr(fit.profile, name) for name in fit.profile.__dataclass_fields__},
+            )
+    return [str(fit.setting) for fit in better]
+
+
+WORTH: Final = 0.1
+"""Twin error of the time between tokens from which on another fit is worth an event."""
+
+
+def _is_better(fit: Fit, errors: dict[str, float]) -> bool:
+    """Whether *fit* was off by less, on what was left out of it, than the simulator is now."""
+    off = abs(errors.get("itl_p50", 0.0))
+    held_out = fit.decode_error.held_out_pct if fit.decode_error else None
+    return off > WORTH and held_out is not None and held_out / 100 < off

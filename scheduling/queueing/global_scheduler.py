@@ -1,0 +1,214 @@
+"""The global scheduler over the living queues: `solve` orders what `snapshot` saw, and `merge` makes of that what it can.
+
+The same under both clocks (QLM section 7). `snapshot.snapshot` reads groups and virtual queues into a `Problem`; `solve`
+needs nothing but that, so it may run anywhere and take its time; `merge` puts the groups that still wait in the order of the
+answer. Groups that came meanwhile stand where they are served first, and those that have gone are passed over: an answer
+that comes late is merged, not obeyed.
+"""
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, put_before, unqueue
+from scheduling.queueing.reordering.bound import shortage
+from scheduling.queueing.reordering.problem import Order, Problem
+from scheduling.queueing.reordering.rules import SEARCH
+from scheduling.queueing.reordering.scheduler import Answer, reorder
+from scheduling.queueing.running import Running
+from scheduling.queueing.snapshot import Snapshot, snapshot
+from scheduling.queueing.virtual_queues import insert
+from scheduling.queueing.waiting_set import WaitingArrays
+
+NONE: Final = -1
+
+
+def solve(
+    seen: Snapshot, budget_s: float = 0.02, *, moves: int | None = None, seed: int = 0, by: str = SEARCH
+) -> Answer:
+    """A better order than the one that was *seen*, or that one; see `reordering.scheduler.reorder`."""
+    return reorder(seen.problem, seen.previous, budget_s, moves=moves, seed=seed, by=by)
+
+
+@compiled
+def _put_in_order(
+    arrays: GroupArrays,
+    queue_ids: NDArray[np.int32],
+    first: NDArray[np.int64],
+    ordered: NDArray[np.int64],
+    places: NDArray[np.int32],
+    numbers: NDArray[np.int64],
+    pinned: NDArray[np.int32],
+    pinned_at: NDArray[np.int32],
+    pinned_in: NDArray[np.int32],
+) -> None:
+    """Empty the queues and fill them with what of the order still waits; what is pinned keeps its place from the front.
+
+    The last three are scratch, as long as there are groups in these queues.
+    """
+    count = 0
+    for at in range(queue_ids.size):
+        place, group = 0, int(arrays.queues[queue_ids[at]].first)
+        while group >= 0:
+            following = int(arrays.groups[group].following)
+            if arrays.groups[group].pinned != 0:
+                pinned[count], pinned_at[count], pinned_in[count] = group, place, queue_ids[at]
+                count += 1
+            unqueue(arrays, group)
+            place, group = place + 1, following
+    for at in range(queue_ids.size):
+        for position in range(first[at], first[at + 1]):
+            group = int(places[ordered[position]])
+            this = arrays.groups[group]
+            # Another group may have come to stand in the place of one that has gone.
+            if this.endpoint >= 0 and this.number == numbers[ordered[position]] and this.pinned == 0:
+                put_before(arrays, group, int(queue_ids[at]), NONE)
+    for at in range(count):
+        after = int(arrays.queues[pinned_in[at]].first)
+        for _ in range(pinned_at[at]):
+            if after >= 0:
+                after = int(arrays.groups[after].following)
+        put_before(arrays, int(pinned[at]), int(pinned_in[at]), after)
+
+
+@compiled
+def _insert_each(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, groups: NDArray[np.int64]
+) -> None:
+    for at in range(groups.size):
+        if waiting.groups.groups[groups[at]].queue < 0:
+            insert(fleet, endpoints, waiting, int(groups[at]))
+
+
+def moved_groups(before: Order, after: Order) -> int:
+    """Groups that stand in another queue, or behind another group."""
+    stands = [
+        {
+            group: (queue, groups[place - 1] if place else NONE)
+            for queue, groups in enumerate(order.queues())
+            for place, group in enumerate(groups)
+        }
+        for order in (before, after)
+    ]
+    return sum(stands[1].get(group) != where for group, where in stands[0].items())
+
+
+def merge(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, seen: Snapshot, answer: Answer) -> int:
+    """Put what was *seen* and still waits in the order of *answer*: how many groups the answer moves."""
+    if not answer.changed:
+        return 0
+    arrays, order = waiting.groups, answer.order
+    waits = np.flatnonzero(np.isin(arrays.groups["queue"], seen.queues) & (arrays.groups["endpoint"] >= 0))
+    scratch = np.zeros((3, waits.size), np.int32)
+    _put_in_order(arrays, seen.queues, order.first, order.groups, seen.places, seen.numbers, *scratch)
+    _insert_each(fleet, endpoints, waiting, waits)
+    return moved_groups(seen.previous, order)
+
+
+def short_instances(problem: Problem) -> dict[int, int]:
+    """How many more instances each endpoint needs for what waits to be in time in any order, by `bound.shortage`.
+
+    Of endpoints whose queues serve nothing else: what queues of several models lack cannot be said of one.
+    """
+    short: dict[int, int] = {}
+    for kind in np.unique(problem.queue_type).tolist():
+        served = np.isfinite(problem.service_s[:, kind])
+        models = np.unique(problem.model[served])
+        if models.size != 1:
+            continue
+        queues, asked = problem.queue_type == kind, problem.model == models[0]
+        alone = Problem(
+            requests=problem.requests[asked],
+            model=np.zeros(int(asked.sum()), np.int64),
+            due_s=problem.due_s[asked],
+            service_s=problem.service_s[asked][:, [kind]],
+            own_s=problem.own_s[asked][:, [kind]],
+            queue_type=np.zeros(int(queues.sum()), np.int64),
+            free_s=problem.free_s[queues],
+            loaded=np.zeros(int(queues.sum()), np.int64),
+            swap_s=np.full((1, 1), np.inf),
+            drain_s=np.zeros((1, 1)),
+            fixed=problem.fixed[asked],
+            hold_s=problem.hold_s[asked],
+        )
+        missing = int(shortage(alone).instances[0])
+        if missing:
+            short[int(models[0])] = min(missing, short.get(int(models[0]), missing))
+    return short
+
+
+class Reordered(NamedTuple):
+    """What a call of the global scheduler came to."""
+
+    at_s: float
+    groups: int
+    moved: int
+    answer: Answer
+
+
+class GlobalScheduler:
+    """Calls the solver when some group will be late, and not again while nothing has changed that could help.
+
+    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* names
+    a rule of `reordering.rules` that takes the place of the search: its order holds whatever it gains.
+    """
+
+    EVERY_S: Final = 1.0
+    """How often the queues are looked at, by both clocks."""
+    LEAST_GAIN: Final = 0.01
+    """Of the objective, for which groups are moved: an order that is hardly better is not worth the change."""
+    AGAIN_S: Final = 5.0
+    """After which it is tried again though no group came or went."""
+
+    def __init__(self, moves: int = 20_000, by: str = SEARCH) -> None:
+        self.moves, self.by = moves, by
+        self.short_instances: dict[int, int] = {}
+        """By endpoint: instances without which no order keeps in time what waits; of those that miss some."""
+        self.tried: tuple[int, int] = (-1, -1)
+        """Groups ever made, and places for groups left, when the solver was called last."""
+        self.tried_s = -math.inf
+
+    def wants(self, waiting: WaitingArrays, now_s: float) -> bool:
+        """Whether the queues may have changed since the solver was called last, or that was long ago."""
+        return self._known(waiting) != self.tried or now_s - self.tried_s >= self.AGAIN_S
+
+    @staticmethod
+    def _known(waiting: WaitingArrays) -> tuple[int, int]:
+        return int(waiting.groups.counters[NEXT_NUMBER]), int(waiting.groups.counters[FREE_GROUPS])
+
+    def look(
+        self,
+        fleet: FleetArrays,
+        endpoints: EndpointArrays,
+        waiting: WaitingArrays,
+        now_s: float,
+        running: Running | None = None,
+    ) -> Reordered | None:
+        """Reorder the queues if some group will be late; None where none waits, or nothing has changed."""
+        if not self.wants(waiting, now_s):
+            return None
+        seen = snapshot(fleet, endpoints, waiting, now_s, running=running)
+        if seen is None:
+            return None
+        return self.take(fleet, endpoints, waiting, seen, solve(seen, moves=self.moves, by=self.by), now_s)
+
+    def take(
+        self,
+        fleet: FleetArrays,
+        endpoints: EndpointArrays,
+        waiting: WaitingArrays,
+        seen: Snapshot,
+        answer: Answer,
+        now_s: float,
+    ) -> Reordered:
+        """Merge *answer* to what was *seen*."""
+        gains = answer.before.objective - answer.after.objective >= self.LEAST_GAIN * answer.before.objective
+        moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by != SEARCH else 0
+        self.short_instances = short_instances(seen.problem) if answer.after.objective > 0.0 else {}
+        if answer.before.objective > 0.0 or self.by != SEARCH:
+            self.tried, self.tried_s = self._known(waiting), now_s
+        return Reordered(now_s, seen.numbers.size, moved, answer)

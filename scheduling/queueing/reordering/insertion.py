@@ -1,0 +1,58 @@
+"""New groups find the place in an existing order where they cost least: what a warm start begins with."""
+
+import numpy as np
+
+from scheduling.compiled import compiled
+from scheduling.queueing.reordering.problem import Floats, Ints
+from scheduling.queueing.reordering.sequences import Sequences, Terms, least_shift_cost, refresh, shift_cost
+
+
+@compiled
+def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
+    """Put each of *groups* where it raises the cost least; how many could be placed. Adds cost and balance to *change* (2,).
+
+    A row that is full takes none. Groups that may not begin yet make their queue wait, so they go where it is busy anyway.
+    """
+    queues, width = state.group.shape
+    placed, kappa = 0, terms.kappa[0]
+    for k in range(groups.size):
+        group = groups[k]
+        model, hold_s = terms.model[group], terms.hold[group]
+        best, best_at, least, least_cost = -1, 0, np.inf, 0.0
+        for queue in range(queues):
+            kind, length = terms.kind[queue], state.length[queue]
+            old_s = state.ready[queue, length]
+            if terms.service[kind, group] == np.inf or length == width:
+                continue
+            for at in range(length, -1, -1):
+                time_s, loaded = state.ready[queue, at], state.loaded[queue, at]
+                start_s = max(time_s + terms.change[kind, loaded + 1, model], hold_s)
+                if not start_s < np.inf:
+                    continue
+                late_s, cost = start_s + terms.offset[kind, group], 0.0
+                if late_s > 0.0:
+                    cost = terms.weight[group] * (late_s + kappa)
+                end_s, shift_s = start_s + terms.service[kind, group], 0.0
+                if at < length:
+                    wanted = terms.model[state.group[queue, at]]
+                    shift_s = end_s + terms.change[kind, model + 1, wanted] - state.start[queue, at]
+                    end_s = old_s + shift_s
+                    if not end_s < np.inf:
+                        continue
+                balance = terms.balance[0] * (end_s - old_s) * (end_s + old_s)
+                if cost + balance + least_shift_cost(terms, state, queue, at, shift_s) >= least:
+                    continue
+                cost += shift_cost(terms, state, queue, at, shift_s)
+                if cost + balance < least:
+                    best, best_at, least, least_cost = queue, at, cost + balance, cost
+        if best < 0:
+            continue
+        for position in range(state.length[best], best_at, -1):
+            state.group[best, position] = state.group[best, position - 1]
+        state.group[best, best_at] = group
+        state.length[best] += 1
+        refresh(terms, state, best, best_at)
+        change[0] += least_cost
+        change[1] += least - least_cost
+        placed += 1
+    return placed

@@ -1,0 +1,122 @@
+"""Orders by simple rules: what the global scheduler is compared with, and what it falls back to.
+
+Groups are numbered by arrival. Of these rules only `earliest_completion` looks at what a swap costs before it makes one.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from scheduling.queueing.reordering.listing import allocate_listing, earliest_completion, first_free, order_listed
+from scheduling.queueing.reordering.problem import Floats, Ints, Order
+from scheduling.queueing.reordering.sequences import Terms
+
+
+def by_deadline(terms: Terms) -> Ints:
+    """Movable groups, the earliest deadline first; ties by arrival."""
+    return np.asarray(terms.movable[np.lexsort((terms.movable, terms.due[terms.movable]))], np.int64)
+
+
+def in_order_of(terms: Terms, key: Floats | Ints) -> Order:
+    """The queue that is free first takes the group with the lowest key (N,) that it can serve; ties by arrival."""
+    listing = allocate_listing(terms)
+    ranked = np.asarray(terms.movable[np.lexsort((terms.movable, key[terms.movable]))], np.int64)
+    return order_listed(listing, first_free(terms, listing, ranked), terms.kind.size)
+
+
+def fcfs(terms: Terms) -> Order:
+    """First come, first served, as vLLM behind one queue for all instances."""
+    return in_order_of(terms, np.arange(terms.model.size))
+
+
+def edf(terms: Terms) -> Order:
+    """Earliest deadline first over all queues."""
+    return in_order_of(terms, terms.due)
+
+
+def edf_per_queue(terms: Terms) -> Order:
+    """Groups are dealt to the queues that can serve them in equal numbers as they come; each queue goes by deadline."""
+    queues: list[list[int]] = [[] for _ in range(terms.kind.size)]
+    loadable = np.isfinite(terms.change[:, 0, :])
+    for group in np.sort(terms.movable).tolist():
+        can = loadable[terms.kind, terms.model[group]] & np.isfinite(terms.service[terms.kind, group])
+        if can.any():
+            queues[min(np.flatnonzero(can).tolist(), key=lambda queue: (len(queues[queue]), queue))].append(group)
+    for queue in queues:
+        queue.sort(key=lambda group: (terms.due[group], group))
+    return Order.of(queues)
+
+
+def edf_earliest_completion(terms: Terms) -> Order:
+    """By deadline, each group to the queue that is done with it first, swaps counted."""
+    listing = allocate_listing(terms)
+    return order_listed(listing, earliest_completion(terms, listing, by_deadline(terms)), terms.kind.size)
+
+
+def shepherd(terms: Terms) -> Order:
+    """After SHEPHERD's FLEX: the queue that is free first takes the model of which it can serve most requests in time.
+
+    Of each model it counts, by deadline, the groups that it can serve one after another in time, at most `BATCH_GROUPS` of
+    them, and serves the largest such batch. Where nothing can be in time it takes the earliest deadline. Approximates FLEX,
+    which serves batches of requests of one length; not the authors' code.
+    """
+    models, queues = terms.first.size - 1, terms.kind.size
+    waiting = [terms.movable[terms.first[m] : terms.first[m + 1]].tolist() for m in range(models)]
+    order: list[list[int]] = [[] for _ in range(queues)]
+    weight, due, change = terms.weight.tolist(), terms.due.tolist(), terms.change.tolist()
+    service, offset = terms.service.tolist(), terms.offset.tolist()
+    loaded = terms.loaded.tolist()
+    free = [(free_s, queue) for queue, free_s in enumerate(terms.free.tolist())]
+    heapq.heapify(free)
+    while free and any(waiting):
+        now_s, queue = heapq.heappop(free)
+        kind = int(terms.kind[queue])
+        largest, batch, first_due = 0.0, list[int](), math.inf
+        for model in range(models):
+            start_s = now_s + change[kind][loaded[queue] + 1][model]
+            if not start_s < math.inf:
+                continue
+            time_s, requests, chosen, servable = start_s, 0.0, list[int](), -1
+            for group in waiting[model]:
+                if service[kind][group] == math.inf:
+                    continue
+                servable = group if servable < 0 else servable
+                if time_s + offset[kind][group] <= 0.0:
+                    chosen.append(group)
+                    requests += weight[group]
+                    time_s += service[kind][group]
+                    if len(chosen) == BATCH_GROUPS:
+                        break
+            if requests > largest:
+                largest, batch = requests, chosen
+            elif largest == 0.0 and servable >= 0 and (due[servable] < first_due or not batch):
+                batch, first_due = [servable], due[servable]
+        if not batch:
+            continue  # this queue can serve nothing that waits
+        model = int(terms.model[batch[0]])
+        taken = set(batch)
+        waiting[model] = [group for group in waiting[model] if group not in taken]
+        now_s += change[kind][loaded[queue] + 1][model] + sum(service[kind][group] for group in batch)
+        loaded[queue] = model
+        order[queue] += batch
+        heapq.heappush(free, (now_s, queue))
+    return Order.of(order)
+
+
+BATCH_GROUPS: Final = 4
+
+RULES: Final[dict[str, Callable[[Terms], Order]]] = {
+    "fcfs": fcfs,
+    "edf": edf,
+    "edf-per-queue": edf_per_queue,
+    "edf-earliest-completion": edf_earliest_completion,
+    "shepherd": shepherd,
+}
+"""By the name that scenarios, settings and results use. Strict priority is `in_order_of` with priorities as keys."""
+
+SEARCH: Final = "search"
+REORDERINGS: Final = (SEARCH, *RULES)
+"""What the global scheduler may go by: the search of `scheduler`, or a rule in its place."""

@@ -1,0 +1,203 @@
+"""The virtual queues at a moment as a problem of the global scheduler: what waits, how long it takes, when there is room.
+
+The same under both clocks (QLM section 7): what is read here is all that the solver knows.
+"""
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.queueing.groups import GroupArrays
+from scheduling.queueing.reordering.problem import Order, Problem
+from scheduling.queueing.running import Room, Running, left_s
+from scheduling.queueing.virtual_queues import due_at, request_s
+from scheduling.queueing.waiting_set import WaitingArrays
+
+NONE: Final = -1
+
+
+class Snapshot(NamedTuple):
+    """The queues at a moment, as a problem whose groups and queues are numbered anew."""
+
+    problem: Problem
+    previous: Order
+    """As they stand."""
+    numbers: NDArray[np.int64]
+    """Of each group, its own; ascending, for rules take groups as numbered by arrival."""
+    places: NDArray[np.int32]
+    """Of each group, where it is in `GroupArrays.groups`."""
+    queues: NDArray[np.int32]
+    """Of each queue, its number in `GroupArrays.queues`."""
+    taken_s: float
+
+
+@compiled
+def _list_groups(
+    arrays: GroupArrays,
+    queue_ids: NDArray[np.int32],
+    first: NDArray[np.int64],
+    places: NDArray[np.int32],
+    pinned: bool,
+) -> int:
+    """Write the groups of each queue, in order, into *places*; where each queue begins into *first*. How many there are.
+
+    Those that are pinned are among them only if *pinned* says so.
+    """
+    count = 0
+    for at in range(queue_ids.size):
+        first[at] = count
+        group = int(arrays.queues[queue_ids[at]].first)
+        while group >= 0:
+            if pinned or arrays.groups[group].pinned == 0:
+                places[count] = group
+                count += 1
+            group = int(arrays.groups[group].following)
+    first[queue_ids.size] = count
+    return count
+
+
+@compiled
+def _write_groups(
+    fleet: FleetArrays,
+    waiting: WaitingArrays,
+    now_s: float,
+    places: NDArray[np.int32],
+    serving: NDArray[np.int32],
+    batches: NDArray[np.float64],
+    requests: NDArray[np.int64],
+    model: NDArray[np.int64],
+    due_s: NDArray[np.float64],
+    hold_s: NDArray[np.float64],
+    service_s: NDArray[np.float64],
+    own_s: NDArray[np.float64],
+) -> None:
+    """What is asked of each group. *serving* (types x endpoints) are the instances by which it is reckoned, -1 for none."""
+    arrays = waiting.groups
+    for at in range(places.size):
+        this = arrays.groups[places[at]]
+        endpoint, count = int(this.endpoint), float(this.count)
+        requests[at], model[at] = this.count, endpoint
+        due_s[at] = due_at(waiting, int(places[at])) - now_s
+        hold_s[at] = max(0.0, this.hold_until_s - now_s)
+        for kind in range(serving.shape[0]):
+            instance = int(serving[kind, endpoint])
+            service_s[at, kind] = own_s[at, kind] = math.inf
+            if instance < 0:
+                continue
+            each_s = request_s(fleet, instance, this.prompt_tokens / count, this.output_tokens / count)
+            service_s[at, kind] = count * each_s
+            own_s[at, kind] = max(0.0, count - batches[instance]) * each_s
+
+
+def snapshot(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: WaitingArrays,
+    now_s: float,
+    swap_s: NDArray[np.float64] | None = None,
+    drain_s: NDArray[np.float64] | None = None,
+    *,
+    running: Running | None = None,
+    pinned: bool = False,
+) -> Snapshot | None:
+    """The virtual queues now; None where none has a group.
+
+    *swap_s* and *drain_s* are by instance: what it takes until it serves in the place of another that shares its GPUs, and
+    what its last batch takes to end before. None: nothing is swapped. *running* says when instances have room for the first
+    group; None: at once. Groups that are pinned stay, and are left out unless *pinned* asks for them.
+    """
+    arrays = waiting.groups
+    grouped = np.flatnonzero(arrays.limit > 0)
+    members = [
+        int(instance)
+        for endpoint in grouped.tolist()
+        for instance in endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
+        if fleet.accepting[instance] or swap_s is not None
+    ]
+    queue_ids = np.unique(arrays.queue_of[members]) if members else np.zeros(0, np.int32)
+    if not queue_ids.size:
+        return None
+    first, listed = np.zeros(queue_ids.size + 1, np.int64), np.zeros(arrays.groups.size, np.int32)
+    count = _list_groups(arrays, queue_ids, first, listed, pinned)
+    if not count:
+        return None
+    by_number = np.argsort(arrays.groups["number"][listed[:count]])
+    places, standing = listed[:count][by_number], np.empty(count, np.int64)
+    standing[by_number] = np.arange(count)
+    kinds: dict[tuple[object, ...], int] = {}
+    serving_rows, swap_rows, drain_rows = [], [], []
+    queue_type = np.zeros(queue_ids.size, np.int64)
+    loaded = np.full(queue_ids.size, NONE, np.int64)
+    free_s, ends_s = np.zeros(queue_ids.size), None if running is None else left_s(fleet, running)
+    for at, queue in enumerate(queue_ids.tolist()):
+        pulling = [instance for instance in members if arrays.queue_of[instance] == queue]
+        serves = tuple(
+            (int(fleet.endpoint[each]), fleet.profile[each].tobytes(), int(fleet.max_num_seqs[each]),
+             int(fleet.kv_capacity_tokens[each]), int(fleet.memory_tokens[each]),
+             None if swap_s is None else float(swap_s[each]))
+            for each in pulling
+        )  # fmt: skip
+        for each in pulling:
+            if fleet.accepting[each]:
+                loaded[at] = fleet.endpoint[each]
+                if running is not None and ends_s is not None:
+                    usual = int(arrays.mean_tokens[fleet.endpoint[each]])
+                    room_s = Room(fleet, running, ends_s, each).take(usual)
+                    free_s[at] = room_s if math.isfinite(room_s) else 0.0
+        if serves not in kinds:
+            kinds[serves] = len(kinds)
+            serving, swap, drain = (
+                np.full(arrays.limit.size, NONE, np.int32), np.full(arrays.limit.size, np.inf), np.zeros(arrays.limit.size)
+            )  # fmt: skip
+            for each in pulling:
+                endpoint = int(fleet.endpoint[each])
+                serving[endpoint] = each
+                if swap_s is not None and len(pulling) > 1:
+                    swap[endpoint] = swap_s[each]
+                if drain_s is not None:
+                    drain[endpoint] = drain_s[each]
+            serving_rows.append(serving)
+            swap_rows.append(swap)
+            drain_rows.append(drain)
+        queue_type[at] = kinds[serves]
+    types = len(kinds)
+    # One model of the problem is an endpoint: instances in one region never serve those that wait in another.
+    requests, model = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    due_s, hold_s = np.zeros(count), np.zeros(count)
+    service_s, own_s = np.zeros((count, types)), np.zeros((count, types))
+    # An instance with a group that waits is full, and its places become free one by one: so the last of a group begins a
+    # whole service after the first. Only after a swap, when it is empty, does a batch of them begin at once.
+    batches = np.ones(fleet.endpoint.size) if swap_s is None else batches_of(fleet, arrays)
+    _write_groups(
+        fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, hold_s, service_s, own_s
+    )
+    problem = Problem(
+        requests=requests,
+        model=model,
+        due_s=due_s,
+        service_s=service_s,
+        own_s=own_s,
+        queue_type=queue_type,
+        free_s=free_s,
+        loaded=loaded,
+        swap_s=np.array(swap_rows),
+        drain_s=np.array(drain_rows),
+        fixed=np.full(count, NONE, np.int64),
+        hold_s=hold_s,
+    )
+    numbers = arrays.groups["number"][places].copy()
+    return Snapshot(problem, Order(first, standing), numbers, places, queue_ids.astype(np.int32), now_s)
+
+
+def batches_of(fleet: FleetArrays, arrays: GroupArrays) -> NDArray[np.float64]:
+    """Requests that each instance runs at once, by the usual size of those of its endpoint (QLM equation 16)."""
+    memory = np.where(fleet.memory_tokens > 0, fleet.memory_tokens, fleet.kv_capacity_tokens).astype(np.float64)
+    mean_tokens = np.where(fleet.endpoint >= 0, arrays.mean_tokens[fleet.endpoint], 0.0)
+    batch = fleet.max_num_seqs.astype(np.float64)
+    known = (memory > 0) & (mean_tokens > 0)
+    batch[known] = np.minimum(batch[known], memory[known] / mean_tokens[known])
+    return np.maximum(batch, 1.0)

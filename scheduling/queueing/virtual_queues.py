@@ -1,0 +1,299 @@
+"""Virtual queues (QLM section 4): for each instance the request groups that it serves, in order.
+
+A virtual queue holds references to groups, and a group references to requests: the waiting set alone owns who waits.
+An instance pulls from the first group of its own queue whenever it has room (`pull`). New groups are put at once where they
+are served first, each queue by due time (`insert_loose`: earliest due first, earliest completion); the global scheduler
+(`reordering`) puts all of them in a better order later.
+
+Two things are ours. An instance whose queue has nothing for it takes what is due first of its endpoint, whatever queue that
+stands in (`may_balance`), so that none idles while requests wait; the router chooses among several. And so, where
+nothing waits, requests go as the endpoint's router says, as under every other order.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.queueing.groups import (
+    BUCKETS,
+    FREE_GROUPS,
+    KNOWN_CLASSES,
+    NONE,
+    GroupArrays,
+    dissolve,
+    limit_of,
+    put_before,
+    unqueue,
+)
+from scheduling.queueing.waiting_set import WaitingArrays, join_group, peek
+from scheduling.routing.requests_ahead import close_ahead, open_ahead
+from scheduling.routing.routers import has_room
+
+USUAL_PREFILL_S: Final = 1e-4
+"""For a token of a prompt, where no profile is known."""
+USUAL_STEP_S: Final = 0.02
+"""For a step of decoding, where no profile is known."""
+
+
+@compiled
+def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_tokens: float) -> float:
+    """Seconds of the busy *instance* that one request of such lengths takes up: W of QLM's equation 2 is the sum of them.
+
+    Output over throughput, with as many sequences as its memory holds (equations 15 and 16), and its prefill, during which
+    the others wait.
+    """
+    profile = fleet.profile
+    batch = float(fleet.max_num_seqs[instance])
+    tokens = max(prompt_tokens + output_tokens, 1.0)
+    memory = float(memory_tokens(fleet, instance))
+    if memory > 0.0:
+        batch = min(batch, memory / tokens)
+    batch = max(batch, 1.0)
+    if profile[instance, 4] <= 0.0:
+        return output_tokens * USUAL_STEP_S / batch + USUAL_PREFILL_S * prompt_tokens
+    context = batch * (prompt_tokens + 0.5 * output_tokens)
+    step_s = profile[instance, 4] + profile[instance, 5] * batch + profile[instance, 6] * context
+    prefill_s = profile[instance, 1] + profile[instance, 2] * prompt_tokens
+    prefill_s = max(profile[instance, 0], prefill_s + profile[instance, 3] * prompt_tokens * prompt_tokens)
+    return float(output_tokens * step_s / batch + prefill_s)
+
+
+@compiled
+def fit_groups(
+    fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, endpoint: int, batches: float
+) -> int:
+    """Reckon anew how long tokens take at *endpoint*; requests in a group of its at the most, as `limit_of`."""
+    usual, count = arrays.mean_tokens[endpoint], 0
+    prompt_s = output_s = 0.0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        half = 0.5 * usual
+        prefill_s = request_s(fleet, instance, half, 0.0)
+        prompt_s += prefill_s
+        output_s += request_s(fleet, instance, half, half) - prefill_s
+        count += 1
+    known = usual > 0.0 and count > 0
+    arrays.token_s[endpoint, 0] = prompt_s / (0.5 * usual * count) if known else 0.0
+    arrays.token_s[endpoint, 1] = output_s / (0.5 * usual * count) if known else 0.0
+    return int(limit_of(fleet, endpoints, arrays, endpoint, batches))
+
+
+@compiled
+def group_s(fleet: FleetArrays, arrays: GroupArrays, group: int, instance: int) -> float:
+    """Seconds of the busy *instance* that what waits in *group* takes up."""
+    this = arrays.groups[group]
+    count = max(float(this.count), 1.0)
+    return count * request_s(fleet, instance, this.prompt_tokens / count, this.output_tokens / count)
+
+
+@compiled
+def due_at(waiting: WaitingArrays, group: int) -> float:
+    """When the first of *group* is due: its queue key, for an endpoint with groups orders by deadline."""
+    return float(waiting.key[waiting.groups.groups[group].first])
+
+
+@compiled
+def head(arrays: GroupArrays, queue: int, now_s: float) -> int:
+    """The first group of the virtual *queue* that no operator holds; -1 for none."""
+    group = int(arrays.queues[queue].first)
+    while group >= 0 and arrays.groups[group].hold_until_s > now_s:
+        group = int(arrays.groups[group].following)
+    return group
+
+
+@compiled
+def _first_pulled(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
+) -> tuple[int, int]:
+    arrays, chosen, slot, earliest_s = waiting.groups, NONE, NONE, math.inf
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if fleet.accepting[instance] == 0:
+            continue
+        group = head(arrays, int(arrays.queue_of[instance]), now_s)
+        if group < 0 or arrays.groups[group].endpoint != endpoint:
+            continue
+        first = int(arrays.groups[group].first)
+        due_s = waiting.key[first]
+        if due_s >= earliest_s:
+            continue
+        if has_room(fleet, instance, int(waiting.prompt_tokens[first]), int(waiting.output_tokens[first])):
+            chosen, slot, earliest_s = instance, first, due_s
+    return slot, chosen
+
+
+@compiled
+def pull(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
+) -> tuple[int, int]:
+    """The slot and instance of the next request that an instance of *endpoint* pulls from its own queue; (-1, -1) for none.
+
+    Of the instances with room that whose head is due first; where none has room, those that may have one ahead
+    (`requests_ahead`). Nothing is moved: `dispatch.send` does that. Where it says no, what is due first may still go to any
+    instance (`may_balance`), by `dispatch.dispatch`.
+    """
+    slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
+    if slot < 0 and open_ahead(fleet, endpoints, endpoint):
+        slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
+        close_ahead(fleet, endpoints, endpoint)
+    return slot, instance
+
+
+@compiled
+def may_balance(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
+) -> bool:
+    """Whether what is due first of *endpoint* may go to any of its instances, as the router says.
+
+    It may where it stands in no virtual queue yet, and where an instance that accepts work has nothing of its own to do;
+    but not while it is held, or pinned to its queue.
+    """
+    slot = peek(waiting, endpoint)
+    if slot < 0:
+        return False
+    arrays = waiting.groups
+    if arrays.members[slot].group < 0:
+        return True  # it came before its endpoint had groups
+    group = arrays.groups[arrays.members[slot].group]
+    if group.hold_until_s > now_s or group.pinned != 0:
+        return False
+    if group.queue < 0:
+        return True
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        if fleet.accepting[instance] != 0 and head(arrays, int(arrays.queue_of[instance]), now_s) < 0:
+            return True
+    return False
+
+
+@compiled
+def place_in(
+    fleet: FleetArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
+) -> tuple[float, float, int]:
+    """Seconds until *group* would begin in the *queue* of *instance*, by due time among what is there, how many requests
+    would wait behind it, and before which group it would stand (-1: at the end).
+
+    A group that is pinned keeps its place, so nothing is put before one that stands first.
+    """
+    arrays, due_s, wait_s = waiting.groups, due_at(waiting, group), 0.0
+    at = int(arrays.queues[queue].first)
+    while at >= 0 and (arrays.groups[at].pinned != 0 or due_at(waiting, at) <= due_s):
+        wait_s += group_s(fleet, arrays, at, instance)
+        at = int(arrays.groups[at].following)
+    after, behind = at, 0.0
+    while at >= 0:
+        behind += arrays.groups[at].count
+        at = int(arrays.groups[at].following)
+    return wait_s, behind, after
+
+
+@compiled
+def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int) -> bool:
+    """Put *group*, which stands in no queue, where all together wait the least more; False without any instance.
+
+    Each of its own requests waits for what is before it, and each behind it for all of it.
+    """
+    endpoint = int(waiting.groups.groups[group].endpoint)
+    chosen, before, least, serves = NONE, NONE, math.inf, False
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = int(endpoints.members[at])
+        accepts = fleet.accepting[instance] != 0
+        if serves and not accepts:
+            continue
+        queue = int(waiting.groups.queue_of[instance])
+        wait_s, behind, after = place_in(fleet, waiting, group, queue, instance)
+        own_s = group_s(fleet, waiting.groups, group, instance)
+        count = float(waiting.groups.groups[group].count)
+        more = count * (wait_s + own_s) + behind * own_s
+        if more < least or (accepts and not serves):
+            chosen, before, least, serves = queue, after, more, accepts
+    if chosen < 0:
+        return False
+    put_before(waiting.groups, group, chosen, before)
+    return True
+
+
+@compiled
+def insert_loose(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int) -> None:
+    """Put the groups of *endpoint* that requests may join and that stand in no virtual queue into one."""
+    arrays = waiting.groups
+    for kind in range(arrays.counters[KNOWN_CLASSES] * BUCKETS):
+        group = int(arrays.open[endpoint, kind])
+        if group >= 0 and arrays.groups[group].queue < 0:
+            insert(fleet, endpoints, waiting, group)
+
+
+@compiled
+def _is_pulled(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, group: int) -> bool:
+    """Whether an instance of its endpoint pulls *group* from where it stands, or will where none of them accepts work."""
+    endpoint, queue, serves = int(arrays.groups[group].endpoint), int(arrays.groups[group].queue), False
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        serves = serves or fleet.accepting[endpoints.members[at]] != 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if arrays.queue_of[instance] == queue and (fleet.accepting[instance] != 0 or not serves):
+            return True
+    return False
+
+
+@compiled
+def reassign(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays) -> int:
+    """Give groups whose instance died, left or takes no work to the others of their endpoint, and those that stand nowhere.
+
+    How many were moved. A pin does not outlast the instance.
+    """
+    arrays, count = waiting.groups, 0
+    left = arrays.groups.size - arrays.counters[FREE_GROUPS]
+    for group in range(arrays.groups.size):
+        if left == 0:
+            break
+        this = arrays.groups[group]
+        if this.endpoint < 0:
+            continue
+        left -= 1
+        if this.queue >= 0:
+            if _is_pulled(fleet, endpoints, arrays, group):
+                continue
+            this.pinned = 0
+            unqueue(arrays, group)
+        count += insert(fleet, endpoints, waiting, group)
+    return count
+
+
+SPARSE: Final = 16
+"""Sequences for each request that waits, above which sorting them is quicker than going through all that there were."""
+
+
+@compiled
+def _join_each(waiting: WaitingArrays, slots: NDArray[np.int32]) -> None:
+    for at in range(slots.size):
+        slot = int(slots[at])
+        if slot >= 0 and waiting.groups.limit[waiting.endpoint[slot]] > 0:
+            join_group(waiting, slot)
+
+
+def regroup(waiting: WaitingArrays, limits: Mapping[int, int]) -> None:
+    """Make the groups of some endpoints anew from what waits for them; *limits* has the most requests of a group by
+    endpoint, 0 for no groups any more.
+
+    All endpoints in one pass by order of arrival: requests that came together are next to each other in memory.
+    """
+    slots = np.concatenate([waiting.heap[endpoint, : waiting.size[endpoint]] for endpoint in limits])
+    dissolve(waiting.groups, slots)
+    for endpoint, limit in limits.items():
+        waiting.groups.limit[endpoint] = limit
+    if not slots.size:
+        return
+    sequence = waiting.sequence[slots]
+    first, last = int(sequence.min()), int(sequence.max())
+    if last - first < SPARSE * slots.size:
+        in_sequence = np.full(last - first + 1, NONE, np.int32)
+        in_sequence[sequence - first] = slots
+    else:
+        in_sequence = slots[np.argsort(sequence)]
+    _join_each(waiting, in_sequence)

@@ -1,0 +1,320 @@
+"""How long a request that waits now will wait: the request waiting time (RWT) estimator of QLM (section 6, appendix A.1).
+
+An endpoint, or an instance, produces `Theta = B / (d eps)` output tokens a second (equation 15) with a batch of
+`B = KV capacity / (mean prompt + mean output)` sequences (16), at most its `max_num_seqs`; *d* is the decode step of its
+profile at that batch, *eps* what prefills add to it. A request waits until the tokens ahead of it are produced (2), whose
+sum is normally distributed (3, 19). Beyond the paper:
+
+- What runs when a request is given out is not produced yet. Those tokens, `E[O^2] / 2 E[O]` a sequence, do not count, once
+  so many requests wait that the batch forgets what it was; in a shorter queue equation 2 stands, which is never too low.
+- The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried beside `q sigma^2`, and
+  outweighs it once q > m.
+- Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
+- Throughput is corrected by what requests then waited (`Correction`), and what is left of its error is carried too.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.fleet.profile import Profile
+
+Z_P99: Final = 2.326
+EXACT: Final = 1024
+"""Requests of a heap that are looked at one by one; of a longer one so many, evenly, stand for all."""
+MEAN, VARIANCE, ERROR = range(3)
+"""Columns of what is expected of a waiting request: output tokens, and the standard error of their mean."""
+EXPECTED_COLUMNS: Final = 3
+FORGOTTEN_BATCHES: Final = 2.0
+"""Batches after which a queue has forgotten most (1 - 1/e) of how far the first one was; measured in the simulator."""
+MOST_SHAPE: Final = 0.4
+"""Of the generalised Pareto distribution: outputs end somewhere, so that none is as wide as its variance may say."""
+
+
+@compiled
+def ahead(
+    heap: NDArray[np.int32],
+    size: int,
+    key: NDArray[np.float64],
+    sequence: NDArray[np.int64],
+    expected: NDArray[np.float64],
+    slot: int,
+) -> tuple[float, float, float, float]:
+    """(requests, mean, variance, error of the mean) of the output tokens that wait before *slot*; before nobody if -1.
+
+    *heap* are the slots that wait, the first *size* of it; *key*, *sequence* and *expected* (slots x EXPECTED_COLUMNS) are
+    by slot. Errors of means are taken as wholly dependent, as those of one class are.
+    """
+    looked_at = min(size, EXACT)
+    requests, mean, variance, error = 0.0, 0.0, 0.0, 0.0
+    for index in range(looked_at):
+        other = heap[index if size <= EXACT else index * size // looked_at]
+        before = slot < 0 or key[other] < key[slot]
+        if other != slot and (before or (key[other] == key[slot] and sequence[other] < sequence[slot])):
+            requests += 1.0
+            mean += expected[other, MEAN]
+            variance += expected[other, VARIANCE]
+            error += expected[other, ERROR]
+    if size > EXACT:
+        share = size / looked_at
+        return requests * share, mean * share, variance * share, error * share
+    return requests, mean, variance, error
+
+
+@compiled
+def waiting_time(
+    requests: float,
+    mean_tokens: float,
+    variance_tokens: float,
+    error_tokens: float,
+    in_flight_tokens: float,
+    output_mean: float,
+    output_variance: float,
+    batch: float,
+    tokens_per_s: float,
+    relative_variance: float,
+) -> tuple[float, float]:
+    """(mean, variance) of the seconds until a request with *requests* ahead of it is given out: (2) and (3), corrected.
+
+    *in_flight_tokens* are to be produced of what runs; *relative_variance* is that of *tokens_per_s*. The correction grows
+    to its whole with the queue, so slowly that nobody is expected to wait longer than one behind it.
+    """
+    residual = (output_mean + output_variance / output_mean) / 2.0
+    forgotten = FORGOTTEN_BATCHES * batch * max(1.0, residual / output_mean)
+    correction = (1.0 - math.exp(-requests / forgotten)) * max(batch - 1.0, 0.0) * residual
+    tokens = max(mean_tokens + in_flight_tokens - correction, 0.0)
+    mean_s = tokens / tokens_per_s
+    variance_s2 = (variance_tokens + error_tokens * error_tokens) / (tokens_per_s * tokens_per_s)
+    return mean_s, variance_s2 + mean_s * mean_s * relative_variance
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A time as a normal distribution. Add up what comes one after the other, then ask for a quantile."""
+
+    mean_s: float = 0.0
+    variance_s2: float = 0.0
+
+    def then(self, other: "Wait") -> "Wait":
+        """This wait and *other* after it, which are independent."""
+        return Wait(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2)
+
+    def quantile_s(self, z: float = Z_P99) -> float:
+        """Not below nothing; *z* is the standard normal quantile."""
+        return max(0.0, self.mean_s + z * math.sqrt(self.variance_s2))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the requests of a (model, SLO class), estimated from *samples* of them."""
+
+    prompt_mean: float
+    output_mean: float
+    output_variance: float
+    samples: float
+    prompt_variance: float = 0.0
+
+    @property
+    def residual(self) -> float:
+        """Mean output tokens left to a sequence that is seen at any moment, `E[O^2] / 2 E[O]`."""
+        return (self.output_mean + self.output_variance / self.output_mean) / 2.0
+
+    @property
+    def growth(self) -> float:
+        """By how much a token already produced changes the mean of those left: -1 for equal outputs, 0 for exponential ones.
+
+        The mean residual life is taken as a line in the age, as that of the generalised Pareto distribution with the same
+        mean and variance.
+        """
+        squared = self.output_variance / self.output_mean**2
+        return (squared - 1.0) / (squared + 1.0)
+
+    @property
+    def overrun(self) -> float:
+        """Tokens that a sequence seen at any moment has beyond `output_mean`, the mean of that distribution.
+
+        An instance is given requests by what they are expected to hold, and holds so much more.
+        """
+        squared = self.output_variance / self.output_mean**2
+        shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
+        if abs(shape) < 1e-6:
+            return self.output_mean / math.e
+        return self.output_mean * math.pow(1.0 - shape, (1.0 - shape) / shape) / (1.0 - 2.0 * shape)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `output_mean`, widened as Student's t is at 99 %, since the variance is estimated too."""
+        widened = 1.0 + (Z_P99**2 + 1.0) / (4.0 * max(self.samples - 1.0, 1.0))
+        return math.sqrt(self.output_variance / max(self.samples, 1.0)) * widened
+
+    def in_flight(self, sequences: int, produced_tokens: int) -> float:
+        """Tokens left to *sequences* that run and have so far *produced_tokens* together."""
+        return max(0.0, sequences * self.output_mean + self.growth * produced_tokens)
+
+
+UNKNOWN: Final = Lengths(256.0, 256.0, 256.0**2, 1.0)
+"""Before the first request has ended: as wide as exponential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How fast an instance of a model on a GPU type, or several together, works on requests of given lengths."""
+
+    batch: float
+    """B."""
+    tokens_per_s: float
+    """Theta."""
+    step_s: float
+    """d eps: seconds between two tokens of a sequence."""
+    prefill_s: float
+    """P."""
+    relative_variance: float = 0.0
+    """Of `tokens_per_s`: its variance over its square."""
+
+    @classmethod
+    def of(cls, profile: Profile, kv_capacity_tokens: int, max_num_seqs: int, lengths: Lengths) -> Self:
+        """Equations 15 and 16. The step is that of the profile at batch B, each sequence where it is at any moment."""
+        held = lengths.prompt_mean + lengths.output_mean + lengths.overrun
+        batch = min(float(max_num_seqs), max(1.0, kv_capacity_tokens / held)) if kv_capacity_tokens else max_num_seqs
+        context = batch * (lengths.prompt_mean + lengths.residual)
+        decode_s = profile.step_time_s(0, max(1, round(batch)), round(context))
+        # A batch loses a share of its sequences a step, and as many prompts come in, in as few steps as chance has it.
+        prompts = batch / max(lengths.output_mean, 1.0)
+        share = 1.0 - math.exp(-prompts)
+        tokens = max(1, round(lengths.prompt_mean * prompts / share))
+        squares = prompts / share * (lengths.prompt_variance + (1.0 + prompts) * lengths.prompt_mean**2)
+        prefill_s = profile.step_time_s(tokens, 0, 0)
+        prefill_s += profile.prefill_c_s_per_token2 * max(0.0, squares - tokens * tokens)
+        step_s = decode_s + share * max(0.0, prefill_s - profile.decode_a_s)
+        return cls(batch, batch / step_s, step_s, profile.step_time_s(max(1, round(lengths.prompt_mean)), 0, 0))
+
+    def corrected(self, factor: float, relative_variance: float) -> "Throughput":
+        """Where requests waited *factor* times as long as was estimated."""
+        return Throughput(
+            self.batch, self.tokens_per_s / factor, self.step_s * factor, self.prefill_s * factor, relative_variance
+        )
+
+    def beside(self, other: "Throughput") -> "Throughput":
+        """This one and *other* on one queue."""
+        rate = self.tokens_per_s + other.tokens_per_s
+        share = self.tokens_per_s / rate
+        return Throughput(
+            self.batch + other.batch,
+            rate,
+            share * self.step_s + (1.0 - share) * other.step_s,
+            share * self.prefill_s + (1.0 - share) * other.prefill_s,
+            share * self.relative_variance + (1.0 - share) * other.relative_variance,
+        )
+
+    def group(self, requests: int, lengths: Lengths) -> Wait:
+        """For how long *requests* of a request group keep those behind them waiting, n mu / Theta, and its variance."""
+        mean_s = requests * lengths.output_mean / self.tokens_per_s
+        variance = requests * lengths.output_variance + (requests * lengths.error) ** 2
+        return Wait(mean_s, variance / self.tokens_per_s**2 + mean_s**2 * self.relative_variance)
+
+    def own(self, requests: int, lengths: Lengths) -> Wait:
+        """For how long a group's own requests keep its last one waiting: all but the last batch, which runs at once."""
+        whole = self.group(requests, lengths)
+        share = max(0.0, 1.0 - self.batch / requests) if requests else 0.0
+        return Wait(share * whole.mean_s, share**2 * whole.variance_s2)
+
+    def drain_s(self, most_output_tokens: int) -> float:
+        """P + D with the longest output that there may be (equation 4): until what was begun last has ended."""
+        return self.prefill_s + most_output_tokens * self.step_s
+
+    def completion(self, last: Wait, most_output_tokens: int) -> Wait:
+        """When a group is complete whose last request waits for *last*: equations 1 and 5, an upper bound."""
+        return last.then(Wait(self.drain_s(most_output_tokens)))
+
+
+class _Moments:
+    """Exponentially weighted moments of (prompt, output, predicted output) tokens."""
+
+    RATE: Final = 0.002
+    __slots__ = ("error2", "output", "output2", "predicted", "prompt", "prompt2", "weight", "weight2")
+
+    def __init__(self) -> None:
+        self.weight = self.weight2 = self.prompt = self.prompt2 = 0.0
+        self.output = self.output2 = self.predicted = self.error2 = 0.0
+
+    def add(self, prompt: float, output: float, predicted: float) -> None:
+        kept = 1.0 - self.RATE
+        error = output - self.bias * predicted
+        self.weight = self.weight * kept + 1.0
+        self.weight2 = self.weight2 * kept * kept + 1.0
+        step = 1.0 / self.weight
+        self.prompt += (prompt - self.prompt) * step
+        self.prompt2 += (prompt * prompt - self.prompt2) * step
+        self.output += (output - self.output) * step
+        self.output2 += (output * output - self.output2) * step
+        self.predicted += (predicted - self.predicted) * step
+        self.error2 += (error * error - self.error2) * step
+
+    @property
+    def bias(self) -> float:
+        """How much longer outputs are than predicted."""
+        return self.output / self.predicted if self.predicted > 0 else 1.0
+
+    @property
+    def samples(self) -> float:
+        """Equally weighted requests that would say as much."""
+        return self.weight**2 / self.weight2 if self.weight2 else 0.0
+
+
+class History:
+    """What requests came to, by (model, SLO class) or any other *key*; and how well their lengths were predicted."""
+
+    FEW: Final = 8.0
+
+    def __init__(self) -> None:
+        self._moments: dict[Hashable, _Moments] = {}
+
+    def learn(self, key: Hashable, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
+        """A request of *key* came to *output_tokens*, all its sequences together, where *predicted_tokens* were expected."""
+        moments = self._moments.get(key)
+        if moments is None:
+            moments = self._moments[key] = _Moments()
+        moments.add(prompt_tokens, output_tokens, predicted_tokens)
+
+    def lengths(self, key: Hashable) -> Lengths:
+        """Of the requests of *key*; with few of them, between those and `UNKNOWN`."""
+        moments = self._moments.get(key)
+        if moments is None:
+            return UNKNOWN
+        samples = moments.samples
+        variance = max(moments.output2 - moments.output**2, 0.0)
+        trust = min(1.0, samples / self.FEW)
+        return Lengths(
+            moments.prompt,
+            max(moments.output, 1.0),
+            trust * variance + (1.0 - trust) * max(moments.output, 1.0) ** 2,
+            samples,
+            max(moments.prompt2 - moments.prompt**2, 0.0),
+        )
+
+    def expected(self, key: Hashable, predicted_tokens: float) -> tuple[float, float, float]:
+        """(mean, variance, error of the mean) of the output tokens of a request for which *predicted_tokens* were predicted.
+
+        By the mean of its class, or by the prediction, put right by the mean of those before it, if that errs less.
+        """
+        moments = self._moments.get(key)
+        if moments is None or moments.samples < self.FEW:
+            return predicted_tokens, predicted_tokens**2, predicted_tokens
+        lengths = self.lengths(key)
+        if moments.error2 < lengths.output_variance:
+            mean = moments.bias * predicted_tokens
+            error = math.sqrt(moments.error2 / moments.samples) * predicted_tokens / moments.predicted
+            return mean, moments.error2, error
+        return lengths.output_mean, lengths.output_variance, lengths.error
+
+
+def warm_up() -> None:
+    """Compile what runs live, or load it."""
+    heap, numbers, integers = np.zeros(1, np.int32), np.zeros(1), np.zeros(1, np.int64)
+    ahead(heap, 1, numbers, integers, np.zeros((1, EXPECTED_COLUMNS)), 0)
+    waiting_time(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)

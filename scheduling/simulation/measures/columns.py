@@ -1,0 +1,167 @@
+"""What a comparison of simulations needs of one of them, small enough to be kept in a row: columns, and curves.
+
+Requests that came within the time counted are judged, whenever they end; hours and dollars are those of that time. What a
+fleet is paid for is every state but EMPTY and SPOT, as in `results`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.measures.results import Names, Price, Promise, kept, latency_s
+from scheduling.simulation.result import Result
+
+Floats = NDArray[np.float64]
+TTFT_EDGES_MS: Final = np.logspace(0, 7, 281)
+"""Edges of the bins in which times to first token are counted: forty a decade, from 1 ms to 10,000 s."""
+PERCENTILES: Final = (50.0, 95.0, 99.0)
+MOST_SAMPLES: Final = 200
+"""Of what changes over time, for each model and region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """From *from_s* until *until_s*, for requests of all classes, or of those numbered *classes*."""
+
+    from_s: float
+    until_s: float
+    classes: frozenset[int] | None = None
+
+    def of(self, result: Result) -> NDArray[np.bool_]:
+        """By request, whether it is counted."""
+        arrival_s = result.requests.arrival_s
+        inside: NDArray[np.bool_] = (arrival_s >= self.from_s) & (arrival_s < self.until_s)
+        if self.classes is not None:
+            inside &= np.isin(result.requests.slo_class, sorted(self.classes))
+        return inside
+
+
+def columns(
+    result: Result, promises: Sequence[Promise], prices: Mapping[str, Price], counted: Mapping[str, Counted]
+) -> dict[str, dict[str, Any]]:
+    """One row of columns for each of *counted*, by its name; None for what could not be measured.
+
+    requests, judged (promised anything), missed, slo_met (ratio), ttft_p50_ms, ttft_p95_ms, ttft_p99_ms, cost_usd,
+    cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints), goodput_tokens_per_s (output
+    of requests that kept their promise).
+    """
+    judged, met = kept(result, promises)
+    done = result.outcomes["state"] == Outcome.DONE
+    good = np.where(judged, met, done) * result.requests.output_tokens.astype(np.int64)
+    ttft_ms = 1000 * latency_s(result, "ttft")
+    rate_usd = np.array([prices.get(one.gpu_type, Price()).on_demand_usd for one in result.cluster.instances])
+    rows = {}
+    for name, each in counted.items():
+        inside = each.of(result)
+        among = int(judged[inside].sum())
+        missed = among - int(met[inside].sum())
+        finite = ttft_ms[inside & np.isfinite(ttft_ms)]
+        percentiles = np.percentile(finite, PERCENTILES) if finite.size else [None] * len(PERCENTILES)
+        hours = paid_s(result, each.from_s, each.until_s) / 3600
+        lasts_h = (each.until_s - each.from_s) / 3600
+        cost_usd = float(hours @ rate_usd)
+        rows[name] = {
+            "requests": int(inside.sum()),
+            "judged": among,
+            "missed": missed,
+            "slo_met": 1 - missed / among if among else None,
+            **{
+                f"ttft_p{percent:.0f}_ms": None if value is None else round(float(value), 3)
+                for percent, value in zip(PERCENTILES, percentiles, strict=True)
+            },
+            "cost_usd": round(cost_usd, 4),
+            "cost_usd_per_h": round(cost_usd / lasts_h, 4),
+            "instance_hours": round(float(hours.sum()), 4),
+            "queue_peak": _queue_peak(result, each),
+            "goodput_tokens_per_s": round(float(good[inside].sum()) / (3600 * lasts_h), 3),
+        }
+    return rows
+
+
+def by_class(result: Result, names: Names, promises: Sequence[Promise], counted: Counted) -> dict[str, dict[str, Any]]:
+    """requests, judged, missed and ttft_p95_ms of each SLO class that had any request."""
+    judged, met = kept(result, promises)
+    ttft_ms, inside = 1000 * latency_s(result, "ttft"), counted.of(result)
+    rows = {}
+    for number, name in enumerate(names.slo_classes):
+        own = inside & (result.requests.slo_class == number)
+        if not own.any():
+            continue
+        finite = ttft_ms[own & np.isfinite(ttft_ms)]
+        rows[name] = {
+            "requests": int(own.sum()),
+            "judged": int(judged[own].sum()),
+            "missed": int((judged & ~met)[own].sum()),
+            "ttft_p95_ms": round(float(np.percentile(finite, 95)), 3) if finite.size else None,
+        }
+    return rows
+
+
+def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:
+    """How many of the counted requests had their first token in each bin of TTFT_EDGES_MS, and how many there were.
+
+    What was faster than the first edge is in the first bin; what was slower than the last, or never came, in none.
+    """
+    inside = counted.of(result)
+    ttft_ms = 1000 * latency_s(result, "ttft")[inside]
+    finite = np.maximum(ttft_ms[np.isfinite(ttft_ms)], TTFT_EDGES_MS[0])
+    counts, _ = np.histogram(finite, TTFT_EDGES_MS)
+    return {"counts": counts.tolist(), "requests": int(inside.sum())}
+
+
+def over_time(result: Result, until_s: float) -> dict[str, Any]:
+    """Instances that are ready and requests that wait, by endpoint: t_s, endpoints (model, region), ready, waiting.
+
+    At most MOST_SAMPLES times: the highest queue of those that are joined, and the last number of instances.
+    """
+    series = result.series
+    assert series is not None  # who asks keeps one
+    t_s = series["t_s"]
+    count = int(np.searchsorted(t_s, until_s, side="right"))
+    step = max(1, -(-count // MOST_SAMPLES))
+    firsts = np.arange(0, count, step)
+    waiting = np.maximum.reduceat(series["waiting"][:count], firsts, axis=0)
+    lasts = np.minimum(firsts + step, count) - 1
+    return {
+        "t_s": np.round(t_s[firsts], 3).tolist(),
+        "endpoints": [list(key) for key in result.cluster.endpoints],
+        "ready": series["ready"][lasts].T.tolist(),
+        "waiting": waiting.T.tolist(),
+    }
+
+
+def paid_s(result: Result, from_s: float, until_s: float) -> Floats:
+    """Seconds from *from_s* until *until_s* for which each instance was paid."""
+    changes = result.changes
+    order = np.lexsort((np.arange(changes.size), changes["instance"]))
+    instance, time_s, before, after = (changes[order][name] for name in ("instance", "time_s", "before", "after"))
+    count = len(result.cluster.instances)
+    first = np.searchsorted(instance, np.arange(count))
+    changed = np.bincount(instance, minlength=count) > 0
+    state = result.state_s.argmax(axis=1)
+    state[changed] = before[first[changed]]
+    ends_s = np.full(count, np.inf)
+    ends_s[changed] = time_s[first[changed]]
+    # The segments of each state: those before the first change of an instance, then those that begin with one.
+    last = np.ones(instance.size, bool)
+    last[:-1] = instance[1:] != instance[:-1]
+    until_next_s = np.append(time_s[1:], np.inf)[: time_s.size]
+    until_next_s[last] = np.inf
+    owners = np.concatenate([np.arange(count), instance])
+    states = np.concatenate([state, after])
+    begins_s, ends_s = np.concatenate([np.zeros(count), time_s]), np.concatenate([ends_s, until_next_s])
+    lasts_s = np.clip(np.minimum(ends_s, until_s) - np.maximum(begins_s, from_s), 0.0, None)
+    paid = ~np.isin(states, (State.EMPTY, State.SPOT))
+    return np.bincount(owners, lasts_s * paid, count).astype(np.float64)
+
+
+def _queue_peak(result: Result, counted: Counted) -> int | None:
+    """Requests of any class that waited at once; None without a series."""
+    if result.series is None:
+        return None
+    inside = (result.series["t_s"] >= counted.from_s) & (result.series["t_s"] <= counted.until_s)
+    return int(result.series["waiting"].sum(axis=1)[inside].max(initial=0))

@@ -1,0 +1,57 @@
+"""What the fleet looks like at regular times of a simulation: the series of its result."""
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.simulation.cluster.world import State, World
+
+
+class Samples:
+    """*step_s* is between two of them, 0 for none at all; the first is taken at the first multiple of it from *begins_s* on.
+
+    ValueError for no such step.
+    """
+
+    def __init__(self, step_s: float, begins_s: float = 0.0) -> None:
+        if not 0 <= step_s < np.inf:
+            raise ValueError(f"sample_s must be a number from 0 up, not {step_s}")
+        self._step_s = step_s
+        self._first = ceil(begins_s / step_s) if step_s else 0
+        self._taken: list[dict[str, NDArray[Any]]] = []
+
+    @property
+    def next_s(self) -> float:
+        """When the next one is taken; infinity for never."""
+        return (self._first + len(self._taken)) * self._step_s if self._step_s else np.inf
+
+    def take(self, world: World, states: NDArray[np.int8]) -> None:
+        """Take one, with the fleet arrays up to now; *states* are `State` by instance."""
+        fleet = world.fleet
+        endpoint, count = fleet.endpoint, world.policies.size
+
+        def by_endpoint(values: NDArray[Any]) -> NDArray[np.int64]:
+            return np.bincount(endpoint, weights=values, minlength=count).astype(np.int64)
+
+        ready = states == State.READY
+        self._taken.append(
+            {
+                "waiting": world.waiting.size.copy(),
+                "running": by_endpoint(fleet.running),
+                "kv_tokens": by_endpoint(fleet.kv_tokens),
+                "kv_capacity_tokens": by_endpoint(fleet.kv_capacity_tokens * ready),
+                "ready": by_endpoint(ready),
+                "instance_running": fleet.running.copy(),
+                "instance_kv_tokens": fleet.kv_tokens.astype(np.int32),
+                "instance_state": states.copy(),
+            }
+        )
+
+    def series(self) -> dict[str, NDArray[Any]] | None:
+        """All of them, samples first, with their times in `t_s`; None for none."""
+        if not self._taken:
+            return None
+        t_s = (self._first + np.arange(len(self._taken))) * self._step_s
+        return {"t_s": t_s} | {name: np.stack([sample[name] for sample in self._taken]) for name in self._taken[0]}

@@ -1,0 +1,174 @@
+"""Edits of demand: more or less of it, earlier or later, longer or shorter, and what another tenant adds.
+
+They act on the requests themselves, wherever these come from, and draw from a seed of their own: futures that share their
+edits get the very same requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.simulation.workload.columns import Coded, Floats, Ints, Workload
+
+JITTER_S = 60.0
+"""A copy of a request comes within so long of it, half of that before or after."""
+SEED = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which requests an edit is about; what is empty does not narrow."""
+
+    models: frozenset[str] = frozenset()
+    regions: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+
+    def of(self, workload: Workload) -> NDArray[np.bool_]:
+        """By request, whether it is one of them."""
+        inside = np.ones(len(workload), bool)
+        for names, column in (
+            (self.models, workload.model),
+            (self.regions, workload.region),
+            (self.classes, workload.slo_class),
+        ):
+            if names:
+                inside &= np.array([name in names for name in column.names], bool)[column.codes]
+        return inside
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """So many times as many requests from *from_s* until *until_s*, reached and left along *ramp_s* within that time."""
+
+    scope: Scope
+    by: float
+    from_s: float = 0.0
+    until_s: float = np.inf
+    ramp_s: float = 0.0
+
+    def of(self, arrival_s: Floats) -> Floats:
+        """The factor at each of *arrival_s*."""
+        inside = (arrival_s >= self.from_s) & (arrival_s < self.until_s)
+        height = np.ones(arrival_s.size)
+        if self.ramp_s > 0:
+            height = np.clip(np.minimum(arrival_s - self.from_s, self.until_s - arrival_s) / self.ramp_s, 0.0, 1.0)
+        return np.where(inside, 1.0 + (self.by - 1.0) * height, 1.0)
+
+    def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
+        factor = np.where(self.scope.of(workload), self.of(workload.arrival_s), 1.0)
+        whole = np.floor(factor)
+        copies = (whole + (draw.random(factor.size) < factor - whole)).astype(np.int64)
+        chosen = np.repeat(np.arange(copies.size), copies)
+        made = workload.select(chosen)
+        first = np.concatenate(([True], np.diff(chosen) > 0)) if chosen.size else np.empty(0, bool)
+        moved_s = np.where(first, 0.0, draw.uniform(-JITTER_S / 2, JITTER_S / 2, chosen.size))
+        last_s = np.nextafter(horizon_s, 0.0) if np.isfinite(horizon_s) else np.inf
+        return replace(made, arrival_s=np.clip(made.arrival_s + moved_s, 0.0, np.maximum(last_s, made.arrival_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Everything *by_s* later (below 0: earlier); what leaves the horizon at one end comes in at the other."""
+
+    scope: Scope
+    by_s: float
+
+    def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
+        arrival_s = workload.arrival_s
+        span_s = horizon_s if np.isfinite(horizon_s) else float(arrival_s[-1]) + 1.0 if arrival_s.size else 1.0
+        inside = self.scope.of(workload) & (arrival_s < span_s)
+        return replace(workload, arrival_s=np.where(inside, (arrival_s + self.by_s) % span_s, arrival_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompts and outputs so many times as long."""
+
+    scope: Scope
+    prompt: float = 1.0
+    output: float = 1.0
+
+    def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
+        inside = self.scope.of(workload)
+
+        def scaled(tokens: NDArray[np.int32], by: float) -> NDArray[np.int32]:
+            longer: NDArray[np.int32] = np.maximum(1, np.rint(tokens * by)).astype(np.int32)
+            return np.where(inside, longer, tokens)
+
+        return replace(
+            workload,
+            prompt_tokens=scaled(workload.prompt_tokens, self.prompt),
+            output_tokens=scaled(workload.output_tokens, self.output),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """Further requests, such as those of a new tenant."""
+
+    requests: Workload
+
+    def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
+        return merged(workload, self.requests.select(self.requests.arrival_s < horizon_s))
+
+
+Edit = Factor | Shift | Lengths | More
+
+
+def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:
+    """*workload* after *edits*, one after the other, in order of arrival. The same values give the same requests."""
+    for number, edit in enumerate(edits):
+        made = edit.applied(workload, horizon_s, np.random.default_rng([seed, SEED, number]))
+        workload = made.select(np.argsort(made.arrival_s, kind="stable"))
+    return workload
+
+
+def merged(one: Workload, other: Workload) -> Workload:
+    """The requests of both, *one*'s first; not in order of arrival. ValueError if prefixes are in blocks of two sizes."""
+    if not len(other):
+        return one
+    both = one.prefix_first is not None and other.prefix_first is not None
+    if both and one.prefix_block_tokens != other.prefix_block_tokens:
+        raise ValueError("The prefixes of the two are in blocks of different sizes.")
+    first = hashes = None
+    if one.prefix_first is not None or other.prefix_first is not None:
+        starts, ends = _prefixes(one), _prefixes(other)
+        first = np.concatenate([starts[0], ends[0][1:] + starts[0][-1]])
+        hashes = np.concatenate([starts[1], ends[1]])
+    return Workload(
+        np.concatenate([one.arrival_s, other.arrival_s]),
+        np.concatenate([one.prompt_tokens, other.prompt_tokens]),
+        np.concatenate([one.output_tokens, other.output_tokens]),
+        _joined(one.model, other.model),
+        _joined(one.region, other.region),
+        _joined(one.slo_class, other.slo_class),
+        _joined(one.tenant, other.tenant),
+        prefix_first=first,
+        prefix_hashes=hashes,
+        prefix_block_tokens=one.prefix_block_tokens or other.prefix_block_tokens,
+        predicted_tokens=_predicted(one, other),
+        left_out=one.left_out + other.left_out,
+    )
+
+
+def _predicted(one: Workload, other: Workload) -> Ints | None:
+    """The predictions of both; where only one has them, those of the other are exact."""
+    if one.predicted_tokens is None and other.predicted_tokens is None:
+        return None
+    return np.concatenate(
+        [each.output_tokens if each.predicted_tokens is None else each.predicted_tokens for each in (one, other)]
+    )
+
+
+def _prefixes(workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if workload.prefix_first is None or workload.prefix_hashes is None:
+        return np.zeros(len(workload) + 1, np.int64), np.empty(0, np.int64)
+    return workload.prefix_first, workload.prefix_hashes
+
+
+def _joined(one: Coded, other: Coded) -> Coded:
+    names = [*one.names, *(name for name in other.names if name not in one.names)]
+    codes = np.array([names.index(name) for name in other.names], one.codes.dtype)[other.codes]
+    return Coded(np.concatenate([one.codes, codes]), names)

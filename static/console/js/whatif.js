@@ -1,0 +1,136 @@
+// The what-if pages: rows of the form are added and taken away, and futures are walked by keys.
+
+import { FORMATS } from "./format.js";
+
+const form = () => document.querySelector("[data-what-if-form]");
+const changed = (element) => element.dispatchEvent(new Event("input", { bubbles: true }));
+
+function add(kind, filled) {
+  const place = document.querySelector(`[data-rows="${CSS.escape(kind)}"]`);
+  const row = place.querySelector("template").content.cloneNode(true).firstElementChild;
+  for (const [column, value] of Object.entries(filled)) row.querySelector(`[name="${CSS.escape(`${kind}-${column}`)}"]`).value = value;
+  place.querySelector("tbody").append(row);
+  show(place);
+  row.querySelector("select, input").focus();
+  changed(row);
+}
+
+function show(place) {
+  const any = place.querySelector("tbody tr") !== null;
+  place.querySelector("[data-table]").hidden = !any;
+  const none = place.querySelector("[data-none]");
+  if (none) none.hidden = any;
+}
+
+function remove(button) {
+  const [row, place] = [button.closest("tr"), button.closest("[data-rows]")];
+  (row.nextElementSibling ?? row.previousElementSibling)?.querySelector("[data-remove]")?.focus();
+  row.remove();
+  show(place);
+  changed(place);
+}
+
+// A burst that was dragged on the chart is written into its row: edges in minutes after now, the top as a factor.
+function dragged({ detail: { chart, shapes } }) {
+  if (chart !== "what-if-demand") return;
+  const place = document.getElementById("what-if-demand");
+  const bursts = [...document.querySelectorAll('[data-rows="demand"] tbody tr')].filter((row) => row.querySelector('[name="demand-edit"]').value === "burst");
+  const nowMs = Date.parse(place.dataset.now);
+  const minutes = (text) => Math.max(0, Math.round((Date.parse(text.replace(" ", "T")) - nowMs) / 60_000));
+  shapes.filter(({ name }) => name?.startsWith("burst-")).forEach((shape, at) => {
+    const field = (name) => bursts[at].querySelector(`[name="demand-${name}"]`);
+    const [from, until] = [minutes(shape.x0), minutes(shape.x1)].sort((one, other) => one - other);
+    field("from").value = from;
+    field("until").value = Math.max(from + 1, until);
+    const top = Math.max(shape.y0, shape.y1);
+    const before = Number(place.dataset.tops.split(" ")[at]);
+    if (before > 0) field("by").value = Math.max(0, Math.round(10 * Number(field("by").value) * top / before) / 10);
+  });
+  changed(bursts[0] ?? form());
+}
+
+function startForm() {
+  document.addEventListener("shapemoved", dragged);
+  form().addEventListener("click", (event) => {
+    const button = event.target.closest?.("[data-add], [data-remove], [data-copy-address]");
+    if (button?.dataset.add) add(button.dataset.add, JSON.parse(button.dataset.filled));
+    else if (button && "remove" in button.dataset) remove(button);
+    else if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
+  });
+  form().addEventListener("change", ({ target }) => {
+    if (target.name === "start") for (const part of form().querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== target.value;
+    if (target.dataset.was !== undefined) target.toggleAttribute("data-differs", Number(target.value) !== Number(target.dataset.was));
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.querySelector("[data-run]:not(:disabled)")?.click();
+  });
+}
+
+const rows = (table) => table.key.map((_, at) => Object.fromEntries(Object.entries(table).map(([name, values]) => [name, values[at]])));
+
+// The twin of `said` in controlplane/console/pages/what_if/compare.py, for a future that runs.
+function said({ done, seed, seeds, phase, eta_s: etaS }) {
+  const left = etaS ? `, ${FORMATS.duration(etaS)} left` : "";
+  return `${Math.round(100 * done)} %, seed ${seed} of ${seeds}, ${phase}${left}`;
+}
+
+const choose = (letter) => {
+  const radio = document.querySelector(`[type="radio"][name="future"][value="${letter}"]`);
+  if (radio && !radio.checked) radio.click();
+  radio?.focus();
+  return Boolean(radio);
+};
+
+function nextRegion() {
+  const links = [...document.querySelectorAll('#what-if-over-time [aria-label="Region"] a')];
+  links[(links.findIndex((link) => link.hasAttribute("aria-current")) + 1) % links.length]?.click();
+}
+
+// The keys of a what-if; the function says whether it did something.
+function keys(event) {
+  const radios = [...document.querySelectorAll('[type="radio"][name="future"]')];
+  const key = event.key.toUpperCase();
+  if (/^[1-6]$/.test(key)) return choose("ABCDEF"[key - 1]);
+  if (event.shiftKey && /^[A-F]$/.test(key)) return choose(key);
+  const at = radios.findIndex((radio) => radio.checked);
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step && !radios.includes(document.activeElement)) return choose(radios[at + step]?.value);
+  if (event.key === "r") { nextRegion(); return true; }
+  const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  button?.click();
+  return Boolean(button);
+}
+
+function startWhatIf(live, refresh) {
+  document.addEventListener("change", ({ target }) => {
+    if (target.name !== "future" || target.type !== "radio") return;
+    const url = new URL(location.href);
+    url.searchParams.set("future", target.value);
+    history.replaceState(null, "", url);
+    refresh(0);
+  });
+  const place = () => document.querySelector("[data-what-if]");
+  let asked = null;
+  live?.addEventListener("state", ({ detail: { state } }) => {
+    const table = state.tables[`what-if:${place().dataset.whatIf}`];
+    if (!table?.key) return;
+    for (const row of rows(table)) {
+      const item = row.key && document.querySelector(`[data-run-of="${CSS.escape(row.key)}"]`);
+      if (!item) continue;
+      item.querySelector("progress").value = row.done;
+      if (row.state === "running") item.querySelector("[data-said]").textContent = said(row);
+    }
+    const now = `${table.seeds_done} ${table.state}`;
+    // Against what is drawn, not what came last: runs may end between the drawing of the page and the first message.
+    if (now !== place().dataset.drawn && now !== asked) refresh(0);
+    asked = now;
+  });
+}
+
+// Gives the keys of the page, or null on other pages.
+export function startWhatIfs(live, refresh) {
+  if (form()) startForm();
+  if (!document.querySelector("[data-what-if]")) return null;
+  startWhatIf(live, refresh);
+  return keys;
+}

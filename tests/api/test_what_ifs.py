@@ -1,0 +1,121 @@
+"""`/api/what-ifs`: asked, watched, compared, cancelled, handed out; and the same on the live connection's topic."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from controlplane.console.live import what_ifs as live
+from controlplane.console.live.state import is_topic, tables_in
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.models import TraceFile, WhatIf
+from controlplane.simulation.whatif.runs import working
+from tests.simulation.whatif import rows
+
+pytestmark = pytest.mark.django_db
+REACTIVE = {"preset": "qlm"}
+BOUNDS = {"name": "More", "changes": [{"kind": "bounds", "model": "m", "max_instances": 3}]}
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch) -> list[str]:
+    """Tasks that workers were sent."""
+    tasks: list[str] = []
+    monkeypatch.setattr(working, "send_task", lambda task, **_: tasks.append(task) or True)
+    return tasks
+
+
+def body(**values: Any) -> dict[str, Any]:
+    begin = {"kind": "synthetic", "scenario": rows.start()["scenario"]}
+    return {"title": "By REST", "begin": begin, "horizon_s": 900, "seeds": 2, "futures": [REACTIVE, BOUNDS]} | values
+
+
+def test_it_runs_and_is_compared(sign_in, operator):
+    caller = sign_in("operator")
+    answer = caller.post(
+        "what-ifs", **body(edits=[{"kind": "demand", "edit": "burst", "by": 3, "from_s": 300, "until_s": 600}])
+    )
+    assert answer.status_code == 202, answer.json()
+    asked = answer.json()
+    assert [each["letter"] for each in asked["futures"]] == ["A", "B", "C"]
+    assert asked["futures"][1]["words"] == ["policy to QLM, m"]
+    assert asked["progress"]["runs"] == 6
+    rows.run_all(WhatIf.objects.get())
+    done = caller.get(f"what-ifs/{asked['id']}").json()
+    assert (done["state"], done["progress"]["done"]) == ("done", 1.0)
+    made = caller.get(f"what-ifs/{asked['id']}/comparison", scope="all, edited").json()
+    assert [each["seeds_done"] for each in made["futures"]] == [2, 2, 2]
+    whole = caller.get(f"what-ifs/{asked['id']}/comparison").json()
+    edited, all_of_it = (each["futures"][0]["requests"]["mean"] for each in (made, whole))
+    assert 0.5 < edited / all_of_it < 0.7  # three times as many in a third of the time
+    assert set(caller.get(f"what-ifs/{asked['id']}/curves").json()) == {"A", "B", "C"}
+    for name, count in (("futures.csv", 3), ("runs.csv", 3 * 2 * 4)):
+        answer = caller.get(f"what-ifs/{asked['id']}/{name}")
+        table = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+        assert len(table) == count
+        assert {each["future"] for each in table} == {"A", "B", "C"}
+    page = caller.get(f"what-ifs/{asked['id']}/report.html").content.decode()
+    assert "By REST" in page
+    assert "Plotly.newPlot" in page
+    assert 'src="http' not in page
+    assert [row["id"] for row in caller.get("what-ifs", state="done").json()["items"]] == [asked["id"]]
+
+
+def test_what_is_wrong_is_named(sign_in, operator):
+    caller = sign_in("operator")
+    wrong = [{"kind": "bounds", "model": "n", "max_instances": 3}]
+    error = caller.post("what-ifs", **body(futures=[{"name": "x", "changes": wrong}])).json()["error"]
+    assert (error["field"], error["message"]) == ("B.changes[0].model", "there is no model 'n'; there is m")
+    assert not WhatIf.objects.exists()
+    assert caller.post("what-ifs", **body(futures=[{"preset": "hope"}])).json()["error"]["field"] == "preset"
+    assert caller.post("what-ifs", **body(futures=[{}] * 6)).json()["error"]["field"] == "futures"
+    assert caller.post("what-ifs", **body(horizon_s=5)).json()["error"]["field"] == "horizon_s"
+
+
+def test_a_draft_is_kept_and_run_later(sign_in, operator):
+    caller = sign_in("operator")
+    draft = caller.post("what-ifs", **body(draft=True)).json()
+    assert draft["state"] == "draft"
+    assert caller.post(f"what-ifs/{draft['id']}/run").json()["state"] == "queued"
+    assert caller.post(f"what-ifs/{draft['id']}/run").status_code == 409
+    assert (
+        caller.post(f"what-ifs/{draft['id']}/cancel", future="B").json()["progress"]["futures"][1]["state"]
+        == "cancelled"
+    )
+    assert (
+        caller.post(f"what-ifs/{draft['id']}/resume", future="B").json()["progress"]["futures"][1]["state"] == "queued"
+    )
+    assert caller.post(f"what-ifs/{draft['id']}/delete").status_code == 409
+    assert caller.post(f"what-ifs/{draft['id']}/cancel").json()["state"] == "cancelled"
+    assert caller.post(f"what-ifs/{draft['id']}/delete").status_code == 204
+
+
+def test_a_trace_is_uploaded(client, operator):
+    client.force_login(operator)
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:48,90,10\n"
+    for content, status in ((text, 201), ("TIMESTAMP\n1", 409)):
+        file = SimpleUploadedFile("azure.csv", content.encode())
+        answer = client.post("/api/what-if-traces", {"file": file, "format": "azure"})
+        assert answer.status_code == status, answer.content
+    row = TraceFile.objects.get()
+    assert (row.requests, row.span_s) == (2, 2.0)
+    assert [each["id"] for each in client.get("/api/what-if-traces").json()["items"]] == [row.pk]
+
+
+def test_the_live_topic_has_progress_and_results(operator):
+    row = services.submit(rows.draft(operator, BOUNDS, horizon_s=600.0), operator)
+    topic = f"what-if:{row.pk}"
+    assert is_topic(topic)
+    assert not is_topic("what-if:x")
+    assert tables_in(topic) == (topic, f"results:{row.pk}")
+    before = live.tables_of(row.pk, {})
+    assert before[topic]["state"] == ["queued", "queued", "queued"]
+    working.work()
+    after = live.tables_of(row.pk, before)
+    assert after[topic]["seeds_done"] == [1, 1, 0]
+    assert after[f"results:{row.pk}"]["seeds_done"] == [1, 0]
+    assert after[f"results:{row.pk}"]["verdict"] == ["1 of 2 seeds", "0 of 2 seeds"]
+    assert live.tables_of(row.pk, after)[f"results:{row.pk}"] is after[f"results:{row.pk}"]
+    assert live.tables_of(row.pk + 1, {}) == {}

@@ -1,0 +1,145 @@
+"""What fewer layers and 8-bit integers cost in accuracy and save in time, and what an embedding cache's similarity is worth.
+
+Each kind of length model is fitted to public answers with all layers of its encoder and with fewer, and asked about prompts
+held out of training, in full precision and in 8-bit integers as it serves. Times are a core's, of one prompt alone.
+
+The cache stands behind the exact and the lexical one, as in the gateway: only what they miss is looked up. It is fed with
+the prompts of three sets in a random order. A similarity is chosen on prompts of the training part and judged on those of
+the test part.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.experiments.length_models import thinned
+from forecasting.lengths import MODELS
+from forecasting.lengths.models.proxy import Effort, Proxy
+from forecasting.lengths.query import Sample
+from forecasting.lengths.service.cache import LengthCache
+from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson, Limits
+from forecasting.lengths.training.datasets import Split, read_sets
+from forecasting.lengths.training.scoring import class_edges, score
+
+KINDS: Final = ("ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "preserve")
+EFFORT: Final = {"tuned": 320, "read": 800, "head_epochs": 15, "most_tokens": 96}
+TEST_PROMPTS: Final = 60
+"""Of each set, at most."""
+ALONE: Final = 100
+"""Prompts that are asked one by one."""
+PAIRS: Final = 50_000
+STREAM: Final = ("stanford_alpaca_5k", "gpteacher", "codealpaca")
+"""Sets whose answers are by one model each, so that a prompt has one length."""
+PROMPTS: Final = 2_500
+"""Of the stream, from either part."""
+SIMILARITIES: Final = (0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
+ENTRIES: Final = 2_000
+LEXICAL: Final = 0.85
+
+
+def measured(folder: Path, layers: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Accuracy and time of *kinds* on the sets in *folder*, with all layers and with *layers* (0: only with all)."""
+    split = read_sets(folder)
+    edges = class_edges([sample.output_tokens for sample in split.training])
+    test = thinned(split.test, TEST_PROMPTS, seed=1)
+    result: dict[str, Any] = {
+        "trained_on": len(split.training),
+        "tested_on": len(test),
+        "prompts": len({sample.query.text for sample in test}),
+        "models": {},
+    }
+    cache: dict[str, Any] = {}
+    for kind in kinds:
+        for kept in dict.fromkeys((0, layers)):
+            model = _fitted(kind, kept, split)
+            name = f"{kind}, {kept or 'all'} layers"
+            result["models"][name] = {"full": _row(model, test, edges)}
+            model.encoder.quantise()
+            result["models"][name]["8-bit"] = _row(model, test, edges)
+            print(f"lengths: {name}: {result['models'][name]}", file=sys.stderr)
+            if not cache:
+                cache = {part: _similarities(model, getattr(split, part)) for part in ("training", "test")}
+                cache["encoder"] = name
+    return {**result, "embedding_cache": cache}
+
+
+def _fitted(kind: str, layers: int, split: Split) -> Proxy:
+    print(f"lengths: fit {kind} with {layers or 'all'} layers", file=sys.stderr)
+    made: Any = MODELS[kind]
+    model: Proxy = made(effort=Effort(**EFFORT, layers=layers))
+    return model.fit(split.training)
+
+
+def _row(model: Proxy, test: Sequence[Sample], edges: Any) -> dict[str, float]:
+    real = np.array([sample.output_tokens for sample in test], float)
+    said = model.predict([sample.query for sample in test]).tokens
+    measures = score(real, said, edges)
+    p50_ms, p99_ms = _milliseconds(model, test)
+    return {
+        "mae": measures["mae"],
+        "five_class_accuracy": measures["five_class_accuracy"],
+        "pairs_in_order": in_order(real, said),
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+    }
+
+
+def in_order(real: Any, said: Any, pairs: int = PAIRS) -> float:
+    """Share of drawn pairs of unlike lengths that *said* puts in the order of *real*; a tie is half right."""
+    one, other = np.random.default_rng(3).integers(0, len(real), (2, pairs))
+    unlike = real[one] != real[other]
+    right = np.sign(real[one] - real[other]) * np.sign(said[one] - said[other])
+    return float(((right[unlike] + 1) / 2).mean())
+
+
+def _milliseconds(model: Proxy, test: Sequence[Sample]) -> tuple[float, float]:
+    """p50 and p99 of the processor time that one prompt takes."""
+    by_text = {sample.query.text: sample.query for sample in test}
+    queries = list(by_text.values())
+    taken = []
+    for query in queries[:: max(1, len(queries) // ALONE)]:
+        began = time.thread_time()
+        model.predict([query])
+        taken.append(1000 * (time.thread_time() - began))
+    p50_ms, p99_ms = np.percentile(taken, [50, 99]).tolist()
+    return p50_ms, p99_ms
+
+
+def _similarities(model: Proxy, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Of each of `SIMILARITIES`: share of all requests that the embedding cache answers, its error there and the model's."""
+    stream = [sample for sample in samples if sample.query.tenant in STREAM]
+    order = np.random.default_rng(4).permutation(len(stream))[:PROMPTS]
+    stream = [stream[index] for index in order]
+    predictions, embeddings = model.predict_and_embed([sample.query for sample in stream])
+    lexical = LengthCache(10_000, 86_400.0, LEXICAL)
+    missed = []
+    for at, sample in enumerate(stream):
+        key = lexical.key(sample.query)
+        if key is None or (lexical.exact(key) is None and lexical.nearest(key) is None):
+            missed.append(at)
+        if key is not None:
+            lexical.learn(key, sample.output_tokens, cut=False)
+    real = np.array([sample.output_tokens for sample in stream], float)
+    result: dict[str, Any] = {"requests": len(stream), "missed_by_the_others": len(missed)}
+    for similarity in SIMILARITIES:
+        cache = EmbeddingCache()
+        cache.keep_to(Limits(ENTRIES, 86_400.0, similarity))
+        hits, errors = [], []
+        for at in missed:
+            seen = cache.look_up(stream[at].query, embeddings[at], at + 1)
+            if seen is not None:
+                hits.append(at)
+                errors.append(abs(seen.tokens(None) - real[at]))
+            cache.learn(Lesson(at + 1, real[at], False))
+        result[f"{similarity:g}"] = {
+            "hits": len(hits),
+            "share": len(hits) / len(stream),
+            "mae": float(np.mean(errors)) if hits else 0.0,
+            "mae_of_the_model": float(np.abs(predictions.tokens[hits] - real[hits]).mean()) if hits else 0.0,
+        }
+    print(f"lengths: embedding cache: {result}", file=sys.stderr)
+    return result

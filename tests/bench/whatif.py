@@ -1,0 +1,114 @@
+"""What-ifs as an operator meets them, in a demo that is started for it, and of a day of 1.5 million requests.
+
+Of the demo with its traffic, by its own workers: `fork_ms`, one fork of the living fleet (median of FORKS);
+`first_result_s`, from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next
+hour are. `alone` has the same two of a scenario of the demo's size, where nothing runs but the workers. `day_x4_s`: a day of
+1.5 million requests under 4 strategies, one seed. Workers have two processes and are warm: a small what-if comes before.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tests.bench._demo import demo
+from tests.simulation.whatif.workers import ROOT, Place, place
+
+FUTURES = ("pilothouse", "sageserve-reactive", "qlm", "ssjf", "fcfs-jsq")
+STRATEGIES = ("lt_u", "lt_ua", "pilothouse")
+"""Beside the reactive one, which is that of the scenario."""
+HOUR_S = 3600.0
+FORKS = 7
+SPANS = """
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf
+from django.db.models import Max, Min
+what_if = WhatIf.objects.get(pk={pk})
+runs = FutureSeed.objects.filter(future__what_if=what_if)
+ends = runs.aggregate(first=Min("ended_at"), all=Max("ended_at"))
+print("MADE", *[(ends[name] - what_if.submitted_at).total_seconds() for name in ("first", "all")], what_if.state)
+"""
+FORK = """
+import time
+from controlplane.simulation.whatif.fork import fork_fleet
+for _ in range({forks}):
+    began_s = time.perf_counter()
+    fork_fleet({horizon_s})
+    print("MADE", time.perf_counter() - began_s)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, default=2, help="of the worker")
+    parser.add_argument(
+        "--settle", type=float, default=150.0, help="seconds from the start of the demo to the first fork"
+    )
+    parser.add_argument("--without-demo", action="store_true", help="leave out what needs a demo")
+    parser.add_argument("--without-day", action="store_true", help="leave out the day of 1.5 million requests")
+
+
+def demo_hour() -> dict[str, Any]:
+    """Two regions, six models' worth of load on a fleet of the demo's size: 24 requests a second."""
+    values = tomllib.loads((ROOT / "docs/scenarios/reactive.toml").read_text())
+    return scaled(values, 24.0, 12)
+
+
+def scaled(values: dict[str, Any], requests_per_s: float, instances: int) -> dict[str, Any]:
+    """The scenario with so many requests a second in all, and as many instances in each region at the most."""
+    now = sum(client["requests_per_s"] for client in values["clients"])
+    for client in values["clients"]:
+        client["requests_per_s"] *= requests_per_s / now
+    for group in values["fleet"]:
+        group.update(instances=instances // 2, spot=0, empty=instances - instances // 2)
+    values.setdefault("scaling", {}).update(min_instances=2, max_instances=instances)
+    return values
+
+
+def made_by(where: Place, script: str) -> list[list[str]]:
+    """The words of every line that *script* has marked."""
+    lines = where.manage("shell", "-v", "0", "-c", script).splitlines()
+    return [line.split()[1:] for line in lines if line.startswith("MADE")]
+
+
+def asked(where: Place, body: dict[str, Any]) -> dict[str, float]:
+    """Submit *body*; seconds until the first run and until all are done, as the rows say."""
+    made, _ = where.asking(body).communicate()
+    [(first, last, state)] = made_by(where, SPANS.format(pk=json.loads(made)["id"]))
+    assert state == "done", made
+    return {"first_result_s": round(float(first), 2), "six_by_five_s": round(float(last), 2)}
+
+
+def warm(where: Place, body: dict[str, Any], processes: int) -> None:
+    """Have every process of the workers load its kernels."""
+    asked(where, body | {"seeds": processes, "horizon_s": 300.0})
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    body = {"horizon_s": HOUR_S, "seeds": 5, "futures": [{"preset": name} for name in FUTURES]}
+    result: dict[str, Any] = {"processes": options.processes}
+    if not options.without_demo:
+        with tempfile.TemporaryDirectory(prefix="pilothouse-what-if-") as folder, demo() as stack:
+            time.sleep(options.settle)
+            where = Place(Path(folder), stack.environment())
+            forks_s = [float(seconds) for (seconds,) in made_by(where, FORK.format(forks=FORKS, horizon_s=HOUR_S))]
+            result["fork_ms"] = round(1000 * statistics.median(forks_s), 1)
+            warm(where, body, options.processes)
+            result |= asked(where, body)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pilothouse-what-if-"))
+        where = stack.enter_context(place(Path(folder)))
+        with where.worker("bench", options.processes):
+            synthetic = body | {"begin": {"kind": "synthetic", "scenario": demo_hour()}}
+            warm(where, synthetic, options.processes)
+            result["alone"] = asked(where, synthetic)
+            if not options.without_day:
+                day = scaled(tomllib.loads((ROOT / "docs/scenarios/reactive.toml").read_text()), 1_500_000 / 86_400, 16)
+                futures = [{"changes": [{"kind": "policy", "part": "strategy", "value": name}]} for name in STRATEGIES]
+                begin = {"kind": "synthetic", "scenario": day}
+                took = asked(where, {"begin": begin, "horizon_s": 86_400.0, "seeds": 1, "futures": futures})
+                result["day_x4_s"] = took["six_by_five_s"]
+    return result

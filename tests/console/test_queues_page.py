@@ -1,0 +1,211 @@
+"""The queues page: lanes in order, what is late, the group in the side panel, and what may be done to it by whom."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console.live.queues import tables_of
+from controlplane.console.live.state import is_topic
+from controlplane.console.pages.queues import lanes
+from controlplane.dispatch.queues import services
+from controlplane.dispatch.queues.commands import GatewaySilent
+from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import ActionError
+from tests.console.feed import columns
+
+PAGE = "/queues/?region=us-east"
+PRICE = {
+    "before": {"attainment_ratio": 0.98, "lateness_s": 1.0, "late": 1, "start_s": 30.0},
+    "after": {"attainment_ratio": 0.95, "lateness_s": 2.0, "late": 2, "start_s": 0.0},
+    "later": [{"number": 3, "count": 9, "slo_class": "standard", "model": "llama-3.1-8b", "later_s": 12.0}],
+    "later_groups": 1,
+    "evicted": 0,
+}
+
+
+def group(number, place=1, **values):
+    return {
+        "number": number, "region": "us-east", "instance": "instance-1", "model": "llama-3.1-8b", "place": place,
+        "slo_class": "interactive", "count": 86, "tokens": 4000, "start_s": 36.0, "service_s": 72.0, "due_s": 120.0,
+        "slack_s": 45.0, "pinned": False, "hold_s": 0.0, "risk": "",
+    } | values  # fmt: skip
+
+
+def lane(name="instance-1", **values):
+    return {
+        "instance": name, "region": "us-east", "model": "llama-3.1-8b", "order": "qlm", "state": "ready", "running": 41,
+        "kv_ratio": 0.62, "waiting": 172, "service_s": 144.0,
+    } | values  # fmt: skip
+
+
+def summary_queues(groups, instances, **values):
+    row = dict.fromkeys(QUEUE_COLUMNS) | {"region": "us-east", "waiting": 172, "groups": len(groups), "queues": 1,
+                                          "at_risk": 1, "late": 1, "fallbacks": 0} | values  # fmt: skip
+    change = dict.fromkeys(REORDER_COLUMNS) | {"at": 1_800_000_000.0, "by": "in process", "why": "2 groups would be late",
+                                               "what": "3 of 7 groups moved", "before_ratio": 0.9, "after_ratio": 0.97,
+                                               "before_late_s": 4.0, "after_late_s": 1.0, "took_ms": 12.0}  # fmt: skip
+    return {
+        "groups": columns(groups) or {name: [] for name in GROUP_COLUMNS},
+        "lanes": columns(instances) or {name: [] for name in LANE_COLUMNS},
+        "queues": columns([row]),
+        "reorders": columns([change, change | {"by": "olga", "undo": 7}]),
+    }
+
+
+@pytest.fixture
+def shown(live, fleet_feed):
+    """`shown(groups, instances)`: the live state has these."""
+
+    def show(groups, instances, **values):
+        original = fleet_feed.summary
+        fleet_feed.summary = lambda ts: original(ts) | {"queues": summary_queues(groups, instances, **values)}
+        live.show(fleet_feed)
+
+    return show
+
+
+@pytest.fixture
+def usual(shown):
+    shown(
+        [
+            group(7, risk="risk", slack_s=9.0),
+            group(8, 2, risk="late", slack_s=-14.0, slo_class="standard", pinned=True),
+            group(9, 3, hold_s=30.0),
+        ],
+        [lane(), lane("instance-2", order="fcfs", waiting=None, model="other")],
+    )
+
+
+def get(client, user, path=PAGE):
+    client.force_login(user)
+    answer = client.get(path)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_blocks_are_buttons_named_in_full_in_order(client, viewer, usual):
+    page = get(client, viewer)
+    assert 'aria-label="86 requests of llama-3.1-8b, interactive, starts in 36 s, slack 9 s, at risk, 1st of 3"' in page
+    assert "late by 14 s, pinned, 2nd of 3" in page
+    assert "held for 30 s, 3rd of 3" in page
+    assert page.index('id="group-7"') < page.index('id="group-8"') < page.index('id="group-9"')
+    assert "style=" not in page.partition("<main")[2].partition("chart-waits")[0]
+
+
+def test_other_orders_make_no_claims(client, viewer, usual):
+    assert "order: FCFS" in get(client, viewer)
+
+
+def test_reorders_say_what_they_gained(client, viewer, usual):
+    page = get(client, viewer)
+    assert "2 groups would be late" in page
+    assert '90.0 % to <b class="ok-text">97.0 %</b>' in page
+    assert "12 ms" in page
+    assert "Undo" not in page
+    client.logout()
+
+
+def test_an_operator_may_undo_and_a_viewer_may_not(client, operator, usual):
+    assert reverse("console:queue-act", args=[7, "undo"]) in get(client, operator)
+
+
+def test_nothing_waits(client, viewer, shown):
+    shown([], [lane(waiting=0)], waiting=0)
+    page = get(client, viewer)
+    assert "Nothing waits. Requests are placed as they arrive." in page
+    assert "41 run" in page
+
+
+def test_before_any_gateway(client, viewer):
+    assert "No gateway says what waits." in get(client, viewer, "/queues/")
+
+
+def test_one_class_alone(client, viewer, usual):
+    page = get(client, viewer, f"{PAGE}&class=standard")
+    assert 'id="group-8"' in page
+    assert 'id="group-7"' not in page
+
+
+def test_many_lanes_are_folded_but_for_trouble(client, viewer, shown):
+    names = [f"instance-{number}" for number in range(lanes.FOLD_ABOVE + 1)]
+    shown(
+        [group(7, instance=names[0], risk="late", slack_s=-1.0)],
+        [lane(names[0]), *(lane(name, model="calm") for name in names[1:])],
+    )
+    page = get(client, viewer)
+    assert '<details class="lane-model" id="lanes-llama-31-8b" open>' in page
+    assert '<details class="lane-model" id="lanes-calm">' in page
+
+
+def test_files(client, viewer, usual):
+    client.force_login(viewer)
+    for name, word in (("groups", "slack_s"), ("reorders", "before_ratio"), ("waits", "Predicted wait (s)")):
+        body = b"".join(client.get(f"{PAGE}&format=csv&table={name}").streaming_content).decode()
+        assert word in body.splitlines()[0]
+
+
+DETAIL = group(7) | {
+    "of": 3, "prompt_tokens": 3000, "output_tokens": 1000, "running": 2, "oldest_at": 1_800_000_000.0, "tenants": [[1, 3]],
+    "first_wait_s": 36.0, "first_wait_p90_s": 44.0, "can_undo": True, "prices": {"pin": PRICE, "hold": PRICE},
+}  # fmt: skip
+
+
+def test_the_side_panel_says_the_price_of_each_action(client, operator, viewer, usual, monkeypatch):
+    monkeypatch.setattr("controlplane.console.pages.queues.views.ask", lambda command, **values: DETAIL)
+    page = get(client, operator, f"{PAGE}&group=7")
+    assert "Group 7" in page
+    assert "36 s mean, 44 s p90" in page
+    assert "9 standard 12 s later" in page
+    assert '98.0 % to <b class="crit-text">95.0 %</b>' in page
+    assert "Undo the last change" in page
+    assert "Pin group 7?" not in get(client, viewer, f"{PAGE}&group=7")
+
+
+def test_a_group_that_is_gone_and_a_gateway_that_is_silent(client, viewer, usual, monkeypatch):
+    for error in (ActionError("Group 7 waits no more"), GatewaySilent("No gateway answers; nothing was done")):
+
+        def refuse(command, error=error, **values):
+            raise error
+
+        monkeypatch.setattr("controlplane.console.pages.queues.views.ask", refuse)
+        assert f"{error}." in get(client, viewer, f"{PAGE}&group=7")
+
+
+def test_an_action_is_one_event_with_before_and_after(client, operator, usual, fleet, monkeypatch):
+    asked = []
+
+    def ask(command, **values):
+        asked.append((command, values))
+        return {"group": group(7), "price": PRICE}
+
+    monkeypatch.setattr(services, "ask", ask)
+    client.force_login(operator)
+    answer = client.post("/queues/groups/7/hold/", {"minutes": "5", "reason": "a demo", "next": PAGE}, follow=True)
+    assert "Group 7 is held: 1 group starts later; SLO met 98.0% to 95.0%, as predicted." in answer.content.decode()
+    assert asked[0][1] == {"number": 7, "action": "hold", "operator": "operator", "reason": "a demo", "hold_s": 300.0}
+    event = Event.objects.get(kind="queue_group.held")
+    assert (event.actor, event.reason, event.inputs["group"], event.inputs["hold_s"]) == (
+        "operator",
+        "a demo",
+        7,
+        300.0,
+    )
+    assert (event.before, event.after) == (PRICE["before"], PRICE["after"])
+
+
+def test_eviction_asks_why(client, operator, usual):
+    client.force_login(operator)
+    answer = client.post("/queues/groups/7/evict/", {"next": PAGE}, follow=True)
+    assert "Say why it is evicted" in answer.content.decode()
+    assert not Event.objects.filter(kind__startswith="queue_group").exists()
+    assert client.post("/queues/groups/7/dance/").status_code == 404
+
+
+def test_tables_go_by_region():
+    tables = tables_of({"queues": summary_queues([group(7), group(8, region="us-west")], [lane()])})
+    assert tables["groups:us-east"]["number"] == [7]
+    assert tables["queues"]["levels"][0][2:4] == ["warning", "critical"]
+    assert is_topic("queues:us-east")
+    assert not is_topic("queues:")
+    assert not is_topic("queues:us east")
+    assert tables_of({})["queues"]["region"] == []

@@ -1,0 +1,109 @@
+"""Shared GPUs on the page of the instances, on an instance's own page, in `/api` and in the form that deploys."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model, Swap, SwapGroup
+from tests.console.test_rollouts import html_of
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+
+
+@pytest.fixture
+def shared(deployment, make_instance, node):
+    group = SwapGroup.objects.create(name="us-east-1")
+    model = Model.objects.create(
+        name="other", title="Other", source="/models/other", weights_bytes=50 * 10**9, kv_bytes_per_token=131_072,
+        context_tokens=8_192,
+    )  # fmt: skip
+    of = Deployment.objects.create(
+        model=model, region=deployment.region, gpu_type=deployment.gpu_type, tensor_parallel=2
+    )
+    first = make_instance(name="first", node=node, swap_group=group)
+    return first, make_instance(name="second", deployment=of, node=node, state=S.SLEEPING, swap_group=group)
+
+
+def post(client, path, **body):
+    return client.post(f"/api{path}", body, content_type="application/json")
+
+
+def test_nothing_is_said_where_no_gpus_are_shared(client, operator, make_instance):
+    row = make_instance()
+    client.force_login(operator)
+    assert "Shared GPUs" not in html_of(client, "instances")
+    assert "Shares its GPUs" not in html_of(client, "instance", row.name)
+
+
+def test_who_shares_is_awake_and_what_a_swap_takes(client, operator, shared):
+    client.force_login(operator)
+    page = html_of(client, "instances")
+    assert "<strong>first</strong> is awake" in page
+    assert "No swap yet." in page
+    # 16.06 GB over two GPUs to memory, 50 GB back
+    assert '1.3 s <span class="muted">by size</span>' in page
+    assert "first finishes what it runs and is given nothing new, then sleeps (0.3 s, by size)" in page
+    assert page.count("Swap to…") == 1
+    assert "first is awake. Its weights: CPU memory" in html_of(client, "instance", "second")
+
+
+def test_a_viewer_sees_and_does_not_swap(client, viewer, shared):
+    client.force_login(viewer)
+    page = html_of(client, "instances")
+    assert "<strong>first</strong> is awake" in page
+    assert "Swap to…" not in page
+    assert client.post(reverse("console:swap", args=["second"]), {"reason": "x"}).status_code == 403
+
+
+def test_an_operator_swaps_for_a_reason(client, operator, shared):
+    client.force_login(operator)
+    address = reverse("console:swap", args=["second"])
+    assert "reason" in client.post(address, {}, follow=True).content.decode()
+    assert not Swap.objects.exists()
+    page = client.post(address, {"reason": "more asked for"}, follow=True).content.decode()
+    assert "us-east-1 swaps to second, when first is idle." in page
+    assert "<strong>Swaps to second</strong>" in page
+    assert "Swap to…" not in page
+    swap = Swap.objects.get()
+    assert (swap.instance.name, swap.actor, swap.reason) == ("second", "operator", "more asked for")
+    page = client.post(reverse("console:swap", args=["first"]), {"reason": "back"}, follow=True).content.decode()
+    assert "first has to wait for it" in page
+
+
+def test_the_same_by_rest(client, operator, shared):
+    client.force_login(operator)
+    (group,) = client.get("/api/swap-groups").json()["items"]
+    assert (group["name"], group["awake"], group["swaps"]) == ("us-east-1", "first", [])
+    assert [(one["name"], one["tier"], one["measured"]) for one in group["members"]] == [
+        ("first", "gpu", False),
+        ("second", "cpu", False),
+    ]
+    assert client.get("/api/instances/second").json()["swap_group"] == "us-east-1"
+    answer = post(client, "/swaps", to="second", reason="more asked for")
+    assert (answer.status_code, answer.json()["state"], answer.json()["gave_way"]) == (202, "in_progress", "first")
+    assert post(client, "/swaps", to="first", reason="back").status_code == 409
+    assert client.get("/api/swap-groups?model=other").json()["items"][0]["swaps"][0]["to"] == "second"
+    assert client.get("/api/swap-groups?region=nowhere").json()["items"] == []
+
+
+def test_a_model_is_deployed_on_the_gpus_of_another(client, operator, make_instance, node):
+    make_instance(name="first", node=node)
+    client.force_login(operator)
+    wanted = {
+        "region": "us-east", "gpu_type": "a100-80gb", "model": "mistral-7b", "source": "/models/mistral", "weights_gb": 14.5,
+        "kv_kib_per_token": 128, "context_tokens": 8192, "tensor_parallel": 2, "share_gpus_with": "first",
+        "launcher": "process",
+    }  # fmt: skip
+    answer = post(client, "/deploy", **wanted)
+    assert answer.status_code == 201, answer.json()
+    row = Instance.objects.get(name=answer.json()["instances"][0])
+    assert (row.state, row.node, row.swap_group.name) == (S.STOPPED, node, "us-east-1")
+    assert Instance.objects.get(name="first").swap_group == row.swap_group
+    assert node.free_gpus() == 6
+    answer = post(client, "/deploy", **wanted | {"model": "qwen-7b", "tensor_parallel": 1})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "share_gpus_with")
+    assert "2 x A100 80 GB" in answer.json()["error"]["message"]
+    answer = post(client, "/deploy", **wanted | {"model": "qwen-7b", "share_gpus_with": "nobody"})
+    assert "There is no instance" in answer.json()["error"]["message"]
+    assert '<option value="first">first</option>' in html_of(client, "deploy")

@@ -1,0 +1,283 @@
+"""What-if pages: what a form asks for, what it says beside it, the comparison of what ran, and who may do what."""
+
+import json
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.http import QueryDict
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.console.formats import MINUS
+from controlplane.console.live.what_ifs import tables_of
+from controlplane.console.pages.what_if import building, compare
+from controlplane.console.pages.what_if.forms import asked
+from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TwinError, WhatIf, WhatIfState
+from controlplane.simulation.whatif.start import Start
+from tests.simulation.whatif import rows
+
+NEW = "/what-if/new"
+NOW = rows.start()["scenario"]
+DOUBLED = {"demand-edit": "factor", "demand-by": "2", "demand-region": "", "demand-model": ""}
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Every what-if begins with the small fleet."""
+    start = Start.model_validate(rows.start() | {"remarks": ["4 of 4 instances reported"]})
+    monkeypatch.setattr(building, "begun", lambda begin, horizon_s: start)
+    return start
+
+
+@pytest.fixture
+def ran(operator):
+    """Two futures, two seeds, done."""
+    faster = {"name": "Reactive", "changes": [{"kind": "policy", "part": "strategy", "value": "reactive"}]}
+    row = rows.draft(
+        operator, faster, edits=[{"kind": "demand", "edit": "burst", "by": 2, "from_s": 60, "until_s": 300}]
+    )
+    from controlplane.simulation.whatif import services
+
+    return rows.run_all(services.submit(row, operator))
+
+
+def page(client, user, path):
+    client.force_login(user)
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.content[:400]
+    return answer.content.decode()
+
+
+def entered(**fields):
+    data = QueryDict(mutable=True)
+    for name, value in fields.items():
+        data.setlist(name.replace("_", "-"), value if isinstance(value, list) else [value])
+    return data
+
+
+def test_every_row_with_what_its_buttons_fill_in_is_a_change():
+    for kind in (*OF_ALL, *OF_FLEET):
+        for _, filled in kind.adds:
+            row = {column.name: "" for column in kind.columns} | filled
+            row |= {
+                column.name: next(name for name, _ in column.choices(NOW) if name)
+                for column in kind.columns
+                if column.choices and not row[column.name]
+            }
+            if kind.name == "bounds":
+                row["least"] = "1"
+            if kind.name == "slo":
+                row["ttft"] = "200"
+            if kind.name == "key":
+                row["value"] = "0.5"
+            assert parsed([kind.change(row)])
+
+
+def test_a_form_is_a_request():
+    data = entered(
+        horizon="600", seeds="3", warmup="1", title="Twice", chosen="yes", preset=["qlm", "reactive"],
+        custom_ordering="ssjf",
+        demand_edit="burst", demand_by="2", demand_from="5", demand_until="8", demand_ramp="", demand_region="east",
+    )  # fmt: skip
+    data["gpus:east:g"], data["price:g"] = "4", "3"
+    wanted = asked(data, NOW)
+    assert wanted.errors == {}
+    assert (wanted.horizon_s, wanted.warmup_s, wanted.seeds, wanted.title) == (600.0, 60.0, 3, "Twice")
+    [edit] = wanted.edits
+    assert edit == {
+        "kind": "demand", "edit": "burst", "regions": ["east"], "by": 2.0, "from_s": 300.0, "until_s": 480.0,
+    }  # fmt: skip
+    assert [one["name"] for one in wanted.futures] == ["As now", "QLM", "Reactive", "Custom", "Other fleet"]
+    assert {change["kind"] for change in wanted.futures[-1]["changes"]} == {"gpus", "price"}
+    data["fleet-for"] = "all"
+    assert [one["name"] for one in asked(data, NOW).futures] == ["As now", "QLM", "Reactive", "Custom"]
+    assert {"gpus", "price"} < {change["kind"] for change in asked(data, NOW).edits}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"seeds": "many"}, "seeds"),
+        ({"seeds": "0"}, "seeds"),
+        ({"horizon": "1"}, "horizon"),
+        ({"demand_edit": "factor", "demand_by": "x"}, "Demand 1, By"),
+        ({"price:g": "x"}, "price:g"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, where):
+    assert where in asked(entered(**fields), NOW).errors
+
+
+@pytest.mark.django_db
+def test_the_form_says_what_it_asks_for(client, operator, begun):
+    text = page(client, operator, f"{NEW}?chosen=yes&preset=qlm&seeds=4&demand-edit=factor&demand-by=2")
+    assert "2x demand" in text
+    assert "8 (2 futures" in text
+    assert "4 of 4 instances reported" in text
+    assert "policy to QLM" in text
+    assert "Run 2 futures" in text
+
+
+@pytest.mark.django_db
+def test_a_fleet_that_cannot_be_forked_is_said_so(client, operator, monkeypatch):
+    def refuse(begin, horizon_s):
+        raise ActionError("No gateway answers.")
+
+    monkeypatch.setattr(building, "begun", refuse)
+    text = page(client, operator, NEW)
+    assert "No gateway answers." in text
+    assert "disabled" in text
+
+
+@pytest.mark.django_db
+def test_running_it_makes_a_what_if_that_can_be_edited_again(client, operator, begun):
+    client.force_login(operator)
+    answer = client.post(NEW, {"seeds": "2", "horizon": "600", "chosen": "yes", "preset": "qlm", **DOUBLED})
+    row = WhatIf.objects.get()
+    assert answer["Location"] == reverse("console:what-if", args=[row.pk])
+    assert row.title == "What if … 2x demand"
+    assert (row.state, row.seeds, row.requested_by) == (WhatIfState.QUEUED, 2, operator)
+    assert row.edits == [{"kind": "demand", "edit": "factor", "by": 2.0}]
+    assert "demand-by=2" in row.asked
+    assert "demand-by" in page(client, operator, row.asked)
+
+
+@pytest.mark.django_db
+def test_a_wrong_form_is_refused_and_nothing_is_lost(client, operator, begun):
+    client.force_login(operator)
+    answer = client.post(NEW, {"seeds": "0", "title": "My question", **DOUBLED})
+    assert answer.status_code == 422
+    text = answer.content.decode()
+    assert "0 is not between 1 and 20" in text.replace("&#x27;", "'")
+    assert "My question" in text
+    assert not WhatIf.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_viewer_reads_and_runs_nothing(client, viewer, begun, ran):
+    assert "Operators run what-ifs." in page(client, viewer, NEW)
+    client.post(NEW, {"seeds": "1"})
+    assert WhatIf.objects.count() == 1
+    text = page(client, viewer, f"/what-if/{ran.pk}/")
+    assert "Make this the plan" not in text
+    assert client.post(f"/what-if/{ran.pk}/cancel/").status_code == 403
+
+
+@pytest.mark.django_db
+def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran):
+    text = page(client, operator, f"/what-if/{ran.pk}/?future=B&region=east")
+    assert ran.state == WhatIfState.DONE
+    for words in (
+        "strategy to Reactive",
+        "2x demand from 1 min to 5 min",
+        "Cost against SLO met",
+        "Instances over time",
+    ):
+        assert words in text
+    assert text.count('data-state="done"') == 2
+    assert 'value="B" aria-label="B Reactive" checked' in text
+    assert "Only a what-if that began from the living fleet can become a plan." in text
+    edited = page(client, operator, f"/what-if/{ran.pk}/?scope=all, edited&quantity=waiting&price=2.5")
+    assert "Waiting requests over time" in edited
+    assert 'value="2.5"' in edited
+
+
+@pytest.mark.django_db
+def test_its_files(client, operator, ran):
+    client.force_login(operator)
+
+    def csv(table):
+        answer = client.get(f"/what-if/{ran.pk}/?format=csv&table={table}")
+        return b"".join(answer.streaming_content).decode().splitlines()
+
+    assert len(csv("futures")) == 3
+    assert csv("regret")[0].startswith("Future,Seed 1 ($),Seed 2 ($)")
+    assert len(csv("what-if-cost")) == 3
+    assert len(csv("what-if-ttft")) > 10
+    report = client.get(f"/what-if/{ran.pk}/report")
+    assert report["Content-Disposition"].endswith(f'"what-if-{ran.pk}.html"')
+    assert b"Plotly" in report.content
+
+
+@pytest.mark.django_db
+def test_charts_by_themselves(client, operator, ran):
+    client.force_login(operator)
+    charts = json.loads(client.get(f"/console/api/what-if-charts/{ran.pk}?charts=what-if-cost,what-if-over-A").content)
+    assert set(charts["charts"]) == {"what-if-cost", "what-if-over-A"}
+
+
+@pytest.mark.django_db
+def test_cancel_resume_and_more_seeds(client, operator, begun):
+    client.force_login(operator)
+    client.post(NEW, {"seeds": "2", "chosen": "yes", "preset": "qlm", "horizon": "600"})
+    row = WhatIf.objects.get()
+    for action, fields, state in (
+        ("cancel", {"future": "B"}, "queued"),
+        ("cancel", {}, "cancelled"),
+        ("resume", {}, "queued"),
+        ("add-seeds", {"count": "1"}, "queued"),
+    ):
+        client.post(f"/what-if/{row.pk}/{action}/", fields)
+        row.refresh_from_db()
+        assert row.state == state, action
+    assert row.seeds == 3
+    text = client.post(f"/what-if/{row.pk}/nothing/", follow=True).content.decode()
+    assert "There is no action" in text
+
+
+@pytest.mark.django_db
+def test_the_list_names_them_and_an_empty_one_asks(client, operator, viewer):
+    assert "No what-if yet." in page(client, operator, "/what-if/")
+    assert "New what-if" not in page(client, viewer, "/what-if/")
+
+
+def test_an_interval_lies_between_its_ends():
+    drawn = compare.drawn(
+        {"mean": 0.98, "low": 0.97, "high": 0.99, "wide_low": 0.96, "wide_high": 1.0}, target=0.99, left=0.95
+    )
+    assert compare.LEFT < drawn.thin[0] < drawn.thick[0] < drawn.mean < drawn.thick[1] == drawn.target < drawn.thin[1]
+
+
+def test_the_list_shows_the_replay_and_the_twin_error(client, operator):
+    client.force_login(operator)
+    empty = client.get("/what-if/").content.decode()
+    assert "Nothing is replayed yet." in empty
+    assert "No window is judged yet." in empty
+    now = timezone.now()
+    made, values = uuid.uuid4(), {"from_at": now - timedelta(hours=24), "to_at": now, "requests": 1000}
+    costs = (("", 10.0, 5, 0.0, 0), ("qlm", 8.5, 7, 1.5, -2))
+    for bundle, cost, missed, saved, fewer in costs:
+        Counterfactual.objects.create(
+            round=made, bundle=bundle, cost_usd=cost, missed=missed, ttft_p95_ms=900.0, saved_usd=saved,
+            fewer_missed=fewer, **values,
+        )  # fmt: skip
+    measured = {"ttft_p50": 100.0, "ttft_p95": 400.0, "itl_p50": 20.0, "itl_p95": 30.0, "slo_met": 0.99}
+    simulated = {**measured, "ttft_p95": 380.0, "slo_met": 0.98}
+    TwinError.objects.create(
+        model="m", gpu="2 x h100", from_at=now, to_at=now, requests=77, measured=measured, simulated=simulated
+    )
+    shown = client.get("/what-if/").content.decode()
+    assert "QLM would have been cheapest: $1.50 less, 2 misses more." in shown
+    assert f"{MINUS}$1.50" in shown
+    assert "As it is" in shown
+    assert f"{MINUS}5 %" in shown
+    assert f"{MINUS}1.0 pt" in shown
+    rows = client.get("/api/twin-errors").json()["items"]
+    assert rows[0]["last"]["ttft_p95"] == pytest.approx(-0.05)
+    assert (rows[0]["gpu"], rows[0]["windows"], rows[0]["requests"]) == ("2 x h100", 1, 77)
+
+
+def test_the_page_says_what_it_has_drawn_as_the_live_table_does(client, operator, ran):
+    """`whatif.js` compares the two, and draws anew where they differ."""
+    client.force_login(operator)
+    for state in (WhatIfState.DONE, WhatIfState.FAILED):
+        FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state)
+        page = client.get(f"/what-if/{ran.pk}/").content.decode()
+        table = tables_of(ran.pk, {})[f"what-if:{ran.pk}"]
+        seeds, states = (",".join(map(str, table[name])) for name in ("seeds_done", "state"))
+        assert f'data-drawn="{seeds} {states}"' in page
+        assert ("failed" in states) == (state == WhatIfState.FAILED)

@@ -1,0 +1,264 @@
+"""The global scheduler on the dispatcher's queues: in this process, by a worker, late, and not at all."""
+
+import asyncio
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch import solving
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Submit
+from controlplane.dispatch.requests import reordering
+from controlplane.dispatch.solving import CelerySolver, pack_answer, pack_problem, unpack_answer, unpack_problem
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.planning.execution import floor
+from controlplane.tunable import Tunable
+from scheduling.queueing.global_scheduler import solve
+from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
+from scheduling.queueing.reordering.scheduler import reorder
+from scheduling.queueing.snapshot import snapshot
+
+
+class Served:
+    """One model on two instances of one sequence each, and a clock that is set."""
+
+    def __init__(self, ordering="qlm", instances=(1, 2), model="m", region="east", epoch_s=0.0):
+        self.model, self.region, self.epoch_s = model, region, epoch_s
+        self.now_s = 0.0
+        self.placed, self.evicted = [], []
+        self.topology = Topology()
+        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
+        self.number = 0
+        self.apply(ordering, instances)
+
+    def apply(self, ordering, instances=(1, 2), tuned=None):
+        self.dispatcher.apply_inventory(
+            Inventory(
+                models={self.model: ModelSpec(self.model, 4096, 0)},
+                endpoints=(
+                    EndpointSpec(self.model, self.region, "join_shortest_queue", ordering, 1000,
+                                 tuned=tuned or Tunable()),
+                ),
+                instances=tuple(
+                    InstanceSpec(number, f"i{number}", f"http://127.0.0.1:1/{number}", InstanceState.READY, 0.0,
+                                 self.model, self.region, "", 1, 4096, requests_ahead_limit=0)
+                    for number in instances
+                ),
+                ttft_slo_ms=None,
+            )
+        )  # fmt: skip
+        self.dispatcher.pump_all()
+
+    def take(self, record):
+        if isinstance(record, Placed):
+            self.placed.append(record)
+        elif isinstance(record, Evict):
+            self.evicted.append(record.number)
+
+    def ask(self, due_s, output=50):
+        self.number += 1
+        self.dispatcher.take(
+            Submit(self.number, str(self.number), self.model, self.region, 1, 0, due_s, self.epoch_s + self.now_s,
+                   self.now_s, 10, output, output, 1, True, slo_class="interactive" if due_s < 60.0 else "standard",
+                   evictable=True)
+        )  # fmt: skip
+        return self.number
+
+    def finish(self):
+        """The instance that was given work first is done with it."""
+        self.dispatcher.take(Finished(self.placed.pop(0).number))
+
+    def drain(self):
+        order = []
+        while self.placed:
+            order.append(self.placed[0].number)
+            self.finish()
+        return order
+
+    def seen(self):
+        topology = self.topology
+        return snapshot(topology.fleet, topology.arrays, self.dispatcher.queue.arrays, self.now_s)
+
+
+@pytest.fixture
+def late():
+    """Long answers that are due a little before many short ones: by due time all would be late."""
+    served = Served()
+    for _ in range(8):
+        served.ask(10.0, output=400)
+    for _ in range(16):
+        served.ask(11.0, output=20)
+    return served
+
+
+def test_requests_go_by_groups_and_the_trace_says_so():
+    served = Served(instances=(1,))
+    served.ask(60.0)
+    relaxed, urgent = served.ask(60.0), served.ask(1.0)
+    served.finish()
+    assert served.placed[-1].number == urgent
+    assert served.placed[-1].why["chosen_because"].startswith("Pulled from its own virtual queue of 2 request groups")
+    served.finish()
+    assert served.placed[-1].number == relaxed
+
+
+def test_another_order_holds_at_once_for_what_waits():
+    served = Served("fcfs", instances=(1,))
+    served.ask(60.0)
+    relaxed, urgent = served.ask(60.0), served.ask(1.0)
+    served.apply("qlm", instances=(1,))
+    served.finish()
+    assert served.placed[-1].number == urgent
+    late = served.ask(0.5)
+    served.apply("fcfs", instances=(1,))
+    assert served.dispatcher.queue.group_count == 0
+    served.finish()
+    assert served.placed[-1].number == relaxed
+    assert served.drain()[-1] == late
+
+
+def test_requests_that_waited_when_the_order_changed_know_their_group():
+    served = Served("fcfs", instances=(1,))
+    for _ in range(3):
+        served.ask(60.0)
+    served.apply("qlm", instances=(1,))
+    (endpoint,) = served.topology.endpoints
+    assert {request.group for request in served.dispatcher.queue.of(endpoint)} == {0}
+
+
+def test_a_few_groups_are_put_in_order_here_and_nobody_is_lost(late):
+    late.dispatcher.sweep()
+    reordered = late.dispatcher.reordering.recent[-1]
+    assert reordered.moved > 0
+    assert reordered.answer.after.objective < reordered.answer.before.objective
+    assert sorted(late.drain()) == list(range(1, 25))
+
+
+def test_an_operator_has_the_queues_ordered_by_a_rule(late, monkeypatch):
+    served = Served(instances=(1,))
+    served.topology.tuned = served.topology.tuned.model_copy(update={"REORDER_BY": "fcfs"})
+    numbers = [served.ask(due_s) for due_s in (60.0, 50.0, 2.0)]
+    served.dispatcher.sweep()
+    assert served.dispatcher.reordering.recent[-1].answer.reason == "As fcfs has it."
+    assert served.drain() == numbers  # by due time the last would have gone second
+
+    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
+    asked = []
+    late.dispatcher.reordering.ask = lambda seen, by, answered: asked.append(by)
+    late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "shepherd"})
+    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
+    late.dispatcher.sweep()
+    assert asked == ["shepherd"]
+
+
+def test_what_an_operator_may_choose_is_all_that_there_is():
+    assert get_args(Tunable.model_fields["REORDER_BY"].annotation) == REORDERINGS
+
+
+def test_an_instance_that_goes_leaves_its_groups_to_the_other(late):
+    late.apply("qlm", instances=(1,))
+    late.dispatcher.sweep()
+    assert late.dispatcher.queue.group_count
+    groups = late.dispatcher.queue.arrays.groups
+    kept = late.topology.replicas[1].slot
+    assert set(groups.groups["queue"][groups.groups["endpoint"] >= 0].tolist()) == {kept}
+    assert sorted(late.drain()) == list(range(1, 25))
+
+
+def test_many_groups_are_given_to_a_worker_whose_answer_may_be_late_or_never_come(late, monkeypatch):
+    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
+    asked = []
+    late.dispatcher.reordering.ask = lambda seen, by, answered: asked.append((seen, answered))
+    late.dispatcher.sweep()
+    late.dispatcher.sweep()
+    assert len(asked) == 1  # one at a time
+    seen, answered = asked[0]
+    late.finish()
+    answered(solve(seen, moves=5_000))
+    assert late.dispatcher.reordering.recent
+    assert late.dispatcher.reordering.pending_s is None
+
+    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
+    late.dispatcher.sweep()
+    late.now_s += reordering.PATIENCE_S + 1
+    late.dispatcher.sweep()
+    assert late.dispatcher.reordering.fallbacks == 1
+    late_answer = solve(asked[1][0], moves=100)
+    count = len(late.dispatcher.reordering.recent)
+    asked[1][1](late_answer)
+    assert len(late.dispatcher.reordering.recent) == count
+    assert sorted([*late.drain()])[-1] == 24
+
+
+def test_the_clock_may_jump(late):
+    for now_s in (1e6, 5.0, 1e9):
+        late.now_s = now_s
+        late.dispatcher.sweep()
+    late.now_s = 6.0
+    assert len(late.drain()) + late.dispatcher.queue.group_count >= 2
+
+
+def test_what_goes_to_a_worker_comes_back_as_it_was(late):
+    seen = late.seen()
+    problem, previous = unpack_problem(pack_problem(seen.problem, seen.previous))
+    for mine, theirs in zip((*seen.problem, *seen.previous), (*problem, *previous), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    answer = reorder(problem, previous, moves=5_000)
+    back = unpack_answer(pack_answer(answer))
+    for mine, theirs in zip(answer, back, strict=True):
+        if isinstance(mine, tuple):
+            for one, other in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(one, other)
+        else:
+            assert mine == theirs
+
+
+async def test_a_broker_that_is_away_is_an_answer_that_does_not_come(late, monkeypatch):
+    monkeypatch.setattr(solving, "send_task", lambda *args, **options: False)
+    solver, answered = CelerySolver("redis://127.0.0.1:1/0"), asyncio.get_running_loop().create_future()
+    solver.ask(late.seen(), SEARCH, answered.set_result)
+    assert await answered is None
+    await solver.stop()
+
+
+def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
+    served = Served(instances=(1,))
+    served.apply("qlm", instances=(1,), tuned=Tunable().model_copy(update={"EVICTION_LIMIT": 1}))
+    batch = served.ask(3600.0, output=2000)
+    served.dispatcher.take(Progress(((batch, 100),)))
+    served.ask(2.0)
+    served.now_s = 1.0
+    served.dispatcher.sweep()
+    assert served.evicted == [batch]
+    (evicted,) = served.dispatcher.reordering.evicted
+    assert (evicted.instance, evicted.requests, evicted.evicted_requests, evicted.lost_tokens) == ("i1", 1, 1, 110)
+    assert evicted.gain_s > 30 > 1 > evicted.cost_s > 0
+    change = served.dispatcher.reordering.changes[-1]
+    assert change.why == "1 interactive of group 1 would be late behind what runs on i1"
+    assert change.what.startswith("1 evicted: 3")
+    served.now_s = 2.0
+    served.dispatcher.sweep()
+    assert len(served.evicted) == 1, "it is on its way out"
+    served.dispatcher.take(Left(batch, again=True, evicted=True, kept_tokens=101))
+    assert served.placed[-1].number == 2
+    served.now_s += 4000.0  # longer than requests are held
+    served.dispatcher.sweep()
+    assert served.dispatcher.waiting_count == 1
+    served.placed = served.placed[-1:]
+    assert served.drain() == [2, batch]
+
+
+@pytest.mark.django_db
+def test_an_eviction_is_an_event_with_its_price():
+    evicted = reordering.Evicted("m", "east", "i1", 7, "interactive", 2, 3, 4.5, 0.25, 900)
+    floor.note_evictions.__wrapped__([evicted])
+    event = Event.objects.get(kind="queue.evicted")
+    assert event.reason == (
+        "2 interactive of group 7 would be late behind what runs on i1. "
+        "3 evicted: 4.5 s of lateness less, for 900 tokens (0.25 s) computed again."
+    )
+    assert (event.inputs["gain_s"], event.inputs["cost_s"]) == (4.5, 0.25)

@@ -1,0 +1,39 @@
+"""Models that share GPUs: who is awake, and a swap from the page of the instances."""
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.fleet.models import Instance, Swap, SwapGroup
+from tests.e2e.conftest import keep
+
+AWAKE, ASLEEP = "llama-3-1-8b-us-west-3", "llama-3-2-3b-us-west-2"
+
+
+@pytest.fixture
+def shared(console):
+    group = SwapGroup.objects.create(name="us-west-1")
+    before = Instance.objects.filter(name=ASLEEP).values("node", "state").get()
+    Instance.objects.filter(name=ASLEEP).update(
+        node=Instance.objects.get(name=AWAKE).node, state="sleeping", sleep_level=1
+    )
+    Instance.objects.filter(name__in=(AWAKE, ASLEEP)).update(swap_group=group)
+    yield console
+    Instance.objects.filter(swap_group=group).update(swap_group=None, sleep_level=None)
+    Instance.objects.filter(name=ASLEEP).update(**before)
+    group.delete()
+
+
+def test_an_operator_swaps_knowing_what_it_takes(shared, open_page):
+    page = open_page(shared, "/instances/")
+    panel = page.get_by_role("region", name="Shared GPUs")
+    expect(panel.get_by_role("row", name=ASLEEP)).to_contain_text("CPU memory")
+    keep(page, "shared-gpus")
+    panel.get_by_role("button", name="Swap to").click()
+    dialog = page.get_by_role("dialog", name=f"Swap to {ASLEEP}?")
+    expect(dialog).to_contain_text(f"{AWAKE} finishes what it runs")
+    keep(page, "shared-gpus-dialog")
+    dialog.get_by_label("Reason").fill("the evening's model")
+    dialog.get_by_role("button", name="Swap", exact=True).click()
+    expect(panel).to_contain_text(f"Swaps to {ASLEEP}")
+    assert Swap.objects.get().reason == "the evening's model"
+    expect(panel.get_by_role("button", name="Swap to")).to_have_count(0)

@@ -1,0 +1,166 @@
+"""What-if in Chromium: asked by the form, followed, one future cancelled, compared, sent to somebody else, made the plan.
+
+There is no gateway and no Celery here: it begins synthetic, and the test makes the runs as a worker does.
+"""
+
+import re
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from controlplane.events.models import Event
+from controlplane.fleet.models import Deployment
+from controlplane.simulation.whatif.models import Counterfactual, TwinError, WhatIf, WhatIfState
+from controlplane.simulation.whatif.runs import working
+from tests.e2e.conftest import DESKTOP, PHONE, keep
+from tests.e2e.test_accessibility import settle, violations
+
+MODEL = "llama-3.1-8b"
+ASKED = "/what-if/new?start=synthetic&horizon=600&seeds=2&chosen=yes&preset=qlm&custom-ordering=ssjf"
+
+
+@pytest.fixture
+def no_what_ifs(console):
+    yield console
+    WhatIf.objects.all().delete()
+
+
+def asks(page, console):
+    """Fill in the form as a user does, and run it."""
+    page.get_by_role("button", name="+ Tenant").click()
+    page.get_by_label("New tenants: Tenant").fill("newcomer")
+    page.get_by_label("New tenants: Model").select_option(MODEL)
+    page.get_by_label("New tenants: Rate").fill("2")
+    side = page.locator("#what-if-side")
+    expect(side).to_contain_text("new tenant newcomer: 2 requests/s")
+    expect(side).to_contain_text("6 (3 futures × 2 seeds)")  # noqa: RUF001
+    keep(page, "what-if-form")
+    page.get_by_role("button", name="Run 3 futures").click()
+    expect(page).to_have_url(re.compile(r"/what-if/\d+/$"))
+
+
+def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser):
+    console = no_what_ifs
+    page = open_page(console, ASKED)
+    asks(page, console)
+    run = page.locator("#what-if-run")
+    expect(run).to_contain_text("Queued")
+    working.work()
+    expect(run).to_contain_text("1 of 6 runs")
+    run.get_by_role("button", name="Cancel Custom").click()
+    expect(run).to_contain_text("cancelled, 0 of 2 seeds kept")
+    while working.work() is not None:
+        pass
+    expect(run).to_contain_text("4 of 6 runs")
+    run.get_by_role("button", name="Resume").click()
+    expect(run).to_contain_text("queued, 0 of 2 seeds")
+    while working.work() is not None:
+        pass
+    expect(run).to_contain_text("Done")
+    table = page.get_by_role("region", name="Futures, table")
+    expect(table.get_by_role("row")).to_have_count(4)
+    expect(table.get_by_role("row").nth(2)).to_contain_text("policy to QLM")
+    page.keyboard.press("2")
+    expect(page).to_have_url(re.compile("future=B"))
+    expect(page.locator(".choice")).to_contain_text("B")
+    page.locator("#what-if-over-time").get_by_role("link", name="Waiting requests").click()
+    expect(page.locator("#over-time-title")).to_have_text("Waiting requests over time")
+    with page.expect_download() as file:
+        run.get_by_role("link", name="CSV").click()
+    assert file.value.path().read_text().count("\n") == 4
+    with page.expect_download() as file:
+        run.get_by_role("link", name="Report").click()
+    assert "Plotly" in file.value.path().read_text()
+
+    address = page.url
+    other = open_page(console, address.removeprefix(console.url))
+    expect(other.get_by_role("radio", name="B QLM")).to_be_checked()
+    expect(other.locator("#over-time-title")).to_have_text("Waiting requests over time")
+
+    # What began synthetic is no plan of a fleet; the rest of the way is the same for what began there.
+    expect(page.locator(".choice")).to_contain_text("Only a what-if that began from the living fleet")
+    row = WhatIf.objects.get()
+    WhatIf.objects.update(start=row.start | {"kind": "fleet"})
+    page.reload()
+    page.get_by_role("button", name="Make this the plan").click()
+    dialog = page.get_by_role("dialog", name="Make B, QLM, the plan")
+    expect(dialog).to_contain_text("policy to QLM, all models")
+    keep(page, "what-if-plan")
+    dialog.get_by_label("Note").fill("tried for ten minutes")
+    dialog.get_by_role("button", name="Make it the plan").click()
+    expect(page.locator(".choice")).to_contain_text("B is the plan since")
+    orders = Deployment.objects.filter(active=True).values_list("ordering_policy", flat=True)
+    assert set(orders) == {"qlm"}
+    assert Event.objects.filter(kind="what_if.made_the_plan").count() == 1
+    page.get_by_role("button", name="Take it back").click()
+    expect(page.locator(".choice")).to_contain_text("It was the plan from")
+    assert "qlm" not in set(orders.all())
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_its_pages_are_accessible(no_what_ifs, open_page, theme):
+    console = no_what_ifs
+    for width in (DESKTOP, PHONE):
+        name = "desktop" if width is DESKTOP else "phone"
+        page = open_page(console, "/what-if/", viewport=width, theme=theme)
+        expect(page.get_by_text("No what-if yet.")).to_be_visible()
+        settle(page)
+        assert violations(page) == []
+        page.goto(
+            f"{console.url}{ASKED}&demand-edit=burst&demand-by=2&demand-from=2&demand-until=5&failure-what=region"
+        )
+        settle(page)
+        assert violations(page) == []
+        keep(page, f"what-if-build-{theme}-{name}")
+
+
+@pytest.fixture
+def judged(no_what_ifs):
+    """A replay under two bundles, and a window of a profile."""
+    now, number = timezone.now(), uuid.uuid4()
+    when = {"from_at": now - timedelta(hours=24), "to_at": now}
+    for bundle, cost_usd, missed in (("", 384.2, 5120), ("qlm", 371.05, 4890), ("sageserve-lt-ua", 362.4, 6031)):
+        Counterfactual.objects.create(
+            round=number, bundle=bundle, requests=310_400, cost_usd=cost_usd, missed=missed, ttft_p95_ms=912.0,
+            saved_usd=384.2 - cost_usd, fewer_missed=5120 - missed, **when,
+        )  # fmt: skip
+    measured = {"ttft_p50": 176.0, "ttft_p95": 614.0, "itl_p50": 74.0, "itl_p95": 113.0, "slo_met": 0.97}
+    simulated = {"ttft_p50": 178.0, "ttft_p95": 602.0, "itl_p50": 72.0, "itl_p95": 113.0, "slo_met": 0.98}
+    for model in (MODEL, "llama-3.2-3b"):
+        TwinError.objects.create(
+            model=model, gpu="2 x a100-80gb", requests=169, measured=measured, simulated=simulated, **when
+        )
+    yield no_what_ifs
+    Counterfactual.objects.all().delete()
+    TwinError.objects.all().delete()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_replay_and_the_twin_error_are_accessible(judged, open_page, theme):
+    for width in (DESKTOP, PHONE):
+        page = open_page(judged, "/what-if/", viewport=width, theme=theme)
+        expect(page.locator("#replay")).to_contain_text("SageServe LT-UA")
+        expect(page.locator("#twin-error")).to_contain_text(MODEL)
+        settle(page)
+        assert violations(page) == []
+        keep(page, f"what-if-list-{theme}-{'desktop' if width is DESKTOP else 'phone'}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_its_comparison_is_accessible(no_what_ifs, open_page, theme):
+    console = no_what_ifs
+    page = open_page(console, ASKED)
+    asks(page, console)
+    while working.work() is not None:
+        pass
+    assert WhatIf.objects.get().state == WhatIfState.DONE
+    address = page.url.removeprefix(console.url)
+    for width in (DESKTOP, PHONE):
+        page = open_page(console, address, viewport=width, theme=theme)
+        page.locator("[data-plot]").first.scroll_into_view_if_needed()
+        settle(page)
+        assert violations(page) == []
+        keep(page, f"what-if-{theme}-{'desktop' if width is DESKTOP else 'phone'}")

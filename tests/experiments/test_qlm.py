@@ -1,0 +1,71 @@
+"""`manage.py reproduce qlm` on a small fleet: every part is run, and what is compared is what was measured."""
+
+import json
+from io import StringIO
+
+import numpy as np
+import pytest
+from django.core.management import call_command
+from rich.console import Console
+
+from controlplane.experiments.qlm import evaluation, systems
+from controlplane.experiments.qlm.evaluation import PARTS, Qlm
+from controlplane.experiments.qlm.systems import one_model, with_policy
+from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
+from scheduling.simulation.cluster.description import Batching
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in {
+        "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "WAITING_S": 3.0,
+        "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "DELTAS": (0.25,),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(evaluation, name, value)
+    monkeypatch.setattr(systems, "AT_ONCE", 200)
+
+
+def test_every_part_is_run_and_compared(small):
+    out = StringIO()
+    call_command("reproduce", "qlm", "--scale", "0.04", "--seeds", "1", "--json", stdout=out)
+    result = json.loads(out.getvalue())
+    assert {row["part"] for row in result["rows"]} == set(PARTS)
+    for row in result["rows"]:
+        assert 0.0 <= row["attainment"] <= 1.0
+        assert row["goodput"] <= row["throughput"]
+        assert row["goodput"] == pytest.approx(row["throughput"] * row["attainment"], rel=1e-2)
+    of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
+    assert of["single", 1.5, "shepherd"]["throughput"] < of["single", 1.5, "qlm"]["throughput"]
+    assert all(of["single", load, "fcfs"]["reorderings"] == 0 for load in (0.5, 1.5))
+    compared = {each.measure: each.ours for each in Qlm().compare(result)}
+    gains = [of["single", load, "qlm"]["attainment"] - of["single", load, "edf"]["attainment"] for load in (0.5, 1.5)]
+    assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))
+    console = Console(file=StringIO(), width=250)
+    Qlm().show(console, result)
+    assert all(title in console.file.getvalue() for title in evaluation.TITLES.values())
+
+
+def test_the_workload_is_what_it_says():
+    requests = draw([Stream(INTERACTIVE, 100.0), Stream(BATCH_2, 0.0, waiting=500)], 50.0, 1, mega_share=0.1)
+    waiting = requests.slo_class == BATCH_2
+    assert waiting.sum() == 500
+    assert (requests.arrival_s[waiting] == 0.0).all()
+    assert (~waiting).sum() == pytest.approx(5000, rel=0.05)
+    assert (requests.deadline_s == np.array(SLO_S)[requests.slo_class]).all()
+    mega = requests.prompt_tokens + requests.output_tokens >= MEGA_TOKENS[0]
+    assert mega.mean() == pytest.approx(0.1, abs=0.02)
+    assert np.unique(requests.predicted_tokens).size == 2  # nobody knows an output beforehand
+
+
+def test_systems_differ_in_what_they_are_named_for():
+    requests = draw([Stream(INTERACTIVE, 10.0)], 10.0, 1)
+    fleet = [(VICUNA_A100, "A100")] * 3
+    clusters = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
+    assert clusters["qlm"].eviction_limit == systems.EVICTIONS
+    assert clusters["without-eviction"].eviction_limit == 0
+    assert clusters["shepherd"].batching.mode == "dynamic"
+    assert clusters["shepherd-order"].batching == Batching()
+    assert clusters["shepherd-order"].reordering == "shepherd"
+    assert len(clusters["without-balance"].endpoints) == 3
+    assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
+    assert with_policy("edf", [1]) == {"ordering": "deadline"}

@@ -1,0 +1,410 @@
+"""Several models on the same GPUs: who is awake, one swap after another, and what cuts them off."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor.swapping import Swapping
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.events.models import Event, Severity
+from controlplane.fleet import places, services
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.states import AWAKE, ActionError, InstanceState
+from controlplane.fleet.models import (
+    CommandState,
+    Deployment,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Model,
+    Node,
+    Swap,
+    SwapGroup,
+    SwapState,
+    Tier,
+)
+from controlplane.fleet.swaps import services as swaps
+from controlplane.fleet.swaps import times
+from controlplane.fleet.swaps.selectors import statuses
+from controlplane.planning.execution import executor, floor
+from tests.fleet.test_tasks import FakeClient, FakeLauncher
+from workers.tasks import fleet as tasks
+from workers.tasks.swaps import advance_swaps
+from workers.vllm.client import VllmError
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+
+
+class World:
+    """Three models on the GPUs of one, a worker, and a gateway that finds ready what answers."""
+
+    def __init__(self, rows, launcher):
+        self.rows, self.launcher = rows, launcher
+        self.answers = lambda row: True
+
+    def work(self):
+        for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
+            FakeClient.asleep = command.instance.state == S.SLEEPING
+            tasks.run_command(command.pk)
+        for row in Instance.objects.filter(state=S.LOADING):
+            if self.answers(row):
+                services.move(row, S.READY, actor="gateway", reason="it answers")
+
+    def step(self):
+        advance_swaps()
+        assert Instance.objects.filter(state__in=AWAKE, swap_group__isnull=False).count() <= 1
+        self.work()
+
+    def run(self, most=20) -> Swap:
+        for _ in range(most):
+            self.step()
+            if (swap := Swap.objects.first()).ended_at:
+                return swap
+        raise AssertionError(f"it does not end: {swap.message}")
+
+    def swap_to(self, name) -> Swap:
+        swaps.request(Instance.objects.get(name=name), "test", "next")
+        return self.run()
+
+    def states(self) -> dict[str, str]:
+        return dict(Instance.objects.order_by("name").values_list("name", "state"))
+
+
+@pytest.fixture
+def world(deployment, make_instance, node, monkeypatch):
+    launcher = FakeLauncher()
+    monkeypatch.setattr(tasks, "launcher_for", lambda instance: launcher)
+    monkeypatch.setattr(tasks, "VllmClient", FakeClient)
+    monkeypatch.setattr(tasks, "deliver", lambda command: True)
+    monkeypatch.setattr(tasks, "notify", lambda: True)
+    FakeClient.calls, FakeClient.error, FakeClient.obeys, FakeClient.busy = [], None, True, []
+    group = SwapGroup.objects.create(name="shared")
+    rows = {}
+    for name, state in (("a", S.READY), ("b", S.SLEEPING), ("c", S.STOPPED)):
+        of = deployment
+        if name != "a":
+            model = Model.objects.create(
+                name=f"model-{name}",
+                title=name,
+                source=f"/models/{name}",
+                weights_bytes=10 * 10**9,
+                kv_bytes_per_token=131_072,
+                context_tokens=8_192,
+            )
+            of = Deployment.objects.create(
+                model=model, region=deployment.region, gpu_type=deployment.gpu_type, tensor_parallel=2
+            )
+        rows[name] = make_instance(
+            name=name, deployment=of, node=node, state=state, swap_group=group, launcher=Launcher.PROCESS
+        )
+    return World(rows, launcher)
+
+
+def verbs() -> list[tuple[str, str]]:
+    return [(row.instance.name, row.verb) for row in InstanceCommand.objects.order_by("pk")]
+
+
+class TestSwap:
+    def test_who_is_awake_sleeps_and_the_other_wakes(self, world):
+        swap = world.swap_to("b")
+        assert (swap.state, swap.tier, swap.sleep_tier) == (SwapState.SUCCEEDED, Tier.CPU, Tier.CPU)
+        assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.STOPPED}
+        assert verbs() == [("a", "sleep"), ("b", "wake")]
+        assert min(swap.drain_s, swap.sleep_s, swap.load_s) >= 0
+        events = Event.objects.filter(kind__startswith="swap.").order_by("pk")
+        assert [(row.kind, row.actor) for row in events] == [("swap.started", "test"), ("swap.succeeded", "swap")]
+        assert events[1].after["load_s"] == round(swap.load_s, 3)
+
+    def test_one_that_is_stopped_is_started(self, world):
+        swap = world.swap_to("c")
+        assert (swap.state, swap.tier) == (SwapState.SUCCEEDED, Tier.STOPPED)
+        assert verbs() == [("a", "sleep"), ("c", "start")]
+        assert world.states()["c"] == S.READY
+
+    def test_to_and_fro(self, world):
+        for name in "bcab":
+            assert world.swap_to(name).state == SwapState.SUCCEEDED
+        assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.SLEEPING}
+
+    def test_weights_that_memory_does_not_hold_are_discarded(self, world):
+        SwapGroup.objects.update(cpu_memory_bytes=12 * 10**9)  # b has 10 of it
+        swap = world.swap_to("b")
+        assert (swap.sleep_tier, Instance.objects.get(name="a").tier) == (Tier.STORAGE, Tier.STORAGE)
+        assert FakeClient.calls[0][2] == 2
+        assert world.swap_to("a").tier == Tier.STORAGE
+        assert ("reload_weights", world.rows["a"].url) in FakeClient.calls
+
+    def test_asking_twice_is_one_swap(self, world):
+        first = swaps.request(world.rows["b"], "test", "x")
+        assert swaps.request(world.rows["b"], "test", "y").pk == first.pk
+        with pytest.raises(ActionError, match="shared swaps to b now: c has to wait"):
+            swaps.request(world.rows["c"], "test", "z")
+
+    def test_what_has_the_gpus_needs_none(self, world):
+        with pytest.raises(ActionError, match="a is ready: it has the GPUs of shared"):
+            swaps.request(world.rows["a"], "test", "x")
+
+    def test_one_that_shares_nothing(self, make_instance):
+        with pytest.raises(ActionError, match="shares its GPUs with no other"):
+            swaps.request(make_instance(), "test", "x")
+
+    def test_who_is_on_its_way_up_comes_up_first(self, world):
+        Instance.objects.filter(name="a").update(state=S.LOADING)
+        world.answers = lambda row: False
+        swaps.request(world.rows["b"], "test", "x")
+        world.step()
+        assert Swap.objects.get().message == "a is loading: it can sleep once it is ready."
+        world.answers = lambda row: True
+        assert world.run().state == SwapState.SUCCEEDED
+
+    def test_nobody_awake(self, world):
+        services.move(world.rows["a"], S.FAILED, actor="gateway", reason="silent")
+        swap = world.swap_to("b")
+        assert (swap.state, swap.gave_way, swap.sleep_s) == (SwapState.SUCCEEDED, None, None)
+
+
+class TestFailures:
+    def test_a_wake_that_fails(self, world):
+        swaps.request(world.rows["b"], "test", "x")
+        for _ in range(3):
+            world.step()
+            if world.states()["a"] == S.SLEEPING:
+                FakeClient.error = VllmError("out of memory", 500)
+        swap = Swap.objects.get()
+        assert (swap.state, swap.message) == (SwapState.FAILED, "b did not come up: out of memory")
+        assert world.states() == {"a": S.SLEEPING, "b": S.FAILED, "c": S.STOPPED}
+        assert Event.objects.get(kind="swap.failed").severity == Severity.CRITICAL
+        FakeClient.error = None
+        assert world.swap_to("a").state == SwapState.SUCCEEDED
+        assert world.swap_to("b").tier == Tier.STOPPED  # it is started anew
+
+    def test_one_that_cannot_sleep_is_stopped(self, world):
+        FakeClient.error = VllmError("answered 404", 404)
+        swaps.request(world.rows["c"], "test", "x")
+        swap = world.run()
+        assert (swap.state, swap.sleep_tier, swap.sleep_s) == (SwapState.SUCCEEDED, Tier.STOPPED, None)
+        assert verbs() == [("a", "sleep")] * 3 + [("a", "stop"), ("c", "start")]
+        assert world.states() == {"a": S.STOPPED, "b": S.SLEEPING, "c": S.READY}
+
+    def test_one_that_is_started_elsewhere_and_cannot_sleep(self, world):
+        Instance.objects.filter(name="a").update(launcher=Launcher.EXTERNAL)
+        FakeClient.error = VllmError("answered 404", 404)
+        swaps.request(world.rows["b"], "test", "x")
+        swap = world.run()
+        assert (swap.state, swap.message) == (SwapState.FAILED, "a cannot be put to sleep: answered 404")
+
+    def test_a_worker_that_died_in_the_middle(self, world):
+        swaps.request(world.rows["b"], "test", "x")
+        advance_swaps()
+        command = InstanceCommand.objects.get()
+        tasks.claim(command.pk)  # and nothing more is heard of it
+        world.step()
+        assert Swap.objects.get().message == "a finishes what it runs, then sleeps."
+        InstanceCommand.objects.update(started_at=timezone.now() - tasks.STALE_AFTER - timedelta(seconds=1))
+        tasks.run_pending_commands()
+        assert world.run().state == SwapState.SUCCEEDED
+
+    def test_one_that_takes_too_long(self, world):
+        world.answers = lambda row: False
+        swaps.request(world.rows["b"], "test", "x")
+        for _ in range(3):
+            world.step()
+        Swap.objects.update(started_at=timezone.now() - timedelta(seconds=swaps.LIMIT_S + 1))
+        advance_swaps()
+        assert Swap.objects.get().state == SwapState.FAILED
+
+    def test_who_sleeps_by_hand_is_found_asleep(self, world):
+        tasks.run_command(services.sleep(world.rows["a"], "test", "night").pk)
+        swap = world.swap_to("c")
+        assert (swap.gave_way, swap.state) == (None, SwapState.SUCCEEDED)
+
+
+class TestOneAwake:
+    def test_waking_and_starting_a_second_one_is_refused(self, world):
+        with pytest.raises(ActionError, match="b shares its GPUs with a, which is ready: swap to b"):
+            services.wake(world.rows["b"], "test", "x")
+        with pytest.raises(ActionError, match="c shares its GPUs with a, which is ready: swap to c"):
+            services.start(world.rows["c"], "test", "x")
+        with pytest.raises(ActionError, match="b cannot become loading: its GPUs are those of a, ready"):
+            services.move(world.rows["b"], S.LOADING, actor="gateway", reason="it answers again")
+
+    def test_one_that_is_to_wake_counts(self, world):
+        Instance.objects.filter(name="a").update(state=S.SLEEPING)
+        services.wake(world.rows["b"], "test", "x")
+        with pytest.raises(ActionError, match="shares its GPUs with b"):
+            services.start(world.rows["c"], "test", "x")
+
+    def test_the_database_keeps_it_too(self, world):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Instance.objects.filter(name="b").update(state=S.LOADING)
+
+    def test_gpus_count_once(self, world, node):
+        assert (node.free_gpus(), Node.objects.with_gpus_used().get().gpus_used) == (6, 2)
+        assert node.free_gpus(without=world.rows["c"]) == 8
+        Instance.objects.filter(name__in="ab").update(state=S.STOPPED)
+        assert (node.free_gpus(), Node.objects.with_gpus_used().get().gpus_used) == (8, 0)
+
+    def test_a_place_that_is_full_with_it_holds_them_all(self, world, node):
+        Node.objects.update(gpu_count=2)
+        for row in world.rows.values():
+            row.refresh_from_db()
+            row.full_clean(exclude=["url"])
+            assert places.keeps(row)
+
+    def test_members_have_the_same_gpus(self, world, deployment):
+        row = world.rows["b"]
+        row.deployment.tensor_parallel = 1
+        with pytest.raises(ValidationError, match="2 x A100 80 GB in shared"):
+            row.clean()
+        row.deployment.tensor_parallel = 2
+        row.node = None
+        with pytest.raises(ValidationError, match="a of shared is on node-1"):
+            row.clean()
+        row.node, row.deployment = world.rows["a"].node, deployment
+        with pytest.raises(ValidationError, match=r"serves .* too"):
+            row.clean()
+
+
+class TestScaling:
+    def test_who_shares_gpus_is_there_and_not_scaled(self, world):
+        why = executor.Why("floor", "floor", "x")
+        for name, region in (("model-b", "us-east"), ("model-c", "us-east")):
+            assert executor.present(name, region) == 1
+            Deployment.objects.filter(model__name=name).update(max_instances=1)
+            with pytest.raises(executor.Refused, match="1 instances are there"):
+                executor.add(name, region, why)
+        Deployment.objects.update(min_instances=0)
+        with pytest.raises(executor.Refused, match="none is ready that Pilothouse could start again"):
+            executor.remove("llama-3.1-8b", "us-east", why)
+
+    def test_one_that_failed_while_awake_is_started_again(self, world):
+        services.move(world.rows["a"], S.FAILED, actor="gateway", reason="silent")
+        Instance.objects.update(state_changed_at=timezone.now() - timedelta(minutes=10))
+        executor.add("llama-3.1-8b", "us-east", executor.Why("floor", "floor", "x"))
+        assert world.states()["a"] == S.PROVISIONING
+
+
+class TestGateway:
+    """What the gateway knows of groups, and what the floor asks of them."""
+
+    @pytest.fixture
+    def topology(self, world):
+        topology = Topology()
+        topology.apply(inventory.read())
+        return topology
+
+    def floor(self, topology, **waiting) -> list[tuple[int, str]]:
+        swapping = Swapping(topology, lambda endpoint: waiting.get(endpoint.model.replace("-", "_"), 0))
+        return list(swapping.wanted(0.0, time.time()))
+
+    def test_who_shares_gpus_with_whom(self, world, topology):
+        (group,) = topology.swap_groups
+        assert [(one.name, one.state) for one in group.members] == [("a", "ready"), ("b", "sleeping"), ("c", "stopped")]
+        assert (group.awake.name, group.in_progress) == ("a", False)
+        of = world.rows["b"].deployment
+        assert group.members[1].swap_s == pytest.approx(
+            times.usual_sleep_s(world.rows["a"].deployment, Tier.CPU) + times.usual_load_s(of, Tier.CPU)
+        )
+        assert all(endpoint.spec.shares_gpus for endpoint in topology.endpoints)
+        assert {replica.name: replica.spec.swap_group for replica in topology.replicas.values()} == {
+            "a": "shared",
+            "b": "shared",
+        }
+        swaps.request(world.rows["b"], "test", "x")
+        assert inventory.read().swap_groups[0].in_progress
+
+    def test_a_model_that_is_asked_for_has_the_gpus_of_one_that_is_idle(self, world, topology):
+        assert self.floor(topology) == []
+        wanted = self.floor(topology, model_b=2, model_c=3)
+        assert wanted == [(world.rows["c"].pk, "3 requests wait for model-c, and a is idle.")]
+        assert self.floor(topology, llama_3_1_8b=1) == []
+
+    def test_who_is_busy_keeps_them_until_swaps_take_a_tenth_of_the_time(self, world, topology):
+        load = {"llama_3.1_8b": 5, "model_b": 2}
+        assert self.floor(topology, **load) == []
+        Instance.objects.filter(name="a").update(state_changed_at=timezone.now() - timedelta(seconds=100))
+        topology.apply(inventory.read())
+        ((key, reason),) = self.floor(topology, **load)
+        assert (key, reason) == (world.rows["b"].pk, "2 requests wait for model-b, and a has had the GPUs for 100 s.")
+
+    def test_what_another_instance_serves_needs_no_swap(self, world, make_instance, topology):
+        make_instance(name="other", deployment=world.rows["b"].deployment)
+        topology.apply(inventory.read())
+        assert self.floor(topology, model_b=2) == []
+
+    def test_requests_that_reach_one_that_sleeps_go_elsewhere(self, world, topology):
+        """They were on their way when it fell asleep, and would hang there until it wakes."""
+        lost = []
+        topology.on_lost = lambda replica: lost.append(replica.name) or replica.requests.clear()
+        (replica,) = [one for one in topology.replicas.values() if one.name == "a"]
+        replica.requests.add("late")
+        topology.apply(inventory.read())
+        assert lost == []
+        Instance.objects.filter(name="a").update(state=S.SLEEPING)
+        topology.apply(inventory.read())
+        topology.apply(inventory.read())
+        assert lost == ["a"]
+
+    def test_who_sleeps_is_no_spare_one_to_the_floor(self, world, topology):
+        observation = Observation(topology, lambda endpoint: 1, lambda endpoint: (0, None, None), time.monotonic)
+        spare = {}
+        for endpoint in topology.endpoints:
+            view = observation.view(endpoint, topology.members(endpoint), time.monotonic())
+            spare[endpoint.model] = (view.spot, view.instances)
+        assert spare["model-b"] == (0, 0)
+
+    def test_it_asks_once_in_a_while(self, world, topology):
+        swapping = Swapping(topology, lambda endpoint: int(endpoint.model == "model-b"))
+        asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
+        assert asked == [1, 0, 1]
+        swap = floor.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
+        assert (swap.instance, swap.actor) == (world.rows["b"], "reactive floor")
+        assert floor.swap.__wrapped__(world.rows["c"].pk, "x") is None
+
+
+class TestTimes:
+    def test_usual_ones_are_said_to_be(self, world):
+        seen = times.read()
+        of = world.rows["b"].deployment
+        assert seen.load(of, Tier.CPU) == times.SwapTime(10e9 / (2 * times.PCIE_BYTES_PER_S))
+        assert seen.load(of, Tier.STORAGE) == times.SwapTime(10e9 / times.STORAGE_BYTES_PER_S)
+        assert seen.sleep(of, Tier.STORAGE).measured == 0
+
+    def test_medians_of_what_was_measured(self, world):
+        for load_s in (3.0, 1.0, 2.0):
+            swap = Swap.objects.create(
+                group=world.rows["a"].swap_group,
+                instance=world.rows["b"],
+                gave_way=world.rows["a"],
+                state=SwapState.SUCCEEDED,
+                tier=Tier.CPU,
+                sleep_tier=Tier.CPU,
+                sleep_s=load_s / 2,
+                load_s=load_s,
+                actor="test",
+                ended_at=timezone.now(),
+            )
+        seen = times.read()
+        assert seen.load(world.rows["b"].deployment, Tier.CPU) == times.SwapTime(2.0, 3)
+        assert seen.sleep(world.rows["a"].deployment, Tier.CPU) == times.SwapTime(1.0, 3)
+        (status,) = statuses(model="model-b")
+        assert (status.awake, status.running, status.swaps[0]) == (world.rows["a"], None, swap)
+        (member,) = [one for one in status.members if one.instance == world.rows["b"]]
+        assert (member.seconds, member.is_measured) == (3.0, True)
+        assert statuses(region="elsewhere") == []
+
+
+def test_a_server_that_shares_gpus_can_sleep_and_knows_with_whom(world, gpu_type):
+    spec = launch_spec(world.rows["b"])
+    assert (spec.sleep_mode, spec.shares_gpus_with) == (True, ("a", "c"))
+    gpu_type.device = "cpu"
+    gpu_type.save()
+    row = Instance.objects.get(name="b")
+    assert not launch_spec(row).sleep_mode

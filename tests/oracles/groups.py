@@ -1,0 +1,61 @@
+"""Request groups and virtual queues in plain Python: lists of lists, searched from end to end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+
+@dataclass
+class PlainGroup:
+    number: int
+    kind: tuple[Any, ...]
+    slots: list[int] = field(default_factory=list)
+    joined: int = 0
+
+
+class PlainGroups:
+    """Groups of one endpoint: a request joins the last group of its kind that is not full, in order of sequence.
+
+    *takes_s* says how long a request that waits takes to be served, *allowed_s* what the class of a kind allows.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        takes_s: Callable[[int], float] = lambda slot: 0.0,
+        allowed_s: Callable[[tuple[Any, ...]], float] = lambda kind: inf,
+    ) -> None:
+        self.limit, self.takes_s, self.allowed_s = limit, takes_s, allowed_s
+        self.groups: list[PlainGroup] = []
+        self.open: dict[tuple[Any, ...], PlainGroup] = {}
+        self.made = 0
+
+    def join(self, slot: int, kind: tuple[Any, ...], sequence: dict[int, int]) -> None:
+        group = self.open.get(kind)
+        if group is None or self.is_full(group):
+            group = PlainGroup(self.made, kind)
+            self.made += 1
+            self.groups.append(group)
+            self.open[kind] = group
+        group.slots.append(slot)
+        group.slots.sort(key=sequence.__getitem__)
+        group.joined += 1
+
+    def is_full(self, group: PlainGroup) -> bool:
+        """At its limit, or, from a sixteenth of it on, so large that an eighth of the time allowed goes by."""
+        if group.joined >= self.limit:
+            return True
+        waits_s = sum(self.takes_s(slot) for slot in group.slots)
+        return 0 < waits_s >= self.allowed_s(group.kind) / 8 and 16 * group.joined >= self.limit
+
+    def leave(self, slot: int) -> None:
+        for group in self.groups:
+            if slot in group.slots:
+                group.slots.remove(slot)
+                if not group.slots:
+                    self.groups.remove(group)
+                    if self.open.get(group.kind) is group:
+                        del self.open[group.kind]
+                return
+        raise KeyError(slot)

@@ -1,0 +1,23 @@
+"""Plain twins of the RWT estimator's kernels, from the definitions: who is ahead, and the mean wait."""
+
+import math
+from collections.abc import Sequence
+
+
+def ahead(
+    waiting: Sequence[tuple[float, int]], expected: Sequence[tuple[float, float, float]], slot: int
+) -> tuple[float, float, float, float]:
+    """(requests, mean, variance, error) before *slot*; *waiting* are (key, sequence) and all wait. All of them if -1."""
+    before = [other for other, place in enumerate(waiting) if slot < 0 or place < waiting[slot]]
+    columns = [math.fsum(expected[other][column] for other in before) for column in range(3)]
+    return float(len(before)), columns[0], columns[1], columns[2]
+
+
+def wait_s(
+    requests: float, tokens: float, in_flight: float, mean: float, variance: float, batch: float, tokens_per_s: float
+) -> float:
+    """Mean: tokens ahead and in flight, less what is in flight when the request is given out."""
+    second_moment = variance + mean * mean
+    residual = second_moment / (2 * mean)
+    relaxed = 1 - math.exp(-requests / (2 * batch * max(1, residual / mean)))
+    return max(0, tokens + in_flight - relaxed * max(batch - 1, 0) * residual) / tokens_per_s

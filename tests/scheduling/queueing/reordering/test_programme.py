@@ -1,0 +1,74 @@
+"""The mixed-integer programme: its optimum is that of all orders, and what the scalable search finds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.queueing.reordering.evaluate import evaluate
+from scheduling.queueing.reordering.problem import broken_rules
+from scheduling.queueing.reordering.programme import NoAnswer, solve
+from scheduling.queueing.reordering.scheduler import reorder
+from tests.examples import costly
+from tests.oracles import reordering as plain
+from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
+
+
+@costly(25)
+@given(small_problems(most_groups=4), st.sampled_from([0.0, 10.0]), st.sampled_from(["HiGHS", "CBC"]))
+def test_its_optimum_is_the_least_of_all_orders(problem, kappa_s, solver):
+    solved = solve(problem, kappa_s, 60.0, solver=solver)
+    assert broken_rules(problem, solved.order) == []
+    assert evaluate(problem, solved.order, kappa_s).objective == pytest.approx(solved.objective, abs=1e-3)
+    assert solved.objective == pytest.approx(plain.least_objective(problem, kappa_s), abs=1e-3)
+
+
+@costly(12)
+@given(small_problems(most_groups=6), st.sampled_from([0.0, 10.0]))
+def test_the_search_finds_the_same_optimum(problem, kappa_s):
+    solved = solve(problem, kappa_s, 60.0)
+    assert solved.proved
+    assert reorder(problem, moves=30_000, kappa_s=kappa_s).after.objective == pytest.approx(solved.objective, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_the_search_finds_the_optimum_of_two_queues_with_eight_groups(seed):
+    problem = synthetic(2, 8, 1.0, seed, models=3, a10=0.5)
+    solved = solve(problem, 0.0, 120.0)
+    assert solved.proved
+    assert reorder(problem, moves=100_000, kappa_s=0.0).after.objective == pytest.approx(solved.objective, rel=1e-6)
+
+
+def test_read_literally_it_has_no_answer_where_somebody_must_be_late():
+    problem = synthetic(2, 4, 1.0, seed=0, models=2, a10=0.0)
+    problem.due_s[:] = 1.0
+    with pytest.raises(NoAnswer, match="No Solution"):
+        solve(problem, literal=True)
+    assert solve(problem).objective > 0
+
+
+def test_read_literally_it_makes_total_waiting_small_whatever_the_deadlines():
+    problem = synthetic(1, 2, 1.0, seed=0, models=1, a10=0.0)
+    problem.service_s[:, 0], problem.own_s[:], problem.free_s[:] = [10.0, 100.0], 0.0, 0.0
+    problem.due_s[:] = [105.0, 20.0]  # the long group is the urgent one
+    assert solve(problem, literal=True).order.queues() == [[0, 1]]
+    problem.due_s[:] = [105.0, 5.0]
+    assert solve(problem).order.queues() == [[1, 0]]
+
+
+def test_groups_that_are_fixed_come_first():
+    problem = synthetic(2, 5, 1.0, seed=2, models=2, a10=0.0)
+    problem.fixed[3] = 1
+    order = solve(problem).order
+    assert order.queues()[1][0] == 3
+    problem.hold_s[0] = 5.0
+    with pytest.raises(ValueError, match="held"):
+        solve(problem)
+
+
+def test_a_group_that_nobody_serves_is_named():
+    problem = synthetic(2, 3, 1.0, seed=2, models=1, a10=0.0)
+    problem.service_s[1] = np.inf
+    with pytest.raises(NoAnswer, match="group 1"):
+        solve(problem)

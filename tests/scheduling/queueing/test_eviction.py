@@ -1,0 +1,145 @@
+"""Who leaves an instance for whom: on small fleets by hand, and on many by Hypothesis."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.queueing.eviction import GIVEN, MOST_SHARE, wanted
+from scheduling.queueing.running import Room, left_s, prefill_s, running_of, step_s
+from scheduling.queueing.snapshot import snapshot
+from scheduling.queueing.virtual_queues import insert_loose
+from scheduling.queueing.waiting_set import allocate_waiting
+from tests.scheduling.queueing.test_groups import ask, fleet_of
+
+BATCH_S = 3600.0
+
+
+def runs(
+    number, *, instance=0, due_s=BATCH_S, priority=5, prompt=100, emitted=50, output=400, evictions=0, evictable=True
+):
+    return (number, instance, due_s, due_s, priority, prompt, emitted, prompt + output, evictions, evictable, False)
+
+
+def situation(rows, dues, *, seqs=4, kv=100_000, output=10, limit=2):
+    """One instance that runs *rows*, and a request for each of *dues* that waits for it; and what is to leave."""
+    fleet, endpoints = fleet_of(1, seqs=seqs, kv=kv)
+    running = running_of(rows)
+    fleet.running[0], fleet.kv_tokens[0] = len(rows), int(running.expected_tokens.sum())
+    waiting = allocate_waiting(1, 64, 1)
+    waiting.groups.limit[0] = 64
+    for due_s in dues:
+        ask(waiting, due_s=due_s, output=output)
+    insert_loose(fleet, endpoints, waiting, 0)
+    return fleet, endpoints, waiting, running, wanted(fleet, endpoints, waiting, running, np.array([limit]), 0.0)
+
+
+def test_the_one_with_the_least_to_compute_again_leaves_for_what_would_be_late():
+    rows = [runs(0), runs(1, emitted=20), runs(2, emitted=300), runs(3)]
+    fleet, _, waiting, running, (eviction,) = situation(rows, [2.0])
+    assert eviction.numbers == (1,)
+    assert eviction.lost_tokens == 120
+    assert eviction.cost_s == prefill_s(fleet, 0, 120)
+    # The one that ends first has 100 tokens to come.
+    first_end_s = float(left_s(fleet, running).min())
+    assert eviction.gain_s == pytest.approx(first_end_s - (2.0 - prefill_s(fleet, 0, float(waiting.prompt_tokens[0]))))
+    assert eviction.group == 0
+
+
+def test_one_that_has_emitted_nothing_leaves_first():
+    assert situation([runs(0, emitted=1, prompt=1), runs(1, emitted=0), runs(2), runs(3)], [2.0])[4][0].numbers == (1,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dues", "options"),
+    [
+        ([runs(n) for n in range(4)], [600.0], {}),  # in time anyway
+        ([runs(n) for n in range(3)], [2.0], {}),  # there is room
+        ([runs(n, due_s=1.0, priority=0) for n in range(4)], [2.0], {}),  # what runs is due sooner
+        ([runs(n, due_s=4.0, priority=-1) for n in range(4)], [2.0], {}),  # of a class that comes before
+        ([runs(n, evictions=2) for n in range(4)], [2.0], {}),  # too often
+        ([runs(n, evictable=False) for n in range(4)], [2.0], {}),
+        ([runs(n) for n in range(4)], [2.0], {"limit": 0}),
+        (
+            [runs(n, emitted=398, prompt=60_000) for n in range(4)],
+            [-2.0],
+            {"kv": 1_000_000},
+        ),  # costs more than it gains
+        ([runs(n) for n in range(4)], [2.0], {"output": 200_000}),  # has no room at all
+    ],
+)
+def test_nobody_leaves(rows, dues, options):
+    assert situation(rows, dues, **options)[4] == []
+
+
+def test_of_several_at_once_a_quarter_leaves():
+    rows, dues = [runs(n) for n in range(16)], [2.0] * 10
+    evictions = situation(rows, dues, seqs=16)[4]
+    assert len(evictions) == 16 * MOST_SHARE
+    assert len({number for eviction in evictions for number in eviction.numbers}) == 4
+
+
+def test_who_leaves_already_makes_room_and_nobody_else_leaves_for_it():
+    rows = [(*runs(0)[:-1], True), runs(1), runs(2), runs(3)]
+    assert situation(rows, [2.0])[4] == []
+
+
+def test_requests_that_an_instance_has_beyond_its_sequences_are_seen():
+    rows = [runs(0), runs(1), runs(2, emitted=300), runs(3, due_s=2.0, priority=0, emitted=0)]
+    (eviction,) = situation(rows, [900.0], seqs=3)[4]
+    assert eviction.numbers == (0,) or eviction.numbers == (1,)
+    assert eviction.group == GIVEN
+
+
+def test_memory_too_is_made_room_in():
+    rows = [runs(0, output=100, emitted=10), runs(1, output=100, emitted=20), runs(2, output=800)]
+    (eviction,) = situation(rows, [1.0], seqs=8, kv=1310, output=250)[4]
+    assert eviction.numbers == (0, 1)
+
+
+def test_groups_begin_when_what_runs_lets_them():
+    rows = [runs(n, emitted=399 - 50 * n) for n in range(4)]
+    fleet, endpoints, waiting, running, _ = situation(rows, [900.0])
+    seen = snapshot(fleet, endpoints, waiting, 0.0, running=running)
+    assert seen.problem.free_s.tolist() == [pytest.approx(float(step_s(fleet, running)[0]))]
+    assert snapshot(fleet, endpoints, waiting, 0.0).problem.free_s.tolist() == [0.0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            runs, st.just(0), due_s=st.sampled_from([1.0, 4.0, 60.0, BATCH_S]), priority=st.integers(0, 2),
+            prompt=st.integers(1, 300), emitted=st.integers(0, 300), output=st.integers(1, 400),
+            evictions=st.integers(0, 3), evictable=st.booleans(),
+        ),
+        max_size=10,
+    ),
+    st.lists(st.floats(-2.0, 100.0), min_size=1, max_size=6),
+    st.integers(1, 8),
+    st.integers(300, 6000),
+    st.integers(1, 300),
+)  # fmt: skip
+def test_what_leaves_may_can_wait_longer_and_gains_more_than_it_costs(rows, dues, seqs, kv, output):
+    rows = [(number, *row[1:]) for number, row in enumerate(rows)]
+    fleet, _, waiting, running, evictions = situation(rows, dues, seqs=seqs, kv=kv, output=output)
+    numbers = [number for eviction in evictions for number in eviction.numbers]
+    assert len(set(numbers)) == len(numbers) <= max(1, int(seqs * MOST_SHARE))
+    dues_of_all = sorted([*dues, *running.due_s.tolist()])
+    for eviction in evictions:
+        assert eviction.gain_s > eviction.cost_s >= 0.0
+        assert math.isfinite(eviction.gain_s)
+        for number in eviction.numbers:
+            assert running.evictable[number]
+            assert running.evictions[number] < 2
+            assert running.due_s[number] > dues_of_all[0]
+    if evictions and evictions[0].group != GIVEN:
+        # The one that gains first has room once these have left.
+        freed = Room(fleet, running, left_s(fleet, running), 0)
+        for eviction in evictions:
+            for number in eviction.numbers:
+                freed.release(number)
+        assert freed.sequences > 0
+        assert freed.tokens >= int(waiting.prompt_tokens[0]) + output

@@ -1,0 +1,308 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.queueing.groups import (
+    BY_LENGTH,
+    CLASSES,
+    FREE_GROUPS,
+    INPUT_EDGES,
+    OUTPUT_EDGES,
+    limit_of,
+)
+from scheduling.queueing.virtual_queues import (
+    SPARSE,
+    due_at,
+    fit_groups,
+    head,
+    insert_loose,
+    may_balance,
+    pull,
+    reassign,
+    regroup,
+    request_s,
+)
+from scheduling.queueing.waiting_set import (
+    NEXT_SEQUENCE,
+    allocate_waiting,
+    enqueue,
+    free_slot,
+    grow_waiting,
+    pop,
+    push,
+    remove,
+)
+from tests.oracles.groups import PlainGroups
+
+LIMIT = 3
+TOKEN_S = (2.0**-10, 2.0**-6)
+"""Of a prompt and of an output token, exact in sums."""
+CLASSES_ASKED = ((0, 1.0), (0, 60.0), (5, np.inf))
+
+
+def bucket(tokens, edges):
+    return sum(tokens >= edge for edge in edges)
+
+
+def members(waiting, group):
+    slots, slot = [], int(waiting.groups.groups[group].first)
+    while slot >= 0:
+        slots.append(slot)
+        slot = int(waiting.groups.members[slot].following)
+    return slots
+
+
+def queue_of(waiting, queue):
+    groups, group = [], int(waiting.groups.queues[queue].first)
+    while group >= 0:
+        groups.append(group)
+        group = int(waiting.groups.groups[group].following)
+    return groups
+
+
+def living(waiting):
+    return [int(group) for group in np.flatnonzero(waiting.groups.groups["endpoint"] >= 0)]
+
+
+def fleet_of(count, *, seqs=2, kv=1000):
+    """*count* instances of one endpoint."""
+    fleet, endpoints = allocate_fleet(count), allocate_endpoints(1, count)
+    fleet.endpoint[:], fleet.accepting[:] = 0, 1
+    fleet.max_num_seqs[:], fleet.kv_capacity_tokens[:] = seqs, kv
+    fleet.profile[:] = (0.02, 0.0, 1e-4, 0.0, 0.02, 1e-4, 0.0)
+    index_members(fleet, endpoints)
+    return fleet, endpoints
+
+
+def ask(waiting, due_s=60.0, arrival_s=0.0, prompt=10, output=10, priority=0):
+    deadline_s = arrival_s + due_s
+    key = min(deadline_s, arrival_s + 86_400.0)
+    return enqueue(waiting, 0, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
+
+
+class GroupsAgainstLists(RuleBasedStateMachine):
+    """Whatever waits, leaves or comes back, the groups are those that plain lists have."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = allocate_waiting(1, 4, 2)
+        self.waiting.groups.limit[0] = LIMIT
+        self.waiting.groups.token_s[0] = TOKEN_S
+        self.plain = self.no_groups()
+        self.sequence, self.kinds, self.away = {}, {}, []
+        self.arrivals = 0
+
+    @rule(
+        asked=st.sampled_from(CLASSES_ASKED),
+        prompt=st.sampled_from([1, INPUT_EDGES[0], INPUT_EDGES[1] + 5]),
+        output=st.sampled_from([1, OUTPUT_EDGES[0]]),
+    )
+    def arrive(self, asked, prompt, output):
+        if self.waiting.counters[0] == 0:
+            self.waiting = grow_waiting(self.waiting, self.waiting.key.size + 3)
+        priority, due_s = asked
+        slot = ask(self.waiting, due_s, float(self.arrivals), prompt, output, priority)
+        kind = asked, bucket(prompt, INPUT_EDGES), bucket(output, OUTPUT_EDGES)
+        self.sequence[slot], self.kinds[slot] = self.arrivals, kind
+        self.plain.join(slot, kind, self.sequence)
+        self.arrivals += 1
+
+    def no_groups(self):
+        return PlainGroups(LIMIT, self.takes_s, lambda kind: kind[0][1])
+
+    def takes_s(self, slot):
+        return self.waiting.prompt_tokens[slot] * TOKEN_S[0] + self.waiting.output_tokens[slot] * TOKEN_S[1]
+
+    def here(self):
+        return sorted(set(self.sequence) - set(self.away))
+
+    @precondition(lambda self: self.here())
+    @rule(data=st.data())
+    def leave(self, data):
+        slot = data.draw(st.sampled_from(self.here()))
+        assert remove(self.waiting, slot)
+        self.plain.leave(slot)
+        self.away.append(slot)
+
+    @precondition(lambda self: self.here())
+    @rule()
+    def first_leaves_for_good(self):
+        slot = pop(self.waiting, 0)
+        self.plain.leave(slot)
+        free_slot(self.waiting, slot)
+        del self.sequence[slot]
+
+    @precondition(lambda self: self.away)
+    @rule()
+    def come_back(self):
+        slot = self.away.pop(0)
+        push(self.waiting, 0, slot, 1.0)
+        self.plain.join(slot, self.kinds[slot], self.sequence)
+
+    @rule(quiet=st.booleans())
+    def make_anew(self, quiet):
+        """All groups from what waits; *quiet*: so many came and went meanwhile that sequences have wide gaps."""
+        if quiet:
+            self.waiting.counters[NEXT_SEQUENCE] += SPARSE * (len(self.sequence) + 1)
+        made = self.plain.made
+        self.plain = self.no_groups()
+        self.plain.made = made
+        regroup(self.waiting, {0: LIMIT})
+        for slot in sorted(self.here(), key=self.sequence.__getitem__):
+            self.plain.join(slot, self.kinds[slot], self.sequence)
+
+    @invariant()
+    def groups_are_the_same(self):
+        arrays = self.waiting.groups
+        stands = {int(arrays.groups[group].number): members(self.waiting, group) for group in living(self.waiting)}
+        assert stands == {group.number: group.slots for group in self.plain.groups}
+        assert arrays.groups.size - arrays.counters[FREE_GROUPS] == len(self.plain.groups)
+        for group in living(self.waiting):
+            this, slots = arrays.groups[group], members(self.waiting, group)
+            assert this.count == len(slots)
+            assert this.prompt_tokens == self.waiting.prompt_tokens[slots].sum()
+            assert this.output_tokens == self.waiting.output_tokens[slots].sum()
+
+
+TestGroupsAgainstLists = GroupsAgainstLists.TestCase
+
+
+def test_a_group_by_length_leaves_shortest_first():
+    waiting = allocate_waiting(1, 5)
+    waiting.groups.within[0] = BY_LENGTH
+    regroup(waiting, {0: 10})
+    slots = {output: ask(waiting, output=output) for output in (30, 10, 20)}
+    assert members(waiting, living(waiting)[0]) == [slots[10], slots[20], slots[30]]
+
+
+def test_groups_are_made_anew_from_what_waits_and_given_up():
+    waiting = allocate_waiting(1, 9)
+    slots = [ask(waiting, arrival_s=float(at)) for at in range(5)]
+    assert not living(waiting)
+    regroup(waiting, {0: 2})
+    assert sorted(members(waiting, group) for group in living(waiting)) == [slots[:2], slots[2:4], slots[4:]]
+    regroup(waiting, {0: 0})
+    assert not living(waiting)
+    assert (waiting.groups.members["group"] == -1).all()
+
+
+def test_endpoints_are_regrouped_together():
+    waiting = allocate_waiting(3, 9)
+    for at in range(9):
+        enqueue(waiting, at % 3, float(at), float(at), at + 60.0, 0, 10, 10, -1, -1, -1, -1)
+    regroup(waiting, {0: 2, 1: 0, 2: 5})
+    arrays = waiting.groups
+    groups = sorted((int(arrays.groups[group].endpoint), members(waiting, group)) for group in living(waiting))
+    # Slots are taken in order here, and endpoints came one after another.
+    assert groups == [(0, [0, 3]), (0, [6]), (2, [2, 5, 8])]
+
+
+def test_classes_beyond_those_that_are_kept_separate_share_the_last():
+    waiting = allocate_waiting(1, CLASSES + 3)
+    waiting.groups.limit[0] = 99
+    for due in range(CLASSES + 2):
+        ask(waiting, due_s=float(due + 1))
+    assert len(living(waiting)) == CLASSES
+
+
+def test_a_group_has_so_many_batches_as_memory_holds():
+    fleet, endpoints = fleet_of(2, seqs=8, kv=100)
+    waiting = allocate_waiting(1, 4, 2)
+    assert limit_of(fleet, endpoints, waiting.groups, 0, 4.0) == 32  # nothing known of lengths
+    waiting.groups.mean_tokens[0] = 20.0
+    assert limit_of(fleet, endpoints, waiting.groups, 0, 4.0) == 20
+
+
+def test_a_tight_class_has_smaller_groups_and_not_too_many_of_them():
+    fleet, endpoints = fleet_of(2, seqs=64, kv=100_000)
+    waiting = allocate_waiting(1, 1200, 2)
+    waiting.groups.mean_tokens[0] = 200.0
+    waiting.groups.limit[0] = fit_groups(fleet, endpoints, waiting.groups, 0, 4.0)
+    each_s = request_s(fleet, 0, 100.0, 100.0)
+    np.testing.assert_allclose(waiting.groups.token_s[0] @ (100.0, 100.0), each_s)
+    sizes = {}
+    for due_s in (0.001, 156 * each_s, 1e6, np.inf):
+        before = set(living(waiting))
+        for _ in range(300):
+            ask(waiting, due_s, prompt=100, output=100)
+        new = sorted(set(living(waiting)) - before, key=lambda group: waiting.groups.groups[group].number)
+        sizes[due_s] = int(waiting.groups.groups[new[0]].count)
+    # A sixteenth of four batches of 64; an eighth of what is served in the time; and what there is room for.
+    assert list(sizes.values()) == [16, 20, 256, 256]
+
+
+def test_new_groups_stand_by_due_time_where_all_wait_the_least_more():
+    fleet, endpoints = fleet_of(2)
+    waiting = allocate_waiting(1, 20, 2)
+    waiting.groups.limit[0] = 4
+    for due_s in (60.0, 60.0, 1.0, 600.0):
+        for _ in range(4):
+            ask(waiting, due_s=due_s)
+        insert_loose(fleet, endpoints, waiting, 0)
+    dues = [[due_at(waiting, group) for group in queue_of(waiting, queue)] for queue in (0, 1)]
+    assert dues == [[1.0, 60.0], [60.0, 600.0]] or dues == [[60.0, 600.0], [1.0, 60.0]]
+
+
+def test_instances_pull_from_their_own_queue_what_is_due_first():
+    fleet, endpoints = fleet_of(2)
+    waiting = allocate_waiting(1, 20, 2)
+    waiting.groups.limit[0] = 1
+    late, soon = ask(waiting, due_s=60.0), ask(waiting, due_s=1.0)
+    insert_loose(fleet, endpoints, waiting, 0)
+    slot, instance = pull(fleet, endpoints, waiting, 0, 0.0)
+    assert slot == soon
+    fleet.running[instance] = 2
+    slot, other = pull(fleet, endpoints, waiting, 0, 0.0)
+    assert (slot, other) == (late, 1 - instance)
+
+
+def test_an_instance_without_work_of_its_own_may_take_what_is_due_first_but_not_what_is_held_or_pinned():
+    fleet, endpoints = fleet_of(2)
+    waiting = allocate_waiting(1, 20, 2)
+    waiting.groups.limit[0] = 1
+    ask(waiting)
+    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+    insert_loose(fleet, endpoints, waiting, 0)
+    group = waiting.groups.groups[living(waiting)[0]]
+    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+    group.pinned = 1
+    assert not may_balance(fleet, endpoints, waiting, 0, 0.0)
+    group.pinned, group.hold_until_s = 0, 5.0
+    assert not may_balance(fleet, endpoints, waiting, 0, 0.0)
+    assert pull(fleet, endpoints, waiting, 0, 0.0) == (-1, -1)
+    assert head(waiting.groups, int(group.queue), 5.0) >= 0
+
+
+def test_what_came_before_its_endpoint_had_groups_may_go_anywhere():
+    fleet, endpoints = fleet_of(1)
+    waiting = allocate_waiting(1, 1, 1)  # its one group is that which -1 would name
+    ask(waiting)
+    waiting.groups.groups[0].queue, waiting.groups.groups[0].pinned = 0, 1
+    assert may_balance(fleet, endpoints, waiting, 0, 0.0)
+
+
+def test_groups_of_an_instance_that_dies_go_to_the_others():
+    fleet, endpoints = fleet_of(3)
+    waiting = allocate_waiting(1, 30, 3)
+    waiting.groups.limit[0] = 2
+    for _ in range(12):
+        ask(waiting)
+        insert_loose(fleet, endpoints, waiting, 0)
+    dead = queue_of(waiting, 1)
+    assert dead
+    fleet.accepting[1] = 0
+    assert reassign(fleet, endpoints, waiting) == len(dead)
+    assert not queue_of(waiting, 1)
+    assert sorted(queue_of(waiting, 0) + queue_of(waiting, 2)) == living(waiting)
+    assert reassign(fleet, endpoints, waiting) == 0
+
+
+@settings(max_examples=30)
+@given(st.floats(10, 5000), st.floats(1, 1000), st.integers(1, 64))
+def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, output, seqs):
+    fleet, _ = fleet_of(1, seqs=seqs, kv=100_000)
+    alone_s = request_s(fleet, 0, prompt, output)
+    fleet.max_num_seqs[0] = 2 * seqs
+    assert request_s(fleet, 0, prompt, output) <= alone_s

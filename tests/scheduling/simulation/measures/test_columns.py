@@ -1,0 +1,141 @@
+"""Columns of a comparison, each against loops over requests, samples and changes."""
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.simulation.cluster.world import CHANGE, Outcome, State
+from scheduling.simulation.measures.columns import (
+    MOST_SAMPLES,
+    TTFT_EDGES_MS,
+    Counted,
+    by_class,
+    columns,
+    over_time,
+    paid_s,
+    ttft_counts,
+)
+from scheduling.simulation.measures.results import Price, Promise
+from tests.scheduling.simulation.measures.test_results import FOUR, NAMES, result
+
+PRICES = {"h100": Price(3.6), "2 x a100": Price(7.2)}
+PROMISES = [Promise(ttft_s=1.5), Promise()]
+UNPAID = (State.EMPTY, State.SPOT)
+
+
+def series(t_s, waiting, ready=None):
+    """Of two endpoints, by time."""
+    waiting = np.array(waiting)
+    return {"t_s": np.array(t_s, float), "waiting": waiting, "ready": waiting if ready is None else np.array(ready)}
+
+
+def changes(rows):
+    """(time, instance, before, after) as records."""
+    made = np.zeros(len(rows), CHANGE)
+    for record, (time_s, instance, before, after) in zip(made, rows, strict=True):
+        record["time_s"], record["instance"], record["endpoint"] = time_s, instance, instance
+        record["before"], record["after"] = before, after
+    return made
+
+
+@st.composite
+def histories(draw):
+    """(first state, changes as (time, state)) of each of two instances, times in whole seconds."""
+    states = st.sampled_from(list(State))
+    return [
+        (
+            draw(states),
+            sorted(draw(st.lists(st.tuples(st.integers(0, 20), states), max_size=6)), key=lambda one: one[0]),
+        )
+        for _ in range(2)
+    ]
+
+
+def plain_paid_s(first, moves, from_s, until_s):
+    """Second by second."""
+    paid = 0
+    for second in range(from_s, until_s):
+        state = first
+        for time_s, after in moves:
+            if time_s <= second:
+                state = after
+        paid += state not in UNPAID
+    return paid
+
+
+@given(histories(), st.integers(0, 25), st.integers(0, 25))
+def test_what_is_paid_is_every_second_that_is_not_empty_or_lent_out(instances, one, other):
+    from_s, until_s = min(one, other), max(one, other)
+    rows = []
+    state_s = np.zeros((2, len(State)))
+    for number, (first, moves) in enumerate(instances):
+        state = first
+        state_s[number, first] = 30.0
+        for time_s, after in moves:
+            rows.append((time_s, number, state, after))
+            state = after
+    made = result(FOUR, changes=changes(sorted(rows, key=lambda row: row[0])), state_s=state_s)
+    expected = [plain_paid_s(first, moves, from_s, until_s) for first, moves in instances]
+    assert paid_s(made, from_s, until_s).tolist() == expected
+
+
+def test_columns_of_four_requests():
+    counted = {"all": Counted(0.0, 4.0), "first": Counted(0.0, 1.0), "class": Counted(0.0, 4.0, frozenset({0}))}
+    waits = series([0.0, 2.0, 4.0, 6.0], [[1, 0], [2, 3], [0, 1], [9, 9]])
+    rows = columns(result(FOUR, changes=changes([]), series=waits), PROMISES, PRICES, counted)
+    every, first, of_class = rows["all"], rows["first"], rows["class"]
+    # Of class 0 the first is in time, the third late, the fourth failed; class 1 is promised nothing.
+    assert (every["requests"], every["judged"], every["missed"]) == (4, 3, 2)
+    assert every["slo_met"] == pytest.approx(1 / 3)
+    assert every["ttft_p50_ms"] == 1000.0
+    assert every["ttft_p95_ms"] == pytest.approx(np.percentile([500, 1000, 2000], 95), abs=1e-3)
+    # The first instance was ready, the second empty for most of the time: its state then is EMPTY.
+    assert every["cost_usd"] == pytest.approx(4 * 3.6 / 3600, abs=1e-4)
+    assert every["cost_usd_per_h"] == 3.6
+    assert every["queue_peak"] == 5
+    assert every["goodput_tokens_per_s"] == (5 + 1) / 4
+    assert (first["requests"], first["queue_peak"], first["slo_met"]) == (1, 1, 1.0)
+    assert of_class["requests"] == 3
+
+
+def test_without_requests_nothing_is_measured():
+    row = columns(result(FOUR, changes=changes([])), PROMISES, PRICES, {"none": Counted(50.0, 60.0)})["none"]
+    assert (row["requests"], row["slo_met"], row["ttft_p99_ms"], row["queue_peak"]) == (0, None, None, None)
+
+
+def test_classes_that_had_requests():
+    rows = by_class(result(FOUR), NAMES, PROMISES, Counted(0.0, 4.0))
+    assert {name: (row["requests"], row["judged"], row["missed"]) for name, row in rows.items()} == {
+        "iw": (3, 3, 2), "niw": (1, 0, 0),
+    }  # fmt: skip
+    assert list(by_class(result(FOUR), NAMES, PROMISES, Counted(1.0, 2.0))) == ["niw"]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(1e-5, 2e4)), min_size=1, max_size=4))
+def test_times_to_first_token_are_counted_in_their_bins(ttft_s):
+    outcomes = [
+        (np.nan if one is None else one, inf, 0.0, 0, Outcome.FAILED if one is None else Outcome.DONE) for one in ttft_s
+    ]
+    made = ttft_counts(result(outcomes), Counted(0.0, 10.0))
+    expected = np.zeros(TTFT_EDGES_MS.size - 1, int)
+    for one in ttft_s:
+        at_ms = None if one is None else max(1000 * one, TTFT_EDGES_MS[0])
+        if at_ms is not None and at_ms <= TTFT_EDGES_MS[-1]:
+            expected[min(np.searchsorted(TTFT_EDGES_MS, at_ms, side="right") - 1, expected.size - 1)] += 1
+    assert made == {"counts": expected.tolist(), "requests": len(ttft_s)}
+
+
+@given(st.integers(1, 3 * MOST_SAMPLES), st.integers(0, 2**16))
+def test_many_samples_are_joined_and_keep_their_highest_queue(count, seed):
+    random = np.random.default_rng(seed)
+    waiting, ready = random.integers(0, 9, (count, 2)), random.integers(0, 9, (count, 2))
+    made = over_time(result(FOUR, series=series(range(count), waiting, ready)), inf)
+    step = -(-count // MOST_SAMPLES)
+    parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
+    assert made["t_s"] == [part[0] for part in parts]
+    for endpoint in range(2):
+        assert made["waiting"][endpoint] == [max(waiting[at, endpoint] for at in part) for part in parts]
+        assert made["ready"][endpoint] == [ready[part[-1], endpoint] for part in parts]

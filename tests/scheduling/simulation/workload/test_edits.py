@@ -1,0 +1,121 @@
+"""Edits of demand: how many requests there are after them, when they come, and that equal seeds give equal requests."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.edits import Factor, Lengths, More, Scope, Shift, edited, merged
+
+HORIZON_S = 3600.0
+EAST = Scope(regions=frozenset({"east"}))
+
+
+def workload(count: int = 4000, seed: int = 1) -> Workload:
+    random = np.random.default_rng(seed)
+
+    def coded(*names: str) -> Coded:
+        return Coded(random.integers(0, len(names), count).astype(np.int16), list(names))
+
+    return Workload(
+        np.sort(random.uniform(0, HORIZON_S, count)),
+        random.integers(1, 900, count).astype(np.int32),
+        random.integers(1, 300, count).astype(np.int32),
+        coded("a", "b"),
+        coded("east", "west"),
+        coded("iw"),
+        coded("t"),
+    )
+
+
+def rows(made: Workload) -> list[tuple]:
+    """Each request without its time."""
+    names = [[column.names[code] for code in column.codes] for column in (made.model, made.region, made.tenant)]
+    return list(zip(made.prompt_tokens.tolist(), made.output_tokens.tolist(), *names, strict=True))
+
+
+def plain_factor(edit: Factor, at_s: float) -> float:
+    """The factor at a moment, as the sentence says it."""
+    if not edit.from_s <= at_s < edit.until_s:
+        return 1.0
+    if edit.ramp_s == 0:
+        return edit.by
+    share = min(1.0, (at_s - edit.from_s) / edit.ramp_s, (edit.until_s - at_s) / edit.ramp_s)
+    return 1.0 + (edit.by - 1.0) * max(0.0, share)
+
+
+@given(st.floats(0, 5), st.floats(0, 3000), st.floats(1, 3000), st.sampled_from([0.0, 60.0, 600.0]), st.integers(0, 9))
+@example(1e-274, 0.0, 1.0, 0.0, 0)
+def test_a_factor_gives_as_many_requests_as_it_says(by, from_s, lasts_s, ramp_s, seed):
+    edit = Factor(Scope(), by, from_s, from_s + lasts_s, ramp_s)
+    before = workload()
+    plain = [plain_factor(edit, at_s) for at_s in before.arrival_s]
+    np.testing.assert_allclose(edit.of(before.arrival_s), plain, atol=1e-12)
+    made = edited(before, [edit], seed=seed, horizon_s=HORIZON_S)
+    expected = edit.of(before.arrival_s)
+    spread = np.sqrt((np.modf(expected)[0] * (1 - np.modf(expected)[0])).sum())
+    # Where less than one is expected, a few may still come.
+    assert abs(len(made) - expected.sum()) <= 6 * spread + 3
+    made.check()
+    assert made.arrival_s.max(initial=0) < HORIZON_S
+    # Nothing is invented: each is a request that there was.
+    assert set(rows(made)) <= set(rows(before))
+
+
+def test_outside_its_scope_nothing_changes():
+    before = workload()
+    made = edited(before, [Factor(EAST, 3.0), Lengths(EAST, 2.0, 0.5)], seed=1, horizon_s=HORIZON_S)
+    others = [made.select(made.region.codes == 1), before.select(before.region.codes == 1)]
+    assert rows(others[0]) == rows(others[1])
+    np.testing.assert_array_equal(others[0].arrival_s, others[1].arrival_s)
+    assert (made.region.codes == 0).sum() == 3 * (before.region.codes == 0).sum()
+
+
+@given(st.floats(-5000, 5000))
+def test_a_shift_keeps_every_request_within_the_horizon(by_s):
+    before = workload()
+    made = edited(before, [Shift(EAST, by_s)], seed=1, horizon_s=HORIZON_S)
+    made.check()
+    assert sorted(rows(made)) == sorted(rows(before))
+    moved = np.sort((before.arrival_s[before.region.codes == 0] + by_s) % HORIZON_S)
+    np.testing.assert_allclose(made.arrival_s[made.region.codes == 0], moved)
+
+
+def test_lengths_are_rounded_and_never_none():
+    made = edited(workload(), [Lengths(Scope(), 0.001, 2.0)], seed=1)
+    assert set(made.prompt_tokens) == {1}
+    assert (made.output_tokens == 2 * workload().output_tokens).all()
+
+
+def test_equal_seeds_give_equal_requests_and_others_do_not():
+    edits = [Factor(Scope(), 1.5), Shift(EAST, 60.0)]
+    one, again, other = (edited(workload(), edits, seed=seed, horizon_s=HORIZON_S) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(one.arrival_s, again.arrival_s)
+    assert rows(one) == rows(again)
+    assert len(one) != len(other) or rows(one) != rows(other)
+
+
+def test_another_tenant_comes_beside():
+    other = workload(50, 7)
+    other.tenant.names[0] = "new"
+    made = edited(workload(), [More(other)], seed=1, horizon_s=HORIZON_S)
+    assert len(made) == 4050
+    assert sorted(rows(made)) == sorted(rows(workload()) + rows(other))
+
+
+def test_prefixes_stay_with_their_requests():
+    blocks = {"prefix_first": np.array([0, 2, 3], np.int64), "prefix_hashes": np.array([7, 8, 9], np.int64)}
+    with_prefix = replace(workload(2), **blocks, prefix_block_tokens=512)
+    made = merged(workload(3), with_prefix)
+    assert made.prefix_first.tolist() == [0, 0, 0, 0, 2, 3]
+    assert made.prefix_hashes.tolist() == [7, 8, 9]
+    doubled = edited(with_prefix, [Factor(Scope(), 2.0)], seed=1)
+    runs = [
+        tuple(doubled.prefix_hashes[a:b]) for a, b in zip(doubled.prefix_first, doubled.prefix_first[1:], strict=False)
+    ]
+    assert sorted(runs) == [(7, 8), (7, 8), (9,), (9,)]
+    with pytest.raises(ValueError, match="different sizes"):
+        merged(with_prefix, replace(with_prefix, prefix_block_tokens=16))

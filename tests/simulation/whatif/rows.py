@@ -1,0 +1,43 @@
+"""What-ifs for tests: a small fleet's synthetic start, rows of each kind, and a what-if that has run."""
+
+import tomllib
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
+from controlplane.simulation.whatif.runs import working
+from tests.scheduling.simulation.test_scenario import RIGHT
+
+
+def start(**tables: Any) -> dict[str, Any]:
+    """One model in two regions under reactive scaling, as JSON of a `Start`."""
+    scenario = tomllib.loads(RIGHT) | {"title": "Small"} | tables
+    return {"kind": "synthetic", "at": timezone.now().isoformat(), "scenario": scenario}
+
+
+def draft(actor: Any, *futures: dict[str, Any], **values: Any) -> WhatIf:
+    given = {"title": "What if", "start": start(), "horizon_s": 1200.0, "seeds": 2} | values
+    return services.save_draft(None, given, list(futures), actor)
+
+
+def run_all(row: WhatIf) -> WhatIf:
+    """Make every run of *row* in this process."""
+    while working.work() is not None:
+        pass
+    row.refresh_from_db()
+    return row
+
+
+def furnish(title: str, text: str, now: datetime) -> None:
+    """A row of each kind, with *text* where somebody wrote one."""
+    what_if = WhatIf.objects.create(title=title)
+    future = Future.objects.create(what_if=what_if, letter="A", name="As now")
+    FutureSeed.objects.create(future=future, seed=1, error=text)
+    TraceFile.objects.create(name=text, format="azure", content=b"", requests=1, span_s=1.0)
+    Counterfactual.objects.create(
+        from_at=now, to_at=now, bundle="qlm", requests=9, cost_usd=1.0, missed=2, saved_usd=0.5, fewer_missed=1
+    )
+    TwinError.objects.create(model="m", gpu="h100", from_at=now, to_at=now, requests=9, measured={}, simulated={})

@@ -1,0 +1,191 @@
+"""Requests after a fork, drawn at the level of forecasts; and those of the ledger."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.models import SloClass
+from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.planning.models import Forecast
+from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recorded
+
+AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
+
+
+def stream(**values):
+    rates = {"start_s": -600.0, "window_s": 600.0, "mean": [1.0, 2.0], "lower": [0.5, 1.0], "upper": [1.5, 3.0]}
+    return {
+        "model": "m",
+        "region": "east",
+        "gaps": [],
+        "slo_class": ["fast", "slow"],
+        "tenant": ["acme", "zeta"],
+        "prompt_tokens": [10, 20],
+        "output_tokens": [30, 40],
+        "predicted_tokens": [31, 41],
+        "requests_per_s": rates,
+    } | values
+
+
+def arrivals(*streams, horizon_s: float = 1200.0):
+    return {"kind": "forecast", "horizon_s": horizon_s, "streams": list(streams)}
+
+
+def test_the_mean_over_seeds_is_the_forecast_and_seeds_differ_within_the_band():
+    counts = np.array([len(drawn(arrivals(stream()), seed)) for seed in range(60)])
+    # The second window goes on: 1,200 s at 2 requests a second, between 80 % bounds of 1 and 3, drawn within the 95 %.
+    assert counts.mean() == pytest.approx(2400, rel=0.15)
+    assert counts.min() > 2400 * (1 - 0.5 * 1.96 / 1.2816) - 200
+    assert counts.max() < 2400 * (1 + 0.5 * 1.96 / 1.2816) + 200
+    assert counts.std() > 300
+
+
+def test_whole_rows_are_drawn_in_order_of_time():
+    workload = drawn(arrivals(stream()), 1)
+    workload.check()
+    assert workload.arrival_s[-1] < 1200
+    names = [workload.slo_class.names[code] for code in workload.slo_class.codes]
+    rows = {
+        (name, int(prompt), int(output), int(predicted))
+        for name, prompt, output, predicted in zip(
+            names, workload.prompt_tokens, workload.output_tokens, workload.predicted_tokens, strict=True
+        )
+    }
+    assert rows == {("fast", 10, 30, 31), ("slow", 20, 40, 41)}
+
+
+def test_gaps_keep_their_burstiness():
+    gaps = [0.01] * 90 + [10.0] * 10
+    flat = {"start_s": 0.0, "window_s": 1200.0, "mean": [3.0], "lower": [3.0], "upper": [3.0]}
+    bursty = drawn(arrivals(stream(gaps=gaps, requests_per_s=flat)), 1).arrival_s
+    even = drawn(arrivals(stream(requests_per_s=flat)), 1).arrival_s
+    spread = [np.diff(each).std() / np.diff(each).mean() for each in (bursty, even)]
+    assert spread[0] > 2.5
+    assert 0.9 < spread[1] < 1.1
+
+
+def test_the_same_seed_draws_the_same():
+    one, other = (drawn(arrivals(stream(), stream(region="west")), 7) for _ in range(2))
+    np.testing.assert_array_equal(one.arrival_s, other.arrival_s)
+    np.testing.assert_array_equal(one.prompt_tokens, other.prompt_tokens)
+
+
+def test_a_million_and_a_half_are_drawn_in_seconds():
+    rates = {"start_s": 0.0, "window_s": 86_400.0, "mean": [17.4], "lower": [17.4], "upper": [17.4]}
+    began = time.process_time()
+    workload = drawn(arrivals(stream(requests_per_s=rates), horizon_s=86_400.0), 1)
+    assert len(workload) > 1_480_000
+    assert time.process_time() - began < 5
+
+
+@pytest.fixture
+def rows(db):
+    slo_class = SloClass.objects.create(name="interactive", title="Interactive", kind="interactive", priority=0)
+    tenant = Tenant.objects.create(name="acme", default_slo_class=slo_class)
+
+    def make(count, **values):
+        made = [
+            LedgerRow(
+                request_id=f"r{number}",
+                arrived_at=AT - timedelta(seconds=10 * (count - number)),
+                tenant=tenant,
+                model="m",
+                slo_class="interactive",
+                region="east",
+                streamed=True,
+                outcome=Outcome.DONE,
+                status_code=200,
+                prompt_tokens=100,
+                output_tokens=50,
+                predicted_prompt_tokens=100,
+                predicted_output_tokens=60,
+                **values,
+            )
+            for number in range(count)
+        ]
+        return LedgerRow.objects.bulk_create(made)
+
+    return make
+
+
+def forecast(quantity: str, tokens_per_s: float) -> None:
+    Forecast.objects.create(
+        made_at=AT - timedelta(minutes=5),
+        model="m",
+        region="east",
+        quantity=quantity,
+        forecaster="arima",
+        window_s=600,
+        start_at=AT,
+        mean=[tokens_per_s] * 6,
+        lower_80=[0.8 * tokens_per_s] * 6,
+        upper_80=[1.2 * tokens_per_s] * 6,
+        lower_95=[0.7 * tokens_per_s] * 6,
+        upper_95=[1.3 * tokens_per_s] * 6,
+    )
+
+
+def test_rates_are_the_forecast_tokens_by_the_tokens_of_a_request(rows):
+    rows(100)
+    forecast("prompt", 300.0)
+    forecast("output", 150.0)
+    made, remarks = forecast_arrivals(AT, 1800.0)
+    (one,) = made["streams"]
+    assert one["requests_per_s"]["mean"][0] == pytest.approx(3.0)
+    assert one["requests_per_s"]["upper"][0] == pytest.approx(3.6)
+    assert not any("no forecast" in remark for remark in remarks)
+    assert len(drawn(made, 0)) == pytest.approx(5400, rel=0.35)
+
+
+def test_without_a_forecast_requests_come_as_lately_and_that_is_said(rows):
+    rows(100)
+    made, remarks = forecast_arrivals(AT, 1800.0)
+    assert made["streams"][0]["requests_per_s"]["mean"][0] == pytest.approx(0.1)
+    assert any("no forecast for m" in remark for remark in remarks)
+
+
+def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
+    rows(100)
+    runs = {
+        "model": "m", "region": "east", "slo_class": "interactive", "tenant": "t", "arrival_s": -500.0, "prompt_tokens": 60,
+        "predicted_tokens": 900, "output_tokens": 1000,
+    }  # fmt: skip
+    waits = {**runs, "arrival_s": -1.0, "predicted_tokens": 700}
+    del waits["output_tokens"]
+    made, _ = forecast_arrivals(AT, 1800.0, [runs, waits])
+    (one,) = made["streams"]
+    assert len(one["output_tokens"]) == 102
+    assert 1500 in one["output_tokens"]
+    assert one["output_tokens"][-1] == 700
+    assert one["gaps"][-1] == pytest.approx(9.0)  # the last that ended came 10 s before, the one that waits 1 s
+
+
+def test_what_waits_since_long_ago_says_nothing_of_how_much_comes(rows):
+    rows(100)
+    old = {
+        "model": "m", "region": "east", "slo_class": "interactive", "tenant": "t", "arrival_s": -86_400.0,
+        "prompt_tokens": 60, "predicted_tokens": 900,
+    }  # fmt: skip
+    made, _ = forecast_arrivals(AT, 1800.0, [old])
+    assert made["streams"][0]["requests_per_s"]["mean"][0] == pytest.approx(0.1)
+
+
+def test_an_empty_ledger_is_said(db):
+    made, remarks = forecast_arrivals(AT, 60.0)
+    assert len(drawn(made, 0)) == 0
+    assert any("ledger" in remark for remark in remarks)
+
+
+def test_recorded_requests_are_those_of_the_ledger(rows):
+    rows(20)
+    LedgerRow.objects.filter(request_id="r19").update(unserved=True, prompt_tokens=0, output_tokens=0)
+    LedgerRow.objects.filter(request_id="r18").update(repeated=True)
+    at = AT - timedelta(seconds=100)
+    workload = recorded({"kind": "ledger", "since": at.isoformat(), "until": AT.isoformat()}, at)
+    assert workload.arrival_s.tolist() == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 90.0]
+    assert workload.output_tokens.tolist() == [50] * 8 + [60]
+    assert workload.predicted_tokens.tolist() == [60] * 9
+    assert workload.tenant.names == ["acme"]

@@ -1,0 +1,176 @@
+"""A future becomes the plan: what it writes and proposes, what stops it, how it is taken back, and how it is followed."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Deployment
+from controlplane.gateway.models import LedgerRow
+from controlplane.planning import bundles, services
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
+from controlplane.simulation.whatif import plan, selectors
+from controlplane.simulation.whatif import services as what_ifs
+from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, WhatIf
+from controlplane.simulation.whatif.runs import counterfactual, working
+from tests.simulation.whatif import rows
+
+pytestmark = pytest.mark.django_db
+MODEL = "llama-3.1-8b"
+QLM = {"name": "QLM", "changes": [{"kind": "policy", "part": "bundle", "value": "qlm"}]}
+BOUNDS = {"name": "Two at least", "changes": [{"kind": "bounds", "model": MODEL, "min_instances": 2}]}
+DEAR = {"kind": "price", "gpu": "a100-80gb", "usd_per_hour": 3.0}
+OTHERS = {"name": "Dear", "changes": [DEAR, {"kind": "policy", "part": "routing", "value": "round_robin"}]}
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch) -> None:
+    monkeypatch.setattr(working, "send_task", lambda *_, **__: True)
+
+
+@pytest.fixture
+def asked(operator, make_instance, slo_class) -> WhatIf:
+    """One that is done, of the fleet as it is with two requests a second."""
+    make_instance()
+    length = {"median": 100.0, "p95": 300.0, "maximum": 800}
+    client = {
+        "tenant": "acme",
+        "model": MODEL,
+        "slo_class": slo_class.name,
+        "requests_per_s": 2.0,
+        "prompt": length,
+        "output": length,
+    }
+    scenario = selectors.present_scenario() | {"clients": [client], "demand": {"duration_h": 1.0, "too_long": "clip"}}
+    start = {"kind": "synthetic", "at": timezone.now().isoformat(), "scenario": scenario}
+    row = rows.draft(operator, QLM, BOUNDS, OTHERS, start=start, horizon_s=600.0, seeds=1)
+    assert what_ifs.check(row) == {}
+    row = rows.run_all(what_ifs.submit(row, operator))
+    assert not [each.error for each in FutureSeed.objects.all() if each.error]
+    return row
+
+
+def present(deployment: Deployment) -> dict:
+    return bundles.present(deployment.model).values
+
+
+def test_policies_are_given_in_one_event_and_given_back(asked, operator, deployment):
+    before = present(deployment)
+    made = plan.make_plan(asked, "B", operator, "it waits less")
+    assert present(deployment) == bundles.values_of(bundles.BUNDLES["qlm"])
+    event = Event.objects.get(kind="what_if.made_the_plan")
+    assert (event.reason, event.inputs["changes"]) == ("it waits less", [f"policy to QLM, {MODEL}"])
+    assert made.plan["event"] == event.pk
+    with pytest.raises(ActionError, match="B is the plan already"):
+        plan.make_plan(asked, "B", operator)
+    with pytest.raises(ActionError, match="A plan was made of it"):
+        what_ifs.delete(made, operator)
+    plan.undo(asked, operator)
+    assert present(deployment) == before
+    with pytest.raises(ActionError, match="It is not the plan"):
+        plan.undo(asked, operator)
+
+
+def test_bounds_are_an_admins(asked, operator, fleet_admin, deployment):
+    with pytest.raises(ActionError, match="changed by an admin"):
+        plan.make_plan(asked, "C", operator)
+    plan.make_plan(asked, "C", fleet_admin)
+    deployment.refresh_from_db()
+    assert (deployment.min_instances, deployment.max_instances) == (2, 3)
+    (proposal,) = ScalingPlan.objects.all()
+    assert proposal.status == "advice"
+    assert [(row["present"], row["target"]) for row in proposal.targets] == [(1, 2)]
+    plan.undo(asked, fleet_admin)
+    deployment.refresh_from_db()
+    proposal.refresh_from_db()
+    assert (deployment.min_instances, proposal.status) == (1, "rejected")
+
+
+def test_what_is_only_assumed_is_said(asked, operator, deployment):
+    made = plan.make_plan(asked, "D", operator)
+    assert made.plan["assumed"] == ["a100-80gb $1.35 to $3.00 an hour"]
+    assert present(deployment)["routing_policy"] == "round_robin"
+
+
+def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployment):
+    future = asked.futures.get(letter="B")
+    assert plan.obstacles(asked, future) == []
+    services.switch_parts(deployment.model, {"routing_policy": "least_request"}, operator)
+    (obstacle,) = plan.obstacles(asked, future)
+    assert obstacle.startswith(f"routing of {MODEL} in us-east is least_request, and was ")
+    with pytest.raises(ActionError, match="Since it began, this has changed: routing of"):
+        plan.make_plan(asked, "B", operator)
+    Deployment.objects.update(active=False)
+    assert plan.obstacles(asked, future)[0] == f"{MODEL} is not served any more"
+    assert not ScalingPolicy.objects.exists()
+
+
+def test_instances_that_came_or_went_do_not_stop_it(asked, operator, make_instance):
+    make_instance()
+    assert plan.changed_since(asked) == [f"{MODEL} in us-east has 2 instances, and had 1"]
+    assert plan.make_plan(asked, "B", operator).plan["letter"] == "B"
+
+
+def test_a_future_that_is_not_done_is_refused(asked, operator):
+    asked.futures.get(letter="B").runs.update(state="queued")
+    with pytest.raises(ActionError, match="Future B is not done"):
+        plan.make_plan(asked, "B", operator)
+
+
+def test_it_is_followed(asked, operator, make_request):
+    assert plan.followed(asked) is None
+    made = plan.make_plan(asked, "B", operator)
+    now = timezone.now()
+    for number in range(10):
+        make_request(arrived_at=now, slo_met=number > 0, ttft_ms=100.0 * number)
+    WhatIf.objects.update(plan={**made.plan, "at": (now - timedelta(minutes=1)).isoformat()})
+    made.refresh_from_db()
+    seen = plan.followed(made)
+    assert LedgerRow.objects.count() == seen["requests"] == 10
+    assert seen["slo_met"] == 0.9
+    assert seen["ttft_p95_ms"] == pytest.approx(855.0)
+    assert 0 <= seen["predicted_slo_met"] <= 1
+    (place,) = seen["instances"]
+    assert (place["model"], place["region"], place["ready"]) == (MODEL, "us-east", 1)
+
+
+def row_of(bundle: str, cost_usd: float, missed: int, was: tuple[float, int]) -> Counterfactual:
+    now = timezone.now()
+    return Counterfactual(
+        from_at=now - timedelta(days=1), to_at=now, bundle=bundle, requests=1000, cost_usd=cost_usd, missed=missed,
+        saved_usd=was[0] - cost_usd, fewer_missed=was[1] - missed,
+    )  # fmt: skip
+
+
+def test_the_replay_in_a_sentence():
+    was = (100.0, 10)
+    every = [row_of("", *was, was), row_of("preserve", 88.0, 13, was), row_of("qlm", 90.0, 5, was)]
+    assert counterfactual.said(every).sentence == (
+        "Over the last day, PreServe would have been cheapest: $12.00 less, 3 misses more."
+    )
+    # A miss costs half a cent: 500 of them are more than what PreServe saves over QLM.
+    every[1].missed += 500
+    every[1].fewer_missed -= 500
+    assert "QLM would have been cheapest: $10.00 less, 5 misses fewer" in counterfactual.said(every).sentence
+    assert "no other bundle would have been cheaper" in counterfactual.said(every[:1]).sentence
+
+
+def test_the_ledger_is_replayed_under_every_bundle(asked, make_request, settings):
+    settings.REPLAY_EVERY_S = 600.0
+    now = timezone.now()
+    assert counterfactual.due(now)
+    assert counterfactual.replay(now) == []  # nothing in the ledger
+    for number in range(240):
+        at = now - timedelta(seconds=2 * (240 - number))
+        make_request(arrived_at=at, prompt_tokens=200, output_tokens=60, slo_met=True)
+    made = counterfactual.replay(now)
+    assert {row.bundle for row in made} == {"", *bundles.BUNDLES}
+    assert {row.requests for row in made} == {240}
+    was = next(row for row in made if row.bundle == "")
+    assert all(row.saved_usd == pytest.approx(was.cost_usd - row.cost_usd) for row in made)
+    assert was.cost_usd > 0
+    assert not counterfactual.due(now)
+    assert counterfactual.newest().sentence.startswith("Over the last 10 min")
+    assert Event.objects.get(kind="counterfactual.replayed").reason == counterfactual.newest().sentence

@@ -1,0 +1,153 @@
+"""How far the simulator is from what the ledger measured."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, GpuType, Instance, Model, PerformanceProfile
+from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.planning.comparison.scenario import scenario_of
+from controlplane.planning.plans import inventory
+from controlplane.simulation.whatif import twin_errors
+from controlplane.simulation.whatif.models import TwinError
+from scheduling.fleet.profile import Profile
+from tests.gateway.rows import make_rows
+
+PROFILE = Profile(0.1, 0.05, 1e-3, 0.0, 0.1, 0.0, 0.0)
+COUNT = 120
+
+
+@pytest.fixture
+def now(db):
+    """A fleet of one instance, and a ledger of requests that met it idle: one each 10 s, as their profile says."""
+    make_rows([SimpleNamespace(name="m-0", url="http://m-0")], regions=["east"], max_num_seqs=8, queue_bound=100)
+    columns = {name: getattr(PROFILE, name) for name in PROFILE.__dataclass_fields__}
+    PerformanceProfile.objects.create(
+        model=Model.objects.get(), gpu_type=GpuType.objects.get(), tensor_parallel=1, source="test", **columns
+    )
+    Deployment.objects.update(min_instances=1, max_instances=1)
+    now, tenant, random = timezone.now(), Tenant.objects.get(), np.random.default_rng(0)
+    rows = []
+    for number in range(COUNT):
+        prompt, output = int(random.integers(20, 400)), int(random.integers(10, 50))
+        ttft_ms = 1000 * max(PROFILE.prefill_t0_s, PROFILE.prefill_a_s + PROFILE.prefill_b_s_per_token * prompt)
+        rows.append(
+            LedgerRow(
+                request_id=f"r{number}",
+                arrived_at=now - timedelta(seconds=10 * (COUNT - number) + 40),
+                tenant=tenant,
+                model="m",
+                slo_class="interactive",
+                region="east",
+                instance="m-0",
+                streamed=True,
+                outcome=Outcome.DONE,
+                status_code=200,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                predicted_prompt_tokens=prompt,
+                predicted_output_tokens=output,
+                queue_ms=0.0,
+                ttft_ms=ttft_ms,
+                itl_ms=100.0,
+                e2e_ms=ttft_ms + 100.0 * (output - 1),
+                slo_met=True,
+                attempts=1,
+                trace=[{"instance": "m-0", "seen": [{"instance": "m-0", "running": 0}]}],
+            )
+        )
+    LedgerRow.objects.bulk_create(rows)
+    return now
+
+
+def test_what_is_as_its_profile_says_has_no_error(now):
+    (row,) = twin_errors.judge(now)
+    assert (row.model, row.gpu, row.requests) == ("m", "h100", COUNT)
+    assert row.errors["itl_p50"] == pytest.approx(0.0, abs=1e-3)
+    assert row.errors["ttft_p50"] == pytest.approx(0.0, abs=0.02)
+    assert row.errors["slo_met"] == 0.0
+    assert not Event.objects.filter(kind="profile.refit_proposed").exists()
+    assert twin_errors.fleet_error()["ttft_p95"] < 0.02
+
+
+def test_a_profile_that_is_off_shows_and_its_fit_is_proposed(now):
+    PerformanceProfile.objects.update(decode_a_s=0.15)
+    (row,) = twin_errors.judge(now)
+    assert row.errors["itl_p50"] == pytest.approx(0.5, abs=0.01)
+    event = Event.objects.get(kind="profile.refit_proposed")
+    # All ran alone, so the ledger does not say what of a step is by sequence.
+    assert event.after["decode_a_s"] + event.after["decode_b_s_per_sequence"] == pytest.approx(0.1, rel=0.05)
+    assert PerformanceProfile.objects.get().decode_a_s == 0.15
+
+
+def test_a_profile_is_taken_over_where_that_is_set(now, settings):
+    settings.REFIT_PROFILES = True
+    PerformanceProfile.objects.update(decode_a_s=0.15)
+    twin_errors.judge(now)
+    stored = PerformanceProfile.objects.get()
+    assert stored.decode_a_s + stored.decode_b_s_per_sequence == pytest.approx(0.1, rel=0.05)
+    TwinError.objects.all().delete()
+    (row,) = twin_errors.judge(now)
+    assert abs(row.errors["itl_p50"]) < 0.05
+
+
+def test_there_are_as_many_instances_as_served(now):
+    """Half of the requests on another instance: each is as idle as it was, whatever would scale the fleet now."""
+    Instance.objects.create(
+        name="m-1", deployment=Deployment.objects.get(), url="http://m-1", state=InstanceState.STOPPED
+    )
+    for number in range(0, COUNT, 2):
+        LedgerRow.objects.filter(request_id=f"r{number}").update(instance="m-1")
+    values = scenario_of(inventory.read({"m"}), LedgerRow.objects.all())
+    rows = list(LedgerRow.objects.order_by("arrived_at"))
+    made = twin_errors._as_served(values, rows)
+    assert [(table["instances"], table["empty"]) for table in made["fleet"]] == [(2, 0)]
+    assert "scaling" not in made
+    assert not any("strategy" in endpoint for endpoint in made["endpoints"])
+    short = [row for row in rows if row.instance == "m-0" or row.request_id == "r0"]
+    assert [table["instances"] for table in twin_errors._as_served(values, short)["fleet"]] == [1]
+    twin_errors.judge(now)
+    assert twin_errors.fleet_error()["slo_met"] == 0.0
+
+
+def test_too_few_requests_say_nothing(now):
+    LedgerRow.objects.exclude(request_id__in=[f"r{number}" for number in range(10)]).delete()
+    assert twin_errors.judge(now) == []
+
+
+def test_a_band_is_what_nine_of_ten_windows_were_within(db):
+    now = timezone.now()
+    for error in (0.02, -0.04, 0.06, -0.5):
+        TwinError.objects.create(
+            model="m",
+            gpu="h100",
+            from_at=now,
+            to_at=now,
+            requests=100,
+            measured={"ttft_p95": 100.0, "slo_met": 0.9},
+            simulated={"ttft_p95": 100.0 * (1 + error), "slo_met": 0.95},
+        )
+    band = twin_errors.twin_error("m", "h100")
+    assert band is not None
+    assert band.windows == 4
+    assert band.last["ttft_p95"] == pytest.approx(-0.5)
+    assert 0.06 < band.within["ttft_p95"] < 0.5
+    assert twin_errors.fleet_error()["slo_met"] == pytest.approx(0.05)
+    assert twin_errors.twin_error("m", "a100") is None
+
+
+def test_it_is_due_when_its_time_has_passed(db, settings):
+    settings.TWIN_ERROR_EVERY_S = 600.0
+    now = timezone.now()
+    assert twin_errors.due(now)
+    TwinError.objects.create(model="m", gpu="g", from_at=now, to_at=now, requests=9, measured={}, simulated={})
+    assert not twin_errors.due(now)
+    assert twin_errors.due(now + timedelta(seconds=601))
+    settings.TWIN_ERROR_EVERY_S = 0.0
+    assert not twin_errors.due(now + timedelta(days=1))

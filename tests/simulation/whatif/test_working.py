@@ -1,0 +1,200 @@
+"""Runs of what-ifs: taken, made, interrupted, taken again, cancelled; with the same numbers by any process."""
+
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.runs import packing, working
+from tests.simulation.whatif import rows
+
+pytestmark = pytest.mark.django_db
+
+MORE = {"name": "More at night", "changes": [{"kind": "bounds", "model": "m", "min_instances": 3}]}
+QLM = {"name": "QLM", "changes": [{"kind": "policy", "part": "bundle", "value": "qlm"}]}
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch) -> list[str]:
+    """Tasks that workers were sent."""
+    tasks: list[str] = []
+    monkeypatch.setattr(working, "send_task", lambda task, **_: tasks.append(task) or True)
+    return tasks
+
+
+@pytest.fixture
+def asked(operator) -> WhatIf:
+    return services.submit(rows.draft(operator, MORE, QLM), operator)
+
+
+def results(row: WhatIf) -> dict[tuple[str, int], tuple[dict, dict]]:
+    runs = FutureSeed.objects.filter(future__what_if=row).select_related("future")
+    return {(run.future.letter, run.seed): (run.result, packing.curves_of(run.curves)) for run in runs}
+
+
+def test_every_future_runs_with_every_seed(asked, sent, django_capture_on_commit_callbacks):
+    row = rows.run_all(asked)
+    assert row.state == WhatIfState.DONE
+    assert not [run.error for run in FutureSeed.objects.all() if run.error]
+    made = results(row)
+    assert set(made) == {(letter, seed) for letter in "ABC" for seed in (1, 2)}
+    # Paired: each future has the same requests of a seed; seeds differ.
+    requests = {key: result["about"]["requests"] for key, (result, _) in made.items()}
+    assert requests["A", 1] == requests["B", 1] == requests["C", 1] > 1000
+    assert requests["A", 1] != requests["A", 2]
+    for result, curves in made.values():
+        columns = result["columns"]["all"]
+        assert columns["judged"] == columns["requests"] == result["about"]["requests"]
+        assert 0 <= columns["slo_met"] <= 1
+        assert columns["ttft_p50_ms"] <= columns["ttft_p95_ms"] <= columns["ttft_p99_ms"]
+        assert columns["cost_usd"] == pytest.approx(2 * columns["instance_hours"])
+        assert len(curves["series"]["t_s"]) <= 200
+        assert sum(curves["ttft"]["all"]["counts"]) <= columns["requests"]
+    # At least three in each region cost at least as much.
+    assert made["B", 1][0]["columns"]["all"]["instance_hours"] > made["A", 1][0]["columns"]["all"]["instance_hours"]
+    kinds = set(Event.objects.filter(subject_type="whatif").values_list("kind", flat=True))
+    assert kinds == {"what_if.requested", "what_if.done"}
+    assert not FutureSeed.objects.filter(log__isnull=False).exists()
+    assert row.futures.get(letter="B").decides
+    assert not row.futures.get(letter="A").decides
+
+
+def test_first_seeds_of_all_futures_come_first(asked):
+    order = list(working.waiting_runs().values_list("seed", "future__letter"))
+    assert order == [(1, "A"), (1, "B"), (1, "C"), (2, "A"), (2, "B"), (2, "C")]
+
+
+def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(asked, operator):
+    now = timezone.now()
+    lost = working.take(now - timedelta(seconds=working.LEASE_S + 1))
+    assert (lost.future.letter, lost.seed, lost.state) == ("A", 1, "running")
+    assert working.look_after(now) == 1
+    lost.refresh_from_db()
+    assert lost.state == WhatIfState.INTERRUPTED
+    row = rows.run_all(asked)
+    lost.refresh_from_db()
+    assert (row.state, lost.state, lost.attempts) == ("done", "done", 2)
+    alone = rows.run_all(services.submit(services.copy(row, operator), operator))
+    assert results(alone) == results(row)
+
+
+def test_a_run_that_is_interrupted_too_often_fails(asked):
+    for _ in range(working.MOST_ATTEMPTS):
+        taken = working.take(timezone.now() - timedelta(seconds=working.LEASE_S + 1))
+        assert (taken.future.letter, taken.seed) == ("A", 1)
+        working.look_after(timezone.now())
+    taken.refresh_from_db()
+    assert (taken.state, taken.error[:19]) == ("failed", "Interrupted 3 times")
+    row = rows.run_all(asked)
+    assert row.state == WhatIfState.DONE
+    services.resume(row, row.requested_by)
+    assert rows.run_all(row).futures.get(letter="A").runs.get(seed=1).state == "done"
+
+
+def test_one_future_is_cancelled_and_resumed(asked, operator):
+    services.cancel(asked, operator, letter="C")
+    row = rows.run_all(asked)
+    states = {
+        future["letter"]: (future["state"], future["seeds_done"]) for future in selectors.progress(row.pk)["futures"]
+    }
+    assert states == {"A": ("done", 2), "B": ("done", 2), "C": ("cancelled", 0)}
+    with pytest.raises(ActionError, match="It is done"):
+        services.cancel(row, operator)
+    services.resume(row, operator, "C")
+    assert rows.run_all(row).futures.get(letter="C").runs.filter(state="done").count() == 2
+    with pytest.raises(ActionError, match="Nothing is missing"):
+        services.resume(row, operator)
+
+
+def test_a_cancelled_run_stops_and_what_is_done_stays(asked, operator, monkeypatch):
+    working.work()
+    taken = working.take(timezone.now())
+    services.cancel(asked, operator)
+    with pytest.raises(working.Ended):
+        working.made(taken)
+    taken.refresh_from_db()
+    asked.refresh_from_db()
+    assert (taken.state, asked.state, asked.ended_by) == ("cancelled", "cancelled", operator.get_username())
+    assert working.work() is None
+    assert selectors.comparison(asked)["futures"][0]["seeds_done"] == 1
+
+
+def test_what_fails_is_said_and_the_others_stay(operator):
+    # The class promises what no requests of the workload have room for: the run fails, the what-if does not.
+    big = {"kind": "demand", "edit": "lengths", "prompt": 9.0}
+    row = rows.draft(operator, {"name": "Long prompts", "changes": [big]})
+    row = rows.run_all(services.submit(row, operator))
+    assert row.state == WhatIfState.DONE
+    failed = row.futures.get(letter="B").runs.first()
+    assert failed.state == "failed"
+    assert "set demand.too_long" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "what"),
+    [
+        ([{"kind": "hope"}], "B.changes[0].kind", "does not match any of the expected tags"),
+        ([{"kind": "bounds", "model": "n", "min_instances": 1}], "B.changes[0].model", "there is no model 'n'; there is m"),
+        ([{"kind": "bounds", "model": "m", "min_instances": 9}], "B.changes[0].min_instances", "is 9, above the most"),
+        ([{"kind": "policy", "part": "routing", "value": "dice"}], "B.changes[0].value", "there is no router 'dice'"),
+        ([{"kind": "key", "path": "planner.epsilon", "value": 7}], "B.changes", "planner.epsilon: should be less than"),
+        ([{"kind": "key", "path": "no such", "value": 7}], "B.changes[0].path", "is no path"),
+        ([{"kind": "key", "path": "trace", "value": {"file": "/etc/passwd", "format": "azure"}}], "B.changes", "not both"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(operator, changes, field, what):
+    row = rows.draft(operator, {"name": "Wrong", "changes": changes})
+    with pytest.raises(ValidationError) as error:
+        services.submit(row, operator)
+    (wrong, (message,)) = next(iter(error.value.message_dict.items()))
+    assert wrong == field
+    assert what in message
+    row.refresh_from_db()
+    assert row.state == WhatIfState.DRAFT
+
+
+def test_no_file_of_the_server_is_read(operator):
+    values = rows.start()
+    values["scenario"]["clients"][0]["lengths"] = {"file": "/etc/passwd", "format": "azure"}
+    for name in ("prompt", "output"):
+        values["scenario"]["clients"][0].pop(name)
+    row = rows.draft(operator, start=values)
+    assert services.check(row) == {"start": "reads a file: upload it as a trace"}
+
+
+def test_more_seeds_are_added_to_what_is_done(asked, operator):
+    row = rows.run_all(asked)
+    before = results(row)
+    row = rows.run_all(services.add_seeds(row, 1, operator))
+    after = results(row)
+    assert set(after) - set(before) == {("A", 3), ("B", 3), ("C", 3)}
+    assert {key: after[key] for key in before} == before
+
+
+def test_the_comparison(asked):
+    row = rows.run_all(asked)
+    made = selectors.comparison(row)
+    first, second, _ = made["futures"]
+    assert [future["letter"] for future in made["futures"]] == ["A", "B", "C"]
+    assert second["changes"] == ["m min 1 to 3"]
+    for future in made["futures"]:
+        slo = future["slo_met"]
+        assert slo["wide_low"] <= slo["low"] <= slo["mean"] <= slo["high"] <= slo["wide_high"]
+        assert future["seeds_done"] == 2
+    assert first["cost_usd"]["delta"] == 0
+    assert second["cost_usd"]["delta"] == pytest.approx(second["cost_usd"]["mean"] - first["cost_usd"]["mean"])
+    regret = made["regret"]
+    assert min(each["mean"] for each in regret["rows"]) == regret["rows"][0]["mean"]
+    assert regret["best"] == regret["rows"][0]["letter"]
+    assert regret["best"] in regret["sentence"]
+    curves = selectors.curves(row)
+    for letter in "ABC":
+        shares = [share for _, share in curves[letter]["ttft"]]
+        assert shares == sorted(shares)
+        assert len(shares) <= 101
+        assert set(curves[letter]["series"]["ready"]) == {"m east", "m west"}

@@ -1,0 +1,85 @@
+"""Real Celery workers for what-ifs, as processes of their own, with a database and a Redis of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from controlplane.supervisor.redis_server import own_redis
+from tests.bench.gateway import free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+class Place:
+    """A folder, and the environment of those who work there, with its database and Redis."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+
+    @classmethod
+    def new(cls, folder: Path, redis_port: int) -> "Place":
+        """With a database of its own in *folder*."""
+        values = {
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "PILOTHOUSE_STATE_DIR": str(folder),
+            "PILOTHOUSE_DEBUG": "true",
+            "PILOTHOUSE_LOG_LEVEL": "WARNING",
+            "DATABASE_URL": f"sqlite:///{folder / 'what-if.sqlite3'}",
+            "REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+        }
+        made = cls(folder, {**os.environ, **values})
+        made.manage("migrate", "--verbosity", "0")
+        return made
+
+    def manage(self, *words: str) -> str:
+        """What `manage.py` prints for *words*."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *words],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    def asking(self, body: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
+        """`manage.py whatif` of *body*, on its way."""
+        file = self.folder / "what-if.json"
+        file.write_text(json.dumps(body))
+        command = [sys.executable, "manage.py", "whatif", str(file), "--json", *words]
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True)
+
+    @contextmanager
+    def worker(self, name: str, processes: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
+        """A Celery worker that makes runs, in a process group of its own."""
+        command = [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "simulation"]
+        command += ["--concurrency", str(processes), "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
+        command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
+        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, start_new_session=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+
+
+@contextmanager
+def place(folder: Path) -> Iterator[Place]:
+    """A new place with a Redis of its own, which ends with it."""
+    port = free_port()
+    redis = own_redis()
+    command = [redis.binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield Place.new(folder, port)
+    finally:
+        server.terminate()
+        server.wait(10)

@@ -1,0 +1,24 @@
+"""Reordering the virtual queues for a gateway that has too many groups to do it itself (QLM section 7)."""
+
+import redis
+from django.conf import settings
+
+from controlplane.dispatch.solving import pack_answer, unpack_problem
+from scheduling.queueing.reordering.rules import SEARCH
+from scheduling.queueing.reordering.scheduler import reorder
+from workers.celery import app
+
+BUDGET_S = 1.0
+KEPT_S = 30
+
+
+@app.task(soft_time_limit=15, time_limit=20)
+def reorder_queues(key: str, packed: str, by: str = SEARCH) -> float:
+    """Solve the *packed* problem, *by* the search or a rule, and leave the answer in the list *key* of Redis; the share of
+    requests in time by it."""
+    problem, previous = unpack_problem(packed)
+    answer = reorder(problem, previous, BUDGET_S, by=by)
+    with redis.from_url(settings.REDIS_URL, socket_timeout=2.0) as server:
+        server.rpush(key, pack_answer(answer))
+        server.expire(key, KEPT_S)
+    return answer.after.attainment

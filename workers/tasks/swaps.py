@@ -1,0 +1,12 @@
+"""Swaps of models on shared GPUs: what beat, and every change of an instance that shares its GPUs, runs."""
+
+from controlplane.fleet.models import SwapState
+from controlplane.fleet.swaps import services as swaps
+from controlplane.fleet.swaps.selectors import open_swaps
+from workers.celery import app
+
+
+@app.task
+def advance_swaps() -> int:
+    """Make the next move of every swap; returns how many are in progress. Each is a transaction of its own."""
+    return sum(swaps.advance(row).state == SwapState.IN_PROGRESS for row in open_swaps())
