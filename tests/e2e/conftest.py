@@ -81,9 +81,10 @@ def console(tools, empty_database, database, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def furnished(console):
-    """The console with demand, forecasts, plans, moves and comparisons, taken away again."""
+    """The console with demand, forecasts, plans, moves and comparisons, taken away again; deployments as before."""
     from django.utils import timezone
 
+    from controlplane.fleet.models import Deployment
     from controlplane.gateway.models import MinuteRow
     from controlplane.planning.models import (
         Backtest,
@@ -95,8 +96,10 @@ def furnished(console):
     )
     from tests.console import planning_rows
 
+    deployments = list(Deployment.objects.all())
     planning_rows.furnish(timezone.now(), 8)
     yield console
+    Deployment.objects.bulk_update(deployments, ["routing_policy", "ordering_policy"])
     for rows in (MinuteRow, Forecast, Backtest, ScalingMove, ScalingPlan, ScalingPolicy, StrategyComparison):
         rows.objects.all().delete()
 

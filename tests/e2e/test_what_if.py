@@ -90,14 +90,16 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     expect(dialog).to_contain_text("policy to QLM, all models")
     keep(page, "what-if-plan")
     dialog.get_by_label("Note").fill("tried for ten minutes")
+    orders = Deployment.objects.filter(active=True).order_by("pk").values_list("ordering_policy", flat=True)
+    before = list(orders)
+    assert set(before) != {"qlm"}
     dialog.get_by_role("button", name="Make it the plan").click()
     expect(page.locator(".choice")).to_contain_text("B is the plan since")
-    orders = Deployment.objects.filter(active=True).values_list("ordering_policy", flat=True)
-    assert set(orders) == {"qlm"}
-    assert Event.objects.filter(kind="what_if.made_the_plan").count() == 1
+    assert set(orders.all()) == {"qlm"}
+    assert Event.objects.filter(kind="what_if.made_the_plan", subject_id=str(row.pk)).count() == 1
     page.get_by_role("button", name="Take it back").click()
     expect(page.locator(".choice")).to_contain_text("It was the plan from")
-    assert "qlm" not in set(orders.all())
+    assert list(orders.all()) == before
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
