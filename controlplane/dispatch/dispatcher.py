@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
@@ -37,7 +38,6 @@ from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.requests.waiting_times import Estimate, WaitingTimes
-from scheduling.routing.requests_ahead import note_end
 
 MAX_ATTEMPTS = 3
 
@@ -126,12 +126,13 @@ class Dispatcher:
 
     def _enqueue(self, request: Request, endpoint: Endpoint, own_region: str = "") -> None:
         self.queue.add(request, endpoint)
-        self.times.note(request)
         number, predicted_tokens = request.asked.number, request.predicted_tokens
         self.deliver(Moved(number, endpoint.region, predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
-        if request.slot >= 0 and not request.attempts:
-            self._estimate(request)
+        if request.slot >= 0:
+            self.times.note(request)
+            if not request.attempts:
+                self._estimate(request)
 
     def _estimate(self, request: Request) -> None:
         """Say where in its queue *request* is, for which no instance had room, and what it is expected to wait."""

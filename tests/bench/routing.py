@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduling.direct import direct
 from scheduling.dispatch import dispatch, warm_up
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead
@@ -118,18 +119,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ahead, affinity = busy_maps(fleet, least_use=least_use), known_prefix(fleet)
         return {
             name: median_us(
-                lambda r=router: r(fleet, endpoints, ahead, affinity, 0, 0, PROMPT_TOKENS, OUTPUT_TOKENS),
+                lambda r=router: r(fleet, endpoints, ahead, affinity, 0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, None),
                 batches,
                 calls,
             )
-            for name, router in {"preserve": preserve, "least_delay": least_delay}.items()
+            for name, router in {"preserve": direct(preserve), "least_delay": direct(least_delay)}.items()
         }
 
     def decisions_us(instances: int) -> dict[str, float]:
         fleet, endpoints = busy_fleet(instances)
         return {
             name: median_us(lambda r=router: r(fleet, endpoints, 0, PROMPT_TOKENS, OUTPUT_TOKENS), batches, calls)
-            for name, router in POLICIES.items()
+            for name, router in ((name, direct(router)) for name, router in POLICIES.items())
         } | predictive_us(fleet, endpoints, 0.6)
 
     by_policy_us = decisions_us(240)
@@ -151,15 +152,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     waiting = allocate_waiting(1, 1024)
     expected_tokens = PROMPT_TOKENS + OUTPUT_TOKENS
 
+    queued, decided, freed, released = direct(enqueue), direct(dispatch), direct(free_slot), direct(release)
+    placed, advanced = direct(place), direct(advance)
+
     def queue_dispatch_release() -> None:
-        enqueue(waiting, 0, 0.0, 0.0, 60.0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, 1, -1, -1, -1)
-        slot, instance = dispatch(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE)
-        free_slot(waiting, slot)
-        release(fleet, instance, expected_tokens, 0)
+        queued(waiting, 0, 0.0, 0.0, 60.0, 0, PROMPT_TOKENS, OUTPUT_TOKENS, 1, -1, -1, -1)
+        slot, instance = decided(fleet, endpoints, waiting, 0, JOIN_SHORTEST_QUEUE, None)
+        freed(waiting, slot)
+        released(fleet, instance, expected_tokens, 0)
 
     def place_release() -> None:
-        place(fleet, endpoints, 0, PROMPT_TOKENS, OUTPUT_TOKENS)
-        release(fleet, 0, expected_tokens, 0)
+        placed(fleet, endpoints, 0, PROMPT_TOKENS, OUTPUT_TOKENS)
+        released(fleet, 0, expected_tokens, 0)
 
     return {
         "decision_us": by_policy_us[worst],
@@ -170,7 +174,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "by_policy_1000_instances_us": decisions_us(1000),
         "plain_us": plain_us,
         "plain_ratio": {name: round(plain_us[name] / by_policy_us[name], 1) for name in plain_us},
-        "advance_us": median_us(lambda: advance(fleet, 0, expected_tokens, expected_tokens - 1, 0), batches, calls),
+        "advance_us": median_us(lambda: advanced(fleet, 0, expected_tokens, expected_tokens - 1, 0), batches, calls),
         "place_and_release_us": median_us(place_release, batches, calls),
         "queue_dispatch_release_us": median_us(queue_dispatch_release, batches, calls),
     }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from controlplane.dispatch.kernels import enter_map, leave_map
 from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.lookahead import maps as lookahead
@@ -39,9 +40,7 @@ class Anticipation:
             self.maps = maps = lookahead.grow(maps, instances, capacity)
         request.ahead_tokens = max(request.output_tokens // request.asked.sequences - 1, 0)
         expected_output = request.expected_tokens - request.expected_prompt
-        request.ahead = lookahead.add(
-            maps, instance, request.asked.prompt_tokens, expected_output, request.ahead_tokens
-        )
+        request.ahead = enter_map(maps, instance, request.asked.prompt_tokens, expected_output, request.ahead_tokens)
 
     def fit(self, instances: int) -> None:
         """Let there be maps for as many *instances* as the fleet's arrays have slots."""
@@ -68,7 +67,7 @@ class Anticipation:
     def remove(self, request: Request) -> None:
         """*request* ended or was lost. Nothing happens to one that no instance has."""
         if request.ahead >= 0:
-            lookahead.finish(self.maps, request.ahead)
+            leave_map(self.maps, request.ahead)
             request.ahead = -1
 
     def look(self, fleet: FleetArrays, slots: list[int], waiting_tokens: int) -> "Outlook":

@@ -11,8 +11,9 @@ of a heartbeat.
 import math
 from collections import deque
 
+from controlplane.dispatch.kernels import note_round_trip
 from scheduling.fleet.arrays import FleetArrays
-from scheduling.routing.requests_ahead import ROUND_TRIP_S, note_round_trip
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
 
 WINDOW_S = 10.0

@@ -4,6 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from controlplane.dispatch.kernels import (
+    choose_region,
+    dispatch,
+    dispatch_ahead,
+    insert_loose,
+    learn,
+    pull,
+    send,
+    write_loads,
+)
 from controlplane.dispatch.live_fleet.lookahead import Anticipation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Deliver, Placed
@@ -13,12 +23,7 @@ from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.requests.waiting_times import WaitingTimes
 from controlplane.fleet.lifecycle.states import PRESENT
-from scheduling.dispatch import dispatch, send
-from scheduling.queueing.virtual_queues import insert_loose, pull
-from scheduling.routing.candidates import COLUMNS, write_loads
-from scheduling.routing.predictive import dispatch_ahead
-from scheduling.routing.prefix_affinity import learn
-from scheduling.routing.regions import choose_region
+from scheduling.routing.candidates import COLUMNS
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 
 

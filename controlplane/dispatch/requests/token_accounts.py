@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from controlplane.dispatch.kernels import prefilled, release
 from controlplane.dispatch.live_fleet.lookahead import Anticipation
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.requests.request import Request
-from scheduling.routing.routers import advance_many, prefilled, release
+from scheduling.routing.routers import advance_many
 
 
 class TokenAccounts:

@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
-from scheduling.lookahead.outlook import waiting_tokens
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
 from scheduling.queueing.ordering import ORDERINGS, QLM, queue_key
-from scheduling.queueing.virtual_queues import fit_groups, may_balance, reassign, regroup
+from scheduling.queueing.virtual_queues import fit_groups, reassign, regroup
 from scheduling.queueing.waiting_set import (
     allocate_waiting,
-    enqueue,
-    free_slot,
     grow_waiting,
     in_order,
     push,

@@ -4,18 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controlplane.dispatch.kernels import ahead, ahead_in_queue
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.correction import Correction
-from scheduling.queueing.waiting_in_queues import ahead_in_queue
 from scheduling.queueing.waiting_time import (
     EXPECTED_COLUMNS,
     History,
     Lengths,
     Throughput,
     Wait,
-    ahead,
     waiting_time,
 )
 

@@ -1,0 +1,28 @@
+"""The compiled decisions that a request meets on its way, as the live dispatcher calls them: `scheduling.direct`."""
+
+from scheduling import dispatch as decisions
+from scheduling.direct import direct
+from scheduling.lookahead import maps, outlook
+from scheduling.queueing import virtual_queues, waiting_in_queues, waiting_set, waiting_time
+from scheduling.routing import candidates, predictive, prefix_affinity, regions, requests_ahead, routers
+
+choose_region = direct(regions.choose_region)
+enqueue = direct(waiting_set.enqueue)
+dispatch = direct(decisions.dispatch)
+dispatch_ahead = direct(predictive.dispatch_ahead)
+pull = direct(virtual_queues.pull)
+may_balance = direct(virtual_queues.may_balance)
+insert_loose = direct(virtual_queues.insert_loose)
+send = direct(decisions.send)
+write_loads = direct(candidates.write_loads)
+learn = direct(prefix_affinity.learn)
+free_slot = direct(waiting_set.free_slot)
+waiting_tokens = direct(outlook.waiting_tokens)
+ahead = direct(waiting_time.ahead)
+ahead_in_queue = direct(waiting_in_queues.ahead_in_queue)
+prefilled = direct(routers.prefilled)
+release = direct(routers.release)
+note_end = direct(requests_ahead.note_end)
+note_round_trip = direct(requests_ahead.note_round_trip)
+enter_map = direct(maps.add)
+leave_map = direct(maps.finish)
