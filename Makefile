@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
-# Browsers, servers and databases on a busy machine: what fails is tried once more, and the summary names it (R).
+# Clocks, servers, browsers and databases on a busy machine: what fails is tried once more, and the summary names it (R).
 AGAIN := --reruns 1 -r fER
 # One process more than cores, four at most: many tests wait for a clock or a socket.
 PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
@@ -47,7 +47,7 @@ run: .venv/ready
 
 test: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist loadfile $(ARGS)
 
 e2e: .venv/ready
 	@$(BIN)/python -m pytest -q $(AGAIN) tests/e2e -m e2e $(ARGS)

@@ -34,10 +34,10 @@ def direct(kernel: Function) -> Function:
         answer = numba_kernel(*arguments)
         if looks < MOST_LOOKS:
             looks += 1
-            found = numba_kernel.overloads.get(tuple(map(numba_kernel.typeof_pyval, arguments)))
-            if found is not None:
+            overload = numba_kernel.overloads.get(tuple(map(numba_kernel.typeof_pyval, arguments)))
+            if overload is not None:
                 arrays = tuple((at, one) for at, one in enumerate(arguments) if isinstance(one, (tuple, np.ndarray)))
-                known[kinds] = found.entry_point, arrays
+                known[kinds] = overload.entry_point, arrays
         return answer
 
     def call(*arguments: Any) -> Any:

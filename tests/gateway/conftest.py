@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -49,6 +50,15 @@ class ServedGateway:
     async def instance(self, index: int = 0) -> Instance:
         name = self.backends[index].name
         return await database_sync_to_async(lambda: Instance.objects.get(name=name))()
+
+    async def becomes(self, state: str, index: int = 0, within_s: float = 20.0) -> bool:
+        """Whether the row of an instance comes to have *state*: on a busy machine it may miss heartbeats in between."""
+        end_s = time.monotonic() + within_s
+        while (await self.instance(index)).state != state:
+            if time.monotonic() > end_s:
+                return False
+            await asyncio.sleep(0.05)
+        return True
 
 
 @asynccontextmanager

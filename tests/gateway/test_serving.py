@@ -173,7 +173,7 @@ class TestTwoInstances:
         assert "heartbeats" in event.reason
         doomed.script.metrics = True
         await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
-        assert (await served.instance(0)).state == "ready"
+        assert await served.becomes("ready")
 
 
 @pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 1, "queue_bound": 2}])

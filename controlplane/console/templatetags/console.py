@@ -56,6 +56,18 @@ def after_colon(label: str) -> str:
 
 
 @register.filter
+def last_part(name: str) -> str:
+    """By what one instance differs from its siblings: `-3` of `llama-east-3`; empty for a name of one part."""
+    begin, dash, last = name.rpartition("-")
+    return f"{dash}{last}" if begin else ""
+
+
+@register.filter
+def without_end(name: str, end: str) -> str:
+    return name.removesuffix(end)
+
+
+@register.filter
 def prefixed(key: Any, prefix: str) -> str:
     """An id within the page: `approve-12`."""
     return f"{prefix}-{key}"
