@@ -44,7 +44,8 @@ def explain(
     *pulled* says why the instance took it from its virtual queue, where no router was asked.
     """
     policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
-    rows: list[Row] = [row for row in candidates.tolist() if row[INSTANCE] >= 0]
+    first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
+    rows: list[Row] = [row for row in candidates[: end - first].tolist() if row[INSTANCE] >= 0]  # there is room for more
     by_slot = topology.by_slot
     if policy >= PRESERVE:
         rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))

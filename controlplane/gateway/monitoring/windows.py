@@ -1,10 +1,12 @@
 """What the gateway has seen in the last minutes: counts and latency histograms over sliding windows, in flat arrays.
 
 One `Windows` holds a ring of one-second slices for a growing set of groups (the fleet, each model, each endpoint, each
-instance). Recording is a few array writes; reading sums the ring.
+instance). What is recorded is first held in small dictionaries, by the groups that it counts for together, and written to
+the arrays when its second is over: a request records a dozen times. Reading sums the ring.
 """
 
 import math
+from collections import Counter
 from enum import IntEnum
 
 import numpy as np
@@ -43,6 +45,8 @@ class Windows:
         self._latency: NDArray[np.int32] = np.zeros((capacity, len(Latency), LATENCY_WINDOW_S, _BUCKETS), np.int32)
         self._second = -1
         self._started_second = -1
+        self._counts_now: dict[tuple[int, ...], list[int]] = {}  # of the running second, by groups
+        self._latency_now: Counter[tuple[tuple[int, ...], int]] = Counter()  # by groups and place in their histograms
 
     def group(self, name: str) -> int:
         index = self._groups.get(name)
@@ -61,22 +65,34 @@ class Windows:
         if self._second < 0:
             self._started_second = self._second = second
             return
+        self._write()
         for passed in range(max(self._second + 1, second - SLICES + 1), second + 1):
             self._counts[:, :, passed % SLICES] = 0
             self._latency[:, :, passed % LATENCY_WINDOW_S] = 0
         self._second = second
 
     def count(self, groups: tuple[int, ...], what: Count, amount: int = 1) -> None:
-        at = self._second % SLICES
-        for group in groups:
-            self._counts[group, what, at] += amount
+        counts = self._counts_now.get(groups)
+        if counts is None:
+            counts = self._counts_now[groups] = [0] * len(Count)
+        counts[what] += amount
 
     def latency(self, groups: tuple[int, ...], what: Latency, value_ms: float) -> None:
         bucket = int(math.log(value_ms / _FLOOR_MS) * _PER_LOG) + 1 if value_ms > _FLOOR_MS else 0
-        bucket = min(bucket, _BUCKETS - 1)
-        at = self._second % LATENCY_WINDOW_S
-        for group in groups:
-            self._latency[group, what, at, bucket] += 1
+        self._latency_now[groups, what * _BUCKETS + min(bucket, _BUCKETS - 1)] += 1
+
+    def _write(self) -> None:
+        """Write what was recorded in the running second to its slice."""
+        at, latency_at = self._second % SLICES, self._second % LATENCY_WINDOW_S
+        for groups, counts in self._counts_now.items():
+            for group in groups:
+                self._counts[group, :, at] += counts
+        for (groups, place), amount in self._latency_now.items():
+            what, bucket = divmod(place, _BUCKETS)
+            for group in groups:
+                self._latency[group, what, latency_at, bucket] += amount
+        self._counts_now.clear()
+        self._latency_now.clear()
 
     def total(self, group: int, what: Count, window_s: int) -> int:
         """Sum over the last *window_s* whole seconds (the running second is left out)."""
@@ -89,6 +105,7 @@ class Windows:
 
     def percentiles(self, group: int, what: Latency, percents: tuple[float, ...]) -> list[float | None]:
         """Percentiles in milliseconds over the last minute; None where nothing was recorded."""
+        self._write()
         counts = self._latency[group, what].sum(axis=0)
         total = int(counts.sum())
         if not total:
