@@ -1,11 +1,18 @@
-"""Having the order of the queues solved by a Celery worker: the problem goes with the task, the answer comes by Redis."""
+"""Having the order of the queues solved by a Celery worker: the problem goes with the task, the answer comes by Redis.
+
+What comes back is checked before it is used: compiled code follows an order without looking, and a group that stands in it
+twice, or does not exist, would destroy the queues.
+"""
 
 import asyncio
 import base64
 import contextlib
 import io
 import logging
+import math
 import secrets
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -17,7 +24,7 @@ from controlplane.dispatch.requests.reordering import PATIENCE_S
 from controlplane.jobs.broker import send_task
 from scheduling.queueing.reordering.bound import Shortage
 from scheduling.queueing.reordering.evaluate import Score
-from scheduling.queueing.reordering.problem import Order, Problem
+from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
 from scheduling.queueing.reordering.scheduler import Answer
 from scheduling.queueing.snapshot import Snapshot
 
@@ -36,8 +43,11 @@ def pack(**arrays: Any) -> str:
 
 def unpack(text: str | bytes) -> dict[str, Any]:
     """What was packed. ValueError for anything else."""
-    with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
-        return dict(arrays)
+    try:
+        with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, TypeError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
 
 
 def pack_problem(problem: Problem, previous: Order) -> str:
@@ -76,6 +86,24 @@ def unpack_answer(text: str | bytes) -> Answer:
     )
 
 
+def read_answer(text: str | bytes, problem: Problem) -> Answer:
+    """The answer to *problem* that *text* holds.
+
+    ValueError or KeyError for what is none, and for one that cannot be carried out (QLM equations 6 to 9).
+    """
+    answer = unpack_answer(text)
+    order, scores = answer.order, (answer.before, answer.after)
+    if any(array.dtype != np.int64 or array.ndim != 1 for array in order):
+        raise ValueError("the order does not consist of numbers of groups")
+    if wrong := broken_rules(problem, order):
+        raise ValueError(f"the order cannot be carried out: {wrong[0]}")
+    if any(np.shape(score.late_s) != problem.requests.shape for score in scores):
+        raise ValueError("its scores are of other groups")
+    if not all(math.isfinite(score.objective) for score in scores):
+        raise ValueError("what it is worth is not a number")
+    return answer
+
+
 class CelerySolver:
     """Asks one worker at a time."""
 
@@ -99,7 +127,8 @@ class CelerySolver:
         try:
             if await asyncio.to_thread(send_task, TASK, key, packed, by, expires_s=PATIENCE_S):
                 came = cast(tuple[bytes, bytes] | None, await self._redis.blpop([key], timeout=PATIENCE_S))
-                answer = unpack_answer(came[1]) if came else None
-        except (RedisError, OSError, ValueError, KeyError) as error:
+                # In a thread: of a thousand groups it takes longer than a token.
+                answer = await asyncio.to_thread(read_answer, came[1], seen.problem) if came else None
+        except (RedisError, OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("queues: the answer of the global scheduler was lost: %s", error)
         answered(answer)

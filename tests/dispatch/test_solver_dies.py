@@ -1,0 +1,181 @@
+"""A solver that dies or answers nonsense: the dispatcher goes on by due time, and the next solve works."""
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from controlplane.dispatch import solving
+from controlplane.dispatch.requests import reordering
+from controlplane.dispatch.solving import KEY, CelerySolver, pack, pack_answer
+from scheduling.queueing.global_scheduler import solve
+from scheduling.queueing.reordering.problem import Order
+from tests.dispatch.test_reordering import late  # noqa: F401 (fixture)
+from tests.gateway.conftest import until
+from tests.gateway.test_redis import redis_server  # noqa: F401 (fixture)
+from workers.celery import app
+
+NUMBERS = [*range(1, 25)]
+"""Of the requests of `late`."""
+
+
+class Mailbox:
+    """Redis as the solver knows it, with one letter in it."""
+
+    def __init__(self, letter: bytes) -> None:
+        self.letter = letter
+
+    async def blpop(self, keys: list[str], timeout: float) -> tuple[bytes, bytes]:
+        return keys[0].encode(), self.letter
+
+    async def aclose(self) -> None:
+        pass
+
+
+def with_order(seen, queues, **replaced) -> bytes:
+    """A sound answer but for its order, or for what is *replaced* in it."""
+    answer = solve(seen, moves=1_000)._replace(changed=True, **replaced)
+    return pack_answer(answer if queues is None else answer._replace(order=Order.of(queues))).encode()
+
+
+def floats(seen) -> bytes:
+    answer = solve(seen, moves=1_000)
+    return pack_answer(
+        answer._replace(order=Order(answer.order.first, answer.order.groups.astype(np.float64)))
+    ).encode()
+
+
+def no_number(seen) -> bytes:
+    answer = solve(seen, moves=1_000)
+    return with_order(seen, None, after=answer.after._replace(objective=float("nan")))
+
+
+def of_others(seen) -> bytes:
+    answer = solve(seen, moves=1_000)
+    return with_order(seen, None, before=answer.before._replace(late_s=np.zeros(99)))
+
+
+LETTERS = {
+    "nothing": lambda seen: b"",
+    "no archive": lambda seen: b"?????",
+    "a broken archive": lambda seen: base64.b64encode(base64.b64decode(with_order(seen, None))[:-40]),
+    "one array": lambda seen: base64.b64encode(b"\x93NUMPY\x01\x00"),
+    "another message": lambda seen: pack(order=1).encode(),
+    "a group that does not exist": lambda seen: with_order(seen, [[0, 1, 99], [2]]),
+    "a negative group": lambda seen: with_order(seen, [[0, -1], [1, 2]]),
+    "a group twice": lambda seen: with_order(seen, [[0, 1, 0], [2]]),
+    "a queue too many": lambda seen: with_order(seen, [*seen.previous.queues(), []]),
+    "no whole numbers": floats,
+    "no number for its worth": no_number,
+    "scores of other groups": of_others,
+}
+
+
+@pytest.mark.parametrize("name", LETTERS)
+async def test_an_answer_that_cannot_be_carried_out_is_none(late, monkeypatch, name):  # noqa: F811
+    """Compiled code would follow it without looking, and destroy the queues."""
+    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
+    monkeypatch.setattr(solving, "send_task", lambda *args, **options: True)
+    solver = CelerySolver("redis://127.0.0.1:1/0")
+    late.dispatcher.reordering.ask = solver.ask
+    before = late.seen().previous.queues()
+    solver._redis = Mailbox(LETTERS[name](late.seen()))
+    late.dispatcher.sweep()
+    await until(lambda: late.dispatcher.reordering.fallbacks == 1)
+    assert late.seen().previous.queues() == before
+
+    solver._redis = Mailbox(with_order(late.seen(), None))
+    late.dispatcher.sweep()
+    await until(lambda: late.dispatcher.reordering.recent)
+    assert sorted(late.drain()) == NUMBERS
+    await solver.stop()
+
+
+@contextmanager
+def worker(url: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A Celery worker of one process, in a process group of its own, killed in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "control",
+         "--concurrency", "1", "--without-gossip", "--without-mingle"],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "PILOTHOUSE_DEBUG": "true",
+             "PILOTHOUSE_STATE_DIR": str(folder), "DATABASE_URL": "", "REDIS_URL": url},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def solvers(process: "subprocess.Popen[bytes]") -> list[int]:
+    """Processes of the pool: the ones that solve, not the one that started them."""
+    children = (Path("/proc") / str(process.pid) / "task" / str(process.pid) / "children").read_text()
+    return [int(child) for child in children.split()]
+
+
+def spent_s(process: "subprocess.Popen[bytes]") -> float:
+    """Processor time of the pool, in seconds."""
+    stats = [(Path("/proc") / str(one) / "stat").read_text().rpartition(")")[2].split() for one in solvers(process)]
+    return sum(int(each[11]) for each in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def kill_pool(process: "subprocess.Popen[bytes]") -> None:
+    for child in solvers(process):
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [kill, kill_pool], ids=["the worker", "its process"])
+async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatch, tmp_path, end):  # noqa: F811
+    url = redis_server.url
+    for option in ("broker_url", "broker_write_url"):
+        monkeypatch.setattr(app.conf, option, url)
+    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
+    scheduler = late.dispatcher.reordering
+    solver = CelerySolver(url)
+    scheduler.ask = solver.ask
+    with redis.Redis.from_url(url) as client:
+        with worker(url, tmp_path) as process:
+            # It says that a task is done after it only, and what computes then solves, for a second at the least.
+            await until(lambda: look(late) or client.hlen("unacked"), 100)
+            before_s = spent_s(process)
+            await until(lambda: spent_s(process) >= before_s + 0.2)
+            end(process)
+            assert not client.keys(f"{KEY}*"), "it had answered"
+            assert not scheduler.recent
+            assert scheduler.pending_s is not None
+            fallbacks = scheduler.fallbacks
+            order = [late.placed[0].number, late.placed[1].number]
+            late.finish()  # meanwhile who is due first is served
+            assert late.placed[-1].number not in order
+            await until(lambda: scheduler.fallbacks > fallbacks, reordering.PATIENCE_S + 20)
+            kill(process)
+        assert not scheduler.recent
+        with worker(url, tmp_path):
+            await until(lambda: look(late), 120)
+    assert scheduler.recent[-1].answer.after.objective < scheduler.recent[-1].answer.before.objective
+    assert sorted([order[0], *late.drain()]) == NUMBERS
+    await solver.stop()
+
+
+def look(late) -> bool:  # noqa: F811
+    """What the gateway does every second; whether an answer has come."""
+    late.dispatcher.sweep()
+    return bool(late.dispatcher.reordering.recent)
