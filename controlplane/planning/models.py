@@ -107,6 +107,13 @@ class ScalingPolicy(models.Model):
             raise ValidationError({"parameters" if known else "strategy": str(error)}) from error
 
 
+WHAT_IF = "what_if"
+"""Strategy of plans that a what-if's chosen future proposes.
+
+An operator alone decides about them: the planner's rounds neither replace them nor count with them.
+"""
+
+
 class PlanStatus(models.TextChoices):
     """A plan's life.
 

@@ -12,6 +12,7 @@ from controlplane.fleet.models import Instance, Model
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts.demand import COLUMNS
 from controlplane.planning.models import (
+    WHAT_IF,
     PlanStatus,
     Quantity,
     ScalingMove,
@@ -82,8 +83,10 @@ def current_plans() -> dict[str, ScalingPlan]:
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
-    """The newest plan of *model* that is to be carried out or was, while its time lasts."""
+    """The newest plan of *model* that is to be carried out or was, while its time lasts; none that a what-if proposed, which
+    has no forecast to follow."""
     rows = ScalingPlan.objects.filter(status__in=IN_FORCE, valid_until__gte=now, model__name=model)
+    rows = rows.exclude(strategy=WHAT_IF)
     return rows.order_by("-pk").first()
 
 
@@ -135,7 +138,8 @@ def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
     the model's demand over the last day. A model that was never planned, or without demand, is left out.
     """
     shares = _shares(quantity, now - SHARE_OVER)
-    rows = newest_of_each(ScalingPlan.objects.all(), "model").values_list("model__name", "inputs")
+    planned = ScalingPlan.objects.exclude(strategy=WHAT_IF)
+    rows = newest_of_each(planned, "model").values_list("model__name", "inputs")
     return {
         (model, gpu_type): measured["used"] * shares[model]
         for model, inputs in rows

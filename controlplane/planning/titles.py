@@ -15,6 +15,7 @@ TITLES = {
     "edf": "EDF",
     "ssjf": "SSJF",
     "qlm": "QLM",
+    "what_if": "What-if",
 }
 
 

@@ -56,6 +56,7 @@ CONSOLE = {
     "new-what-if": Reach(VIEWER),
     "what-if-report": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-charts": Reach(VIEWER, {"pk": "WHAT_IF"}),
+    "what-if-decisions": Reach(VIEWER, {"pk": "WHAT_IF", "letter": "A"}),
     "what-if-act": Reach(OPERATOR, {"pk": "WHAT_IF", "action": "cancel"}, REASON),
     "upload-trace": Reach(OPERATOR, {}, REASON),
     "queues": Reach(VIEWER),

@@ -15,6 +15,7 @@ from controlplane.console.pages.what_if import building, compare
 from controlplane.console.pages.what_if.forms import asked
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif import services
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TwinError, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
@@ -40,8 +41,6 @@ def ran(operator):
     row = rows.draft(
         operator, faster, edits=[{"kind": "demand", "edit": "burst", "by": 2, "from_s": 60, "until_s": 300}]
     )
-    from controlplane.simulation.whatif import services
-
     return rows.run_all(services.submit(row, operator))
 
 
@@ -184,6 +183,38 @@ def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran)
     edited = page(client, operator, f"/what-if/{ran.pk}/?scope=all, edited&quantity=waiting&price=2.5")
     assert "Waiting requests over time" in edited
     assert 'value="2.5"' in edited
+
+
+@pytest.mark.parametrize(
+    ("asked", "hidden"),
+    [("", []), ("b", ["B"]), ("A,C,Z", ["C"]), ("B,C,D", ["C", "D"]), ("A,B,C,D", ["C", "D"])],
+)
+def test_a_and_one_other_are_never_hidden(asked, hidden):
+    futures = [{"letter": letter, "at": at} for at, letter in enumerate("ABCD")]
+    assert compare.hidden_of(asked, futures) == hidden
+    assert compare.hidden_of("B", futures[:2]) == []
+
+
+@pytest.mark.django_db
+def test_a_hidden_future_is_in_no_chart_and_no_table(client, operator):
+    futures = [
+        {"name": name.title(), "changes": [{"kind": "policy", "part": "strategy", "value": name}]}
+        for name in ("reactive", "preserve")
+    ]
+    row = rows.run_all(services.submit(rows.draft(operator, *futures, seeds=1), operator))
+    whole = page(client, operator, f"/what-if/{row.pk}/")
+    assert 'href="?hide=B#what-if-futures"' in whole
+    text = page(client, operator, f"/what-if/{row.pk}/?hide=B&future=B&region=east")
+    assert 'aria-label="B Reactive"' not in text.partition('id="what-if-futures"')[2]
+    assert "Show Reactive" in text
+    assert 'value="C" aria-label="C Preserve" checked' in text
+    assert "what-if-over-C" in text
+    assert "what-if-over-B" not in text
+    assert "hide=" not in text.partition("<tbody>")[2].partition("</tbody>")[0]  # C is the last one beside A
+    asked = f"/console/api/what-if-charts/{row.pk}?charts=what-if-cost,what-if-over-B&hide=B"
+    charts = json.loads(client.get(asked).content)["charts"]
+    assert set(charts) == {"what-if-cost"}
+    assert [trace["name"] for trace in charts["what-if-cost"]["figure"]["data"]][1:] == ["A As now", "C Preserve"]
 
 
 @pytest.mark.django_db

@@ -8,11 +8,12 @@ import pytest
 from controlplane.console.pages.plans import inputs
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Node
+from controlplane.planning import selectors as planning
 from controlplane.planning import services
 from controlplane.planning.forecasts.services import make_forecasts
-from controlplane.planning.models import Forecast, PlanStatus, PolicyMode, ScalingPlan
+from controlplane.planning.models import WHAT_IF, Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
-from controlplane.planning.plans.services import make_plans
+from controlplane.planning.plans.services import due, make_plans
 from scheduling.planning.bursts import instances_for
 from tests.planning.conftest import NOW, PLACE
 
@@ -150,6 +151,22 @@ class TestPlans:
         assert row.status == status
         assert row.carried_out_at is None  # nothing has been moved yet
         assert Event.objects.filter(kind="plan.in_force").exists() == (status == PlanStatus.IN_FORCE)
+
+    @pytest.mark.parametrize("mode", [PolicyMode.SHADOW, PolicyMode.ASK])
+    def test_what_a_what_if_proposes_stands_beside_it(self, busy, language_model, mode):
+        """Neither replaced by a round, nor counted as one, nor followed as a forecast by a strategy."""
+        policy(language_model, mode, "lt_u")
+        proposed = ScalingPlan.objects.create(
+            model=language_model, strategy=WHAT_IF, valid_until=NOW + timedelta(hours=1), made_at=NOW,
+            targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 2, "reason": "so many"}],
+        )  # fmt: skip
+        (row,) = make_plans(NOW)
+        proposed.refresh_from_db()
+        assert (proposed.status, row.pk != proposed.pk) == (PlanStatus.ADVICE, True)
+        row.delete()
+        assert due(NOW, 0, 0) == {language_model.name}
+        ScalingPlan.objects.update(status=PlanStatus.APPROVED)
+        assert planning.plan_in_force(language_model.name, NOW) is None
 
     def test_a_plan_that_its_strategy_did_not_carry_out_says_so_and_why(self, busy, language_model):
         policy(language_model, PolicyMode.AUTO, "lt_ua")

@@ -20,7 +20,7 @@ from controlplane.rows import narrowed
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import Counterfactual, TraceFile, WhatIf, WhatIfState
-from controlplane.simulation.whatif.results import files
+from controlplane.simulation.whatif.results import files, following
 from controlplane.simulation.whatif.runs import counterfactual
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
@@ -306,7 +306,7 @@ def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> Wha
 @router.get("/what-ifs/{int:number}/followed", response=dict[str, Any] | None)
 def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
     """What was predicted of the plan, and what happens; null if it is not the plan."""
-    return plan.followed(_row(number))
+    return following.followed(_row(number))
 
 
 @router.get("/counterfactuals", response=Counterfactuals)

@@ -15,7 +15,7 @@ from django.db.models import Max
 
 from controlplane.events.services import record
 from controlplane.planning.execution import plan_rollout, strategies
-from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import WHAT_IF, PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans.expected import expect
 from controlplane.planning.plans.round import Round, plan_settings
@@ -32,7 +32,8 @@ def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
     a period is waited beyond it. A model of which there is no plan yet is tried again when others are planned.
     """
     policies, settings = list(_policies().values()), plan_settings()
-    newest = dict(ScalingPlan.objects.order_by().values_list("model").annotate(Max("made_at")))
+    planned = ScalingPlan.objects.exclude(strategy=WHAT_IF).order_by()
+    newest = dict(planned.values_list("model").annotate(Max("made_at")))
     last = max(newest.values(), default=None)
     models = set()
     for row in policies:
@@ -82,7 +83,8 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
     }
     if old := _repeated(policy, status, targets):
         return _renewed(old, values)
-    ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).update(status=PlanStatus.SUPERSEDED)
+    opened = ScalingPlan.objects.filter(model=policy.model, status__in=OPEN).exclude(strategy=WHAT_IF)
+    opened.update(status=PlanStatus.SUPERSEDED)
     for old in ScalingPlan.objects.filter(model=policy.model, status=PlanStatus.IN_FORCE).select_related("model"):
         plan_rollout.end(old, PlanStatus.SUPERSEDED, now)
     row = ScalingPlan.objects.create(
@@ -111,7 +113,7 @@ def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str,
         PlanStatus.ADVICE: [PlanStatus.ADVICE, *plan_rollout.TO_CARRY_OUT],
         PlanStatus.IN_FORCE: [PlanStatus.IN_FORCE],
     }
-    rows = ScalingPlan.objects.filter(model=policy.model, status__in=alike.get(status, []))
+    rows = ScalingPlan.objects.filter(model=policy.model, status__in=alike.get(status, [])).exclude(strategy=WHAT_IF)
     old = rows.order_by("-pk").first()
     same = old is not None and old.strategy == policy.strategy and target_counts(old.targets) == target_counts(targets)
     return old if same else None

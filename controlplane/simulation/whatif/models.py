@@ -104,6 +104,11 @@ class FutureSeed(models.Model):
     log = models.BinaryField(
         null=True, blank=True, help_text="Who served each request, compressed; kept of the first seed until compared."
     )
+    pairs = models.BinaryField(
+        null=True,
+        blank=True,
+        help_text="Of the first seed: decisions of it and of A around those that first differ, compressed.",
+    )
     error = models.TextField(blank=True)
 
     class Meta:

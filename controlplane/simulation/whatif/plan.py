@@ -1,18 +1,16 @@
-"""A future that becomes the plan: what it changes is given to the models, its instances are proposed, and it is followed.
+"""A future that becomes the plan: what it changes is given to the models, and its instances are proposed.
 
 Policies and bounds change at once, by whom may change them. Instances are proposals (plans with the status advice), which an
 operator approves as any other plan. Everything is one event, and one `undo` takes it back.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Sum
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from controlplane.accounts.models import Role, User
 from controlplane.events.services import record
@@ -20,9 +18,9 @@ from controlplane.fleet.inventory import services as rows_of_fleet
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
-from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning import bundles, services
-from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.planning.execution import plan_rollout
+from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan
 from controlplane.planning.plans import inventory
 from controlplane.simulation.whatif import selectors
 from controlplane.simulation.whatif.changes.applying import parsed
@@ -40,10 +38,8 @@ PARTS: Final = {
 }
 """What rows call the parts of a change of policy."""
 SOON_S: Final = 900.0
-"""Instances that the future has ready within this are proposed."""
+"""Instances that the future has ready so long from now are proposed."""
 VALID: Final = timedelta(hours=1)
-MOST_ROWS: Final = 20_000
-"""Newest requests by which what happens is measured."""
 
 
 @dataclass(slots=True)
@@ -191,7 +187,10 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
 
 @transaction.atomic
 def undo(row: WhatIf, actor: User, note: str = "") -> WhatIf:
-    """Give back what `make_plan` changed, and reject what it proposed. Raises ActionError if *row* is not the plan."""
+    """Give back what `make_plan` changed, reject what it proposed, and move nothing more of what was approved.
+
+    Instances that were moved stay as they are. Raises ActionError if *row* is not the plan.
+    """
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if not row.plan or row.plan.get("undone_at"):
         raise ActionError("It is not the plan.")
@@ -202,8 +201,11 @@ def undo(row: WhatIf, actor: User, note: str = "") -> WhatIf:
         services.give(Model.objects.get(name=name), values, actor)
     for pk, bounds in before["bounds"].items():
         _bound(int(pk), bounds, actor, note)
-    open_plans = ScalingPlan.objects.filter(pk__in=row.plan["plans"], status=PlanStatus.ADVICE)
-    open_plans.update(status=PlanStatus.REJECTED, decided_by=actor.get_username(), decided_at=timezone.now())
+    plans, now = ScalingPlan.objects.filter(pk__in=row.plan["plans"]), timezone.now()
+    for approved in plans.filter(status__in=plan_rollout.TO_CARRY_OUT).select_related("model"):
+        plan_rollout.end(approved, PlanStatus.SUPERSEDED, now)
+    waiting = plans.filter(status=PlanStatus.ADVICE)
+    waiting.update(status=PlanStatus.REJECTED, decided_by=actor.get_username(), decided_at=now)
     record("what_if.undone", row, actor=actor, after=before, reason=note, inputs={"event": row.plan["event"]})
     row.plan = {**row.plan, "undone_at": timezone.now().isoformat()}
     row.save(update_fields=["plan"])
@@ -224,8 +226,9 @@ def _proposals(row: WhatIf, future: Future) -> list[int]:
     series = selectors.curves(row).get(future.letter, {}).get("series")
     if series is None:
         return []
-    soon = np.array(series["t_s"]) <= SOON_S
     keys, now = [], timezone.now()
+    passed_s = (now - datetime.fromisoformat(row.start["at"])).total_seconds()
+    soon = np.array(series["t_s"]) <= max(passed_s, 0.0) + SOON_S
     for model in sorted({place[0] for place in fleet.deployments}):
         targets, usd = [], {"present": 0.0, "target": 0.0}
         for place, deployment in fleet.deployments.items():
@@ -245,86 +248,10 @@ def _proposals(row: WhatIf, future: Future) -> list[int]:
         if all(each["present"] == each["target"] for each in targets):
             continue
         plan = ScalingPlan.objects.create(
-            model=Model.objects.get(name=model), made_at=now, valid_until=now + VALID, strategy="what_if",
+            model=Model.objects.get(name=model), made_at=now, valid_until=now + VALID, strategy=WHAT_IF,
             inputs={"what_if": row.pk, "future": future.letter}, targets=targets, solver="what-if",
             cost_usd_per_hour_before=usd["present"], cost_usd_per_hour_after=usd["target"],
             note=f"What-if {row.pk}: {row.title}"[:255],
         )  # fmt: skip
         keys.append(plan.pk)
     return keys
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What was predicted of the plan, and what happens: from *since* until *until*."""
-
-    since: datetime
-    until: datetime
-    requests: int
-    slo_met: float | None
-    predicted_slo_met: float | None
-    ttft_p95_ms: float | None
-    predicted_ttft_p95_ms: float | None
-    instances: list[dict[str, Any]]
-    """model, region, ready and predicted, now."""
-    minutes: list[dict[str, Any]]
-    """at, slo_met of the requests of each minute."""
-
-
-def followed(row: WhatIf) -> dict[str, Any] | None:
-    """Prediction against what happens since *row* became the plan; None if it is not.
-
-    The predicted numbers are those of the chosen future for its whole horizon; instances are those at the same time after
-    the begin.
-    """
-    if not row.plan or row.plan.get("undone_at"):
-        return None
-    since, began = parse_datetime(row.plan["at"]), parse_datetime(str(row.start["at"]))
-    assert since is not None
-    assert began is not None
-    until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))
-    until = max(until, since)
-    newest = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False).order_by(
-        "-arrived_at"
-    )
-    came = list(newest.values_list("slo_met", "ttft_ms")[:MOST_ROWS])
-    judged = [met for met, _ in came if met is not None]
-    ttft_ms = [value for _, value in came if value is not None]
-    rows = selectors.comparison(row)["futures"]
-    future = next(each for each in rows if each["letter"] == row.plan["letter"])
-    made = Followed(
-        since=since,
-        until=until,
-        requests=len(came),
-        slo_met=sum(judged) / len(judged) if judged else None,
-        predicted_slo_met=_mean(future["slo_met"]),
-        ttft_p95_ms=float(np.percentile(ttft_ms, 95)) if ttft_ms else None,
-        predicted_ttft_p95_ms=_mean(future["ttft_p95_ms"]),
-        instances=_instances(row, (until - began).total_seconds()),
-        minutes=_minutes(since, until),
-    )
-    return asdict(made)
-
-
-def _mean(shown: dict[str, float | None] | None) -> float | None:
-    return shown["mean"] if shown else None
-
-
-def _instances(row: WhatIf, after_s: float) -> list[dict[str, Any]]:
-    fleet = inventory.read(set(row.start["scenario"]["models"]))
-    series = selectors.curves(row)[row.plan["letter"]]["series"]
-    at = max(0, int(np.searchsorted(series["t_s"], after_s, side="right")) - 1)
-    present: dict[tuple[str, str], int] = {}
-    for (model, region, _), count in fleet.present.items():
-        present[model, region] = present.get((model, region), 0) + count
-    return [
-        {"model": model, "region": region, "ready": present.get((model, region), 0), "predicted": ready[at]}
-        for key, ready in series["ready"].items()
-        for model, _, region in [key.rpartition(" ")]
-    ]
-
-
-def _minutes(since: datetime, until: datetime) -> list[dict[str, Any]]:
-    rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by("minute").values("minute")
-    sums = rows.annotate(met=Sum("slo_met"), judged=Sum("slo_judged"))
-    return [{"at": each["minute"], "slo_met": each["met"] / each["judged"]} for each in sums if each["judged"]]

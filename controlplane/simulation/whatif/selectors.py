@@ -23,7 +23,7 @@ from scheduling.simulation.measures.columns import TTFT_EDGES_MS
 from scheduling.simulation.measures.comparison import Interval, curve, of_shares, over_seeds, regret, verdicts
 
 ALL: Final = "all"
-HEAVY: Final = ("curves", "log")
+HEAVY: Final = ("curves", "log", "pairs")
 COLUMNS: Final = (
     "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
     "goodput_tokens_per_s", "missed", "judged", "requests",

@@ -24,6 +24,8 @@ AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
 """What-ifs; of those that have ended, older ones are deleted, but never one that became a plan."""
 MOST_OPEN: Final = 10
+MOST_DRAFTS: Final = 50
+"""That are kept of forms; they stay until somebody runs or deletes them."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_REQUESTS: Final = 5_000_000
@@ -71,6 +73,15 @@ def save_draft(
     elif not row.futures.exists():
         Future.objects.create(what_if=row, letter=LETTERS[0], name=AS_NOW)
     return row
+
+
+def keep_draft(
+    row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User
+) -> WhatIf:
+    """As `save_draft`, for a form that is kept. Raises ActionError, too, if a new one would be one of too many."""
+    if row is None and WhatIf.objects.filter(state=WhatIfState.DRAFT).count() >= MOST_DRAFTS:
+        raise ActionError(f"{MOST_DRAFTS} drafts are kept. Run or delete one first.")
+    return save_draft(row, values, futures, actor)
 
 
 def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ export function startKeys(live, own = () => false) {
   let chordUntil = 0;
   document.addEventListener("keydown", (event) => {
     if (!box.checked || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (event.target.closest("input, select, textarea, [contenteditable], dialog[open]")) return;
+    if (event.target.closest('input:not([type="radio"]), select, textarea, [contenteditable], dialog[open]')) return;
     if (walkRows(event)) return;
     if (chordUntil > Date.now()) {
       chordUntil = 0;

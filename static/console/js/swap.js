@@ -5,7 +5,7 @@ const busy = new Set();
 // Whether exchanging *element* would take something from under the user's hands.
 function inUse(element) {
   return element.querySelector("dialog[open]") !== null || element.contains(document.activeElement) &&
-    document.activeElement.matches("input, select, textarea");
+    document.activeElement.matches('input:not([type="radio"]), select, textarea');
 }
 
 // A selector, for the successor of *element*, of what has the focus within it; null if nothing there has it.

@@ -1,6 +1,9 @@
 // The what-if pages: rows of the form are added and taken away, and futures are walked by keys.
 
 import { FORMATS } from "./format.js";
+import { swap } from "./swap.js";
+
+const FOLLOW_MS = 10_000;
 
 const form = () => document.querySelector("[data-what-if-form]");
 const changed = (element) => element.dispatchEvent(new Event("input", { bubbles: true }));
@@ -52,17 +55,19 @@ function dragged({ detail: { chart, shapes } }) {
 function startForm() {
   document.addEventListener("shapemoved", dragged);
   form().addEventListener("click", (event) => {
-    const button = event.target.closest?.("[data-add], [data-remove], [data-copy-address]");
+    const button = event.target.closest?.("[data-add], [data-remove]");
     if (button?.dataset.add) add(button.dataset.add, JSON.parse(button.dataset.filled));
-    else if (button && "remove" in button.dataset) remove(button);
-    else if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
+    else if (button) remove(button);
   });
   form().addEventListener("change", ({ target }) => {
     if (target.name === "start") for (const part of form().querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== target.value;
     if (target.dataset.was !== undefined) target.toggleAttribute("data-differs", Number(target.value) !== Number(target.dataset.was));
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) document.querySelector("[data-run]:not(:disabled)")?.click();
+    if (!event.ctrlKey && !event.metaKey) return;
+    if (event.key === "Enter") document.querySelector("[data-run]:not(:disabled)")?.click();
+    const keep = event.key === "s" && document.querySelector("[data-keep]");
+    if (keep) { event.preventDefault(); keep.click(); }
   });
 }
 
@@ -86,6 +91,13 @@ function nextRegion() {
   links[(links.findIndex((link) => link.hasAttribute("aria-current")) + 1) % links.length]?.click();
 }
 
+// Buttons and links that have a key.
+function pressed(event) {
+  const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  button?.click();
+  return Boolean(button);
+}
+
 // The keys of a what-if; the function says whether it did something.
 function keys(event) {
   const radios = [...document.querySelectorAll('[type="radio"][name="future"]')];
@@ -96,9 +108,7 @@ function keys(event) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step && !radios.includes(document.activeElement)) return choose(radios[at + step]?.value);
   if (event.key === "r") { nextRegion(); return true; }
-  const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
-  button?.click();
-  return Boolean(button);
+  return pressed(event);
 }
 
 function startWhatIf(live, refresh) {
@@ -109,6 +119,11 @@ function startWhatIf(live, refresh) {
     history.replaceState(null, "", url);
     refresh(0);
   });
+  // What comes of the future that is the plan: instances come and go, plans are approved, requests are served.
+  setInterval(() => {
+    const followed = document.querySelector("[data-follows]");
+    if (followed && !document.hidden && !live?.paused) swap([followed.id]);
+  }, FOLLOW_MS);
   const place = () => document.querySelector("[data-what-if]");
   let asked = null;
   live?.addEventListener("state", ({ detail: { state } }) => {
@@ -129,7 +144,12 @@ function startWhatIf(live, refresh) {
 
 // Gives the keys of the page, or null on other pages.
 export function startWhatIfs(live, refresh) {
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest?.("[data-copy-address]");
+    if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
+  });
   if (form()) startForm();
+  if (document.querySelector("[data-decisions]")) return pressed;
   if (!document.querySelector("[data-what-if]")) return null;
   startWhatIf(live, refresh);
   return keys;

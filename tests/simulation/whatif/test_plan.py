@@ -6,14 +6,17 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment
+from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning import bundles, services
-from controlplane.planning.models import ScalingPlan, ScalingPolicy
+from controlplane.planning.execution import live_views, plan_rollout
+from controlplane.planning.models import WHAT_IF, ScalingPlan, ScalingPolicy
 from controlplane.simulation.whatif import plan, selectors
 from controlplane.simulation.whatif import services as what_ifs
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, WhatIf
+from controlplane.simulation.whatif.results import following
 from controlplane.simulation.whatif.runs import counterfactual, working
 from tests.simulation.whatif import rows
 
@@ -120,20 +123,56 @@ def test_a_future_that_is_not_done_is_refused(asked, operator):
 
 
 def test_it_is_followed(asked, operator, make_request):
-    assert plan.followed(asked) is None
+    assert following.followed(asked) is None
     made = plan.make_plan(asked, "B", operator)
     now = timezone.now()
     for number in range(10):
         make_request(arrived_at=now, slo_met=number > 0, ttft_ms=100.0 * number)
     WhatIf.objects.update(plan={**made.plan, "at": (now - timedelta(minutes=1)).isoformat()})
     made.refresh_from_db()
-    seen = plan.followed(made)
+    seen = following.followed(made)
     assert LedgerRow.objects.count() == seen["requests"] == 10
     assert seen["slo_met"] == 0.9
     assert seen["ttft_p95_ms"] == pytest.approx(855.0)
     assert 0 <= seen["predicted_slo_met"] <= 1
     (place,) = seen["instances"]
     assert (place["model"], place["region"], place["ready"]) == (MODEL, "us-east", 1)
+
+
+def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, deployment, monkeypatch):
+    monkeypatch.setattr(services, "notify_workers", lambda: True)
+    monkeypatch.setattr(live_views, "read", lambda: None)
+    made = plan.make_plan(asked, "C", fleet_admin)
+    seen = following.followed(made)
+    assert [(each["status"], each["moves"]) for each in seen["plans"]] == [("advice", 0)]
+    (place,) = seen["instances"]
+    assert (place["began"], place["ready"], place["starting"]) == (1, 1, 0)
+    services.approve(ScalingPlan.objects.get(), fleet_admin, "the what-if asks for it")
+    (move,) = plan_rollout.apply_plans(timezone.now())
+    assert (move.delta, move.strategy, move.plan_id) == (1, WHAT_IF, made.plan["plans"][0])
+    seen = following.followed(made)
+    assert [(each["status"], each["moves"]) for each in seen["plans"]] == [("carried_out", 1)]
+    (place,) = seen["instances"]
+    assert (place["ready"], place["starting"]) == (1, 1)
+    started = Instance.objects.get(name=move.instance)
+    for state in (InstanceState.LOADING, InstanceState.READY):
+        fleet.move(started, state, actor="test", reason="it starts")
+    (place,) = following.followed(made)["instances"]
+    assert (place["ready"], place["starting"]) == (2, 0)
+    steps = following.ready_since(made)
+    assert [count for _, count in steps] == [1, 2, 2]
+    assert steps == sorted(steps)
+    assert following.ready_since(made, "elsewhere")[-1][1] == 0
+
+
+def test_what_was_approved_and_not_moved_yet_ends_with_the_plan(asked, fleet_admin, monkeypatch):
+    monkeypatch.setattr(services, "notify_workers", lambda: True)
+    made = plan.make_plan(asked, "C", fleet_admin)
+    approved = services.approve(ScalingPlan.objects.get(), fleet_admin)
+    plan.undo(made, fleet_admin)
+    approved.refresh_from_db()
+    assert (approved.status, approved.note.startswith("1 instance not added")) == ("superseded", True)
+    assert plan_rollout.apply_plans(timezone.now()) == []
 
 
 def row_of(bundle: str, cost_usd: float, missed: int, was: tuple[float, int]) -> Counterfactual:

@@ -41,7 +41,7 @@ from controlplane.simulation.whatif.changes.base import ChangeError, region_titl
 from controlplane.simulation.whatif.changes.policies import PARTS, TITLES
 from controlplane.simulation.whatif.changes.presets import BASELINES, PRESETS
 from controlplane.simulation.whatif.estimate import estimate
-from controlplane.simulation.whatif.models import LETTERS, TraceFile, WhatIfState
+from controlplane.simulation.whatif.models import LETTERS, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin
@@ -74,44 +74,76 @@ def build(request: HttpRequest) -> HttpResponseBase:
         return _demand(wanted, values).csv("what-if-demand")
     shown = _shown(wanted, values)
     refused = ""
-    if posted and may(request, Role.OPERATOR) and not wanted.errors and not trouble:
+    draft = _draft(data)
+    keeps = posted and "keep" in data
+    if posted and may(request, Role.OPERATOR) and (keeps or not (wanted.errors or trouble)):
         try:
-            return redirect("console:what-if", _run(request, wanted, data))
+            if keeps:
+                return _kept(request, draft, wanted, data, values)
+            return redirect("console:what-if", _run(request, wanted, data, values, draft))
         except ValidationError as error:
             refused = " ".join(error.messages)
         except (ActionError, ChangeError, ValueError) as error:
             refused = str(error)
-    context = _form(data, values) | _side(wanted, shown, now, trouble) | _chart(wanted, values) | {"refused": refused}
+    context = _form(data, values) | _side(wanted, shown, now, trouble) | _chart(wanted, values)
+    context |= {"refused": refused, "draft": draft}
     return render(request, "console/what_if/build.html", context, status=422 if posted else 200)
 
 
-def _run(request: HttpRequest, wanted: Asked, data: QueryDict) -> int:
-    user = user_of(request)
-    start = begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s)
-    words = in_words(start.scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
+def _draft(data: QueryDict) -> WhatIf | None:
+    """The draft that the form goes on with; None for a new question, and for a draft that has been run or deleted."""
+    pk = data.get("draft", "")
+    return WhatIf.objects.filter(pk=pk, state=WhatIfState.DRAFT).first() if pk.isdecimal() else None
+
+
+def _kept(
+    request: HttpRequest, draft: WhatIf | None, wanted: Asked, data: QueryDict, scenario: Values
+) -> HttpResponseBase:
+    """Keep the form as it is, with what is wrong in it, and go on with it."""
+    values = _values(request, wanted, data, scenario) | {"start": {}}
+    row = services.keep_draft(draft, values, wanted.futures[1:], user_of(request))
+    messages.success(request, f"“{row}” is kept as a draft.")
+    return redirect(f"{row.asked}&draft={row.pk}")
+
+
+def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values) -> Values:
+    """What of the form a row keeps, less its start."""
+    try:
+        words = in_words(scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
+    except (ChangeError, KeyError):  # a draft may be wrong, and there may be no fleet to speak of
+        words = []
     names = [one["name"] for one in wanted.futures[1:]]
     title = wanted.title or f"What if … {words[0] if words else ', '.join(names) or 'nothing changes'}"
-    values = {
+    return {
         "title": title[:160],
-        "start": start.model_dump(mode="json"),
         "horizon_s": wanted.horizon_s,
         "warmup_s": wanted.warmup_s,
         "seeds": 1 if data.get("one-seed") else wanted.seeds,
         "edits": wanted.edits,
-        "asked": f"{request.path}?{address_of(data)}",
+        "asked": f"{request.path}?{address_of(data, scenario)}",
     }
-    row = services.save_draft(None, values, wanted.futures[1:], user)
+
+
+def _run(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values, draft: WhatIf | None) -> int:
+    user = user_of(request)
+    start = begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s)
+    values = _values(request, wanted, data, scenario) | {"start": start.model_dump(mode="json")}
+    row = services.save_draft(draft, values, wanted.futures[1:], user)
     try:
         services.submit(row, user)
     except (ValidationError, ActionError):
-        row.delete()
+        if draft is None:
+            row.delete()
         raise
     return int(row.pk)
 
 
-def address_of(data: QueryDict) -> str:
-    """The draft as a query string."""
-    left_out = {"csrfmiddlewaretoken", "one-seed"}
+def address_of(data: QueryDict, scenario: Values) -> str:
+    """The draft as a query string, without GPUs and prices that are as they are: a later fleet may have others."""
+    _, regions, prices = cells_of(data, scenario)
+    cells = [*prices, *(cell for _, own in regions for cell in own)]
+    left_out = {"csrfmiddlewaretoken", "one-seed", "keep", "draft"}
+    left_out |= {cell["name"] for cell in cells if not cell["differs"]}
     return urlencode(
         [(name, value) for name, values in data.lists() if name not in left_out for value in values if value]
     )

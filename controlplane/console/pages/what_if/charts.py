@@ -7,6 +7,7 @@ from typing import Any, Final
 from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series
 from controlplane.console.formats import usd
 from controlplane.console.pages.what_if.compare import COLORS, DASHES
+from controlplane.console.pages.what_if.labels import labels_of
 from controlplane.console.tables import Table, table
 from controlplane.simulation.whatif.models import LETTERS
 
@@ -22,6 +23,9 @@ def _style(at: int) -> tuple[str, str]:
 def scatter(rows: Sequence[Row], target: float) -> Chart:
     """A point a future, with its interval of SLO met; the line joins those that none beats on both."""
     known = [row for row in rows if row["slo_met"] and row["cost_usd_per_h"]]
+    across, up = _ranges(known, target)
+    points = {row["letter"]: (row["cost_usd_per_h"]["mean"], 100 * row["slo_met"]["mean"]) for row in known}
+    labels = labels_of(points, {row["letter"]: row["name"] for row in known}, across, up)
     series = [
         Series(
             f"{row['letter']} {row['name']}",
@@ -33,8 +37,9 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
             listed=False,
             more={
                 "mode": "markers+text",
-                "text": [f"{row['letter']} {row['name']}"],
-                "textposition": "middle right",
+                "text": [labels[row["letter"]].text],
+                "textposition": labels[row["letter"]].position,
+                "cliponaxis": False,
                 "textfont": {"size": 11, "color": "var(--text)"},
                 "marker": {"symbol": "circle-open" if row["partial"] else "circle", "line": {"width": 2}},
                 "error_y": {
@@ -46,7 +51,7 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
                     "thickness": 1.5,
                     "width": 0,
                 },
-                "hovertemplate": "%{text}<br>%{y:.2f} % met at $%{x:.2f}/h<extra></extra>",
+                "hovertemplate": f"{row['letter']} {row['name']}<br>%{{y:.2f}} % met at $%{{x:.2f}}/h<extra></extra>",
             },
         )
         for row in known
@@ -62,10 +67,6 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
         more={"line": {"shape": "hv"}, "hoverinfo": "skip"},
     )
     best = max(known, key=lambda row: row["slo_met"]["mean"], default=None)
-    lows = [100 * row["slo_met"]["wide_low"] for row in known] + [100 * target]
-    low = max(0.0, min(lows) - 0.15 * (100 - min(lows)))
-    costs = [row["cost_usd_per_h"]["mean"] for row in known] or [0.0]
-    room = max(0.15 * (max(costs) - min(costs)), 0.08 * max(costs), 0.01)
     return Chart(
         key="what-if-cost",
         title="Cost against SLO met",
@@ -73,10 +74,10 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
         sentence=f"{len(known)} futures; the most is met by {best['letter']}, {100 * best['slo_met']['mean']:.1f} %, at "
         f"{usd(best['cost_usd_per_h']['mean'])} an hour." if best else "",
         across=NUMBERS.but(
-            tickprefix="$", showgrid=True, range=[min(costs) - room, max(costs) + room],
+            tickprefix="$", showgrid=True, range=list(across),
             title={"text": "cost, $/h", "font": {"size": 11}, "standoff": 4},
         ),
-        up=NUMBERS.but(unit="%", ticksuffix=" %", range=[low, 100 + 0.06 * (100 - low)], rangemode="normal"),
+        up=NUMBERS.but(unit="%", ticksuffix=" %", range=list(up), rangemode="normal"),
         series=[*series, line],
         levels=Levels(f"SLO target, {100 * target:g} %", [100 * target]),
         empty="" if known else NOTHING,
@@ -84,6 +85,15 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
         hover="closest",
         table=_table_of(rows),
     )  # fmt: skip
+
+
+def _ranges(known: Sequence[Row], target: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """What the axes of cost and of SLO met reach over, with room for labels and intervals."""
+    lows = [100 * row["slo_met"]["wide_low"] for row in known] + [100 * target]
+    low = max(0.0, min(lows) - 0.15 * (100 - min(lows)))
+    costs = [row["cost_usd_per_h"]["mean"] for row in known] or [0.0]
+    room = max(0.15 * (max(costs) - min(costs)), 0.08 * max(costs), 0.01)
+    return (min(costs) - room, max(costs) + room), (low, 100 + 0.06 * (100 - low))
 
 
 def _table_of(rows: Sequence[Row]) -> Any:
@@ -153,14 +163,17 @@ def over_time(
     quantity: str,
     region: str,
     at: datetime,
+    *,
     edited_s: tuple[float, float] | None,
+    actual: Mapping[str, Sequence[tuple[datetime, int]]],
 ) -> list[Chart]:
-    """A small chart a future, with A as a thin line in each."""  # fmt: skip
+    """A small chart a future, with A as a thin line in each; *actual* has the steps of what came, by the plan's letter."""
     base = curves.get(LETTERS[0])
     charts = []
     titles = dict(QUANTITIES)
     lines = {letter: _line(own["series"], quantity, region) for letter, own in curves.items()}
-    most = max((value for _, values in lines.values() for value in values), default=0.0)
+    drawn = [value for _, values in lines.values() for value in values]
+    most = max([*drawn, *(count for steps in actual.values() for _, count in steps)], default=0.0)
     for row in rows:
         if row["letter"] not in lines:
             continue
@@ -179,6 +192,9 @@ def over_time(
                     more=STEPS,
                 )
             )
+        if steps := actual.get(row["letter"]):
+            moments, counts = zip(*steps, strict=True)
+            series.append(Series("what came", counts, ("s4", "dot"), moments, width=2.0, layer=1, more=STEPS))
         if edited_s is not None:
             series.append(_ground(at, edited_s, 1.1 * most))
         more: dict[str, Any] = {"range": [0, max(1.0, 1.1 * most)], "rangemode": "normal"}

@@ -80,6 +80,13 @@ def rows_of(compared: Row, progress: Row) -> list[Row]:
     return [_row(one, by_letter[one["letter"]], compared["target"], left) for one in compared["futures"]]
 
 
+def hidden_of(asked: str, rows: Sequence[Row]) -> list[str]:
+    """The letters of *asked*, such as `B,D`, that are not shown: never A, and never all others, of which the first stays."""
+    others = [row["letter"] for row in rows if row["at"]]
+    hidden = [letter for letter in others if letter in asked.upper().split(",")]
+    return hidden[1:] if len(hidden) == len(others) else hidden
+
+
 def _row(one: Row, done: Row, target: float, left: float) -> Row:
     at = LETTERS.index(one["letter"])
     whole = one["seeds_done"] == one["seeds"]

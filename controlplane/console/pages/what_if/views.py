@@ -6,7 +6,7 @@ from typing import Any, Final
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
@@ -16,23 +16,28 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import number
-from controlplane.console.formats import MINUS, NONE, duration, milliseconds, percent_fine, signed, usd, usd_signed
+from controlplane.console.formats import MINUS, NONE, duration, milliseconds, signed, usd, usd_signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
-from controlplane.console.pages.what_if.compare import facts, heat, rows_of, sentence, state_of
+from controlplane.console.pages.what_if import following
+from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
 from controlplane.console.tables import Table
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 from controlplane.simulation.whatif.results import files, report
+from controlplane.simulation.whatif.results.following import ready_since
 from controlplane.simulation.whatif.runs import counterfactual
+from controlplane.simulation.whatif.runs.decisions import kept_of
 from controlplane.simulation.whatif.runs.working import OPEN, edited_time
 from scheduling.bundles import BUNDLES
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
+LEAST_SHOWN: Final = 2
+"""Futures that cannot be hidden: A and one other."""
 READY: Final = (
     ("What if demand doubles?", "demand-edit=factor&demand-by=2&chosen=yes&preset=pilothouse&preset=qlm"),
     ("What if a region is lost?", "failure-what=region&failure-at=10&failure-for=20&fleet-for=all"),
@@ -44,11 +49,12 @@ MISSING: Final = (WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRU
 @require_safe
 @fleet_role(Role.VIEWER)
 def what_ifs(request: HttpRequest) -> HttpResponse:
-    rows: list[Any] = list(selectors.what_ifs().exclude(state=WhatIfState.DRAFT)[:SHOWN])
+    rows: list[Any] = list(selectors.what_ifs()[:SHOWN])
     context = {
         "rows": [(row, state_of(row.state), LETTERS[: row.futures_count], _share(row)) for row in rows],
         "ready": READY,
         "any_open": any(row.state in OPEN for row in rows),
+        "any_draft": any(row.state == WhatIfState.DRAFT for row in rows),
         "replay": _replay(),
         "twin": _twin(),
     }
@@ -106,6 +112,8 @@ def _share(row: Any) -> float | None:
 def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
     """The comparison; what is chosen, counted and drawn stands in the address."""
     row = get_object_or_404(WhatIf, pk=pk)
+    if row.state == WhatIfState.DRAFT and row.asked:
+        return redirect(f"{row.asked}&draft={row.pk}")
     seen = _Seen(request, row)
     match request.GET.get("format"), request.GET.get("table"):
         case "csv", "regret":
@@ -151,6 +159,13 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
             case "add-seeds":
                 services.add_seeds(row, number(request.POST.get("count", "")) or MORE_SEEDS, user)
                 done = "More seeds run."
+            case "run":
+                services.submit(row, user)
+                done = "It runs."
+            case "delete":
+                services.delete(row, user)
+                messages.success(request, f"“{row}” is deleted.")
+                return redirect("console:what-ifs")
             case "plan":
                 plan.make_plan(row, letter, user, reason)
                 done = f"{letter} is the plan."
@@ -184,7 +199,9 @@ class _Seen:
         self.price = _price(self.asked.get("price", ""))
         self.progress: dict[str, Any] = selectors.progress(row.pk) or {}
         self.compared = selectors.comparison(row, self.scope, self.price)
-        self.rows = rows_of(self.compared, self.progress)
+        self.every = rows_of(self.compared, self.progress)
+        self.hidden = hidden_of(self.asked.get("hide", ""), self.every)
+        self.rows = [each for each in self.every if each["letter"] not in self.hidden]
         self.curves = selectors.curves(row, self.scope)
         values = row.start.get("scenario", {})
         self.regions = [("", "All"), *((name, region_title(name)) for name in values.get("regions", {}))]
@@ -203,12 +220,25 @@ class _Seen:
         named = [row for row in self.rows if row["letter"] == wanted]
         return (named or cheapest or self.rows)[0 if named or cheapest else -1]
 
+    def _without(self, letter: str) -> str:
+        """The address part that hides *letter* too; empty where it has to stay."""
+        asked = ",".join(sorted([*self.hidden, letter]))
+        return asked if letter in hidden_of(asked, self.every) and len(self.rows) > LEAST_SHOWN else ""
+
+    def _with(self, letter: str) -> str | None:
+        return ",".join(each for each in self.hidden if each != letter) or None
+
     def charts(self) -> list[Chart]:
-        started = datetime.fromisoformat(self.row.start["at"]) if self.row.start else self.row.created_at
-        at = timezone.localtime(started)
+        row = self.row
+        at = timezone.localtime(datetime.fromisoformat(row.start["at"]) if row.start else row.created_at)
         self.scatter = drawn.scatter(self.rows, self.compared["target"])
         self.ttft = drawn.ttft(self.rows, self.curves, self._slo_ms(), self.scope)
-        self.over = drawn.over_time(self.rows, self.curves, self.quantity, self.region, at, self.edited_s)
+        actual = {}
+        if self.quantity == "ready" and row.plan and not row.plan.get("undone_at"):
+            actual = {row.plan["letter"]: ready_since(row, self.region)}
+        self.over = drawn.over_time(
+            self.rows, self.curves, self.quantity, self.region, at, edited_s=self.edited_s, actual=actual
+        )
         return [self.scatter, self.ttft, *self.over]
 
     def _slo_ms(self) -> float | None:
@@ -221,17 +251,21 @@ class _Seen:
         edits = selectors.edits_in_words(row)
         known = [each["requests"]["mean"] for each in self.compared["futures"] if each["requests"]]
         regret = self.compared["regret"]
-        names = {each["letter"]: each["name"] for each in self.rows}
+        names = {each["letter"]: each["name"] for each in self.every}
         return {
             **live_context(hub.state(), f"overview,what-if:{row.pk}"),
             "what_if": row,
             "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
             "remarks": row.start.get("remarks", [])[1:],
             "stale": self._stale(),
-            "futures": self.rows,
+            "futures": self.every,
+            "shown": [each | {"hide": self._without(each["letter"])} for each in self.rows],
+            "hidden": [
+                each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden
+            ],
             "chosen": chosen | {"sentence": sentence(chosen, row.slo_target)} | self._choice(chosen),
-            "plan_made": _made(row),
-            "followed": _followed(row),
+            "plan_made": following.made(row),
+            "followed": following.following(row),
             "scopes": self._scopes(),
             "charts": {
                 "scatter": self.scatter,
@@ -256,10 +290,10 @@ class _Seen:
     def _run(self, about: list[tuple[str, str, str]]) -> dict[str, Any]:
         done = self.progress
         row = self.row
-        whole = sum(each["whole"] for each in self.rows)
+        whole = sum(each["whole"] for each in self.every)
         texts = {
-            WhatIfState.RUNNING: f", {whole} of {len(self.rows)} futures done",
-            WhatIfState.CANCELLED: f" by {row.ended_by}, {whole} of {len(self.rows)} futures kept"
+            WhatIfState.RUNNING: f", {whole} of {len(self.every)} futures done",
+            WhatIfState.CANCELLED: f" by {row.ended_by}, {whole} of {len(self.every)} futures kept"
             if row.ended_by
             else "",
         }
@@ -313,43 +347,16 @@ class _Seen:
 
     def _decides(self) -> list[dict[str, Any]]:
         began = datetime.fromisoformat(self.row.start["at"]) if self.row.start else self.row.created_at
-        shown = []
+        shown, kept = [], kept_of(self.row)
         for each in selectors.decides(self.row):
+            if each["letter"] in self.hidden:
+                continue
             at = timezone.localtime(began + timedelta(seconds=each["at_s"]))
             better = (each["slo_met"] or 0.0) - 1e-3 * each["waiting"]
             tone = "ok" if better > 1e-3 else "crit" if better < -1e-3 else ""
-            shown.append(each | {"clock": f"{at:%H:%M}", "at": LETTERS.index(each["letter"]), "tone": tone})
+            of = {"at": LETTERS.index(each["letter"]), "kept": each["letter"] in kept}
+            shown.append(each | of | {"clock": f"{at:%H:%M}", "tone": tone})
         return shown
-
-
-def _made(row: WhatIf) -> str:
-    if not row.plan:
-        return ""
-    at = timezone.localtime(datetime.fromisoformat(row.plan["at"]))
-    if back := row.plan.get("undone_at"):
-        return f"It was the plan from {at:%d %b %H:%M} until {timezone.localtime(datetime.fromisoformat(back)):%d %b %H:%M}."
-    return f"{row.plan['letter']} is the plan since {at:%d %b %H:%M}, by {row.plan['by']}: {row.plan['note']}"
-
-
-def _followed(row: WhatIf) -> list[tuple[str, str]]:
-    """What happens since it became the plan, against what was simulated."""
-    came = plan.followed(row)
-    if came is None:
-        return []
-
-    def pair(now: str, then: str) -> str:
-        return f"{now}, simulated {then}"
-
-    instances: dict[str, list[float]] = {}
-    for each in came["instances"]:
-        ready, predicted = instances.get(each["model"], (0, 0.0))
-        instances[each["model"]] = [ready + each["ready"], predicted + each["predicted"]]
-    return [
-        ("Since", f"{timezone.localtime(came['since']):%H:%M:%S}, {came['requests']:,} requests"),
-        ("SLO met", pair(percent_fine(came["slo_met"]), percent_fine(came["predicted_slo_met"]))),
-        ("TTFT p95", pair(milliseconds(came["ttft_p95_ms"]), milliseconds(came["predicted_ttft_p95_ms"]))),
-        *((f"Instances of {model}", pair(f"{ready}", f"{then:.1f}")) for model, (ready, then) in instances.items()),
-    ]
 
 
 def _in_words(done: dict[str, Any]) -> str:

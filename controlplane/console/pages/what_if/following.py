@@ -1,0 +1,88 @@
+"""The plan that a future became: who made it, the plans it proposed, and what was predicted beside what comes."""
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.utils import timezone
+
+from controlplane.console.formats import milliseconds, percent_fine, signed
+from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.selectors.names import place_titles
+from controlplane.planning.models import ScalingPlan
+from controlplane.simulation.whatif.models import LETTERS, WhatIf
+from controlplane.simulation.whatif.results.following import followed
+
+
+class Endpoint(NamedTuple):
+    """Instances of a model in a region: ready at the fork, predicted for now, and as they are."""
+
+    model: str
+    region: str
+    began: str
+    predicted: str
+    ready: int
+    moving: str
+    difference: str
+    """Of ready from predicted, in words."""
+    agrees: bool
+
+
+def made(row: WhatIf) -> str:
+    """Who made which future the plan, and whether it still is; empty if none ever was."""
+    if not row.plan:
+        return ""
+    at = timezone.localtime(datetime.fromisoformat(row.plan["at"]))
+    if back := row.plan.get("undone_at"):
+        return f"It was the plan from {at:%d %b %H:%M} until {timezone.localtime(datetime.fromisoformat(back)):%d %b %H:%M}."
+    return f"{row.plan['letter']} is the plan since {at:%d %b %H:%M}, by {row.plan['by']}: {row.plan['note']}"
+
+
+def following(row: WhatIf) -> dict[str, Any] | None:
+    """What the page shows of it; None if no future of *row* is the plan."""
+    came = followed(row)
+    if came is None:
+        return None
+    titles, now = place_titles(), timezone.now()
+    plans = ScalingPlan.objects.filter(pk__in=row.plan["plans"]).select_related("model").order_by("model__name")
+    cards = [card_of(each, titles, now) for each in plans]
+    return {
+        "letter": row.plan["letter"],
+        "name": row.plan["name"],
+        "at": LETTERS.index(row.plan["letter"]),
+        "made": made(row),
+        "over": came["over"],
+        "cards": [{"card": card, "plan": card.plan} for card in cards],
+        "waiting": sum(card.decidable and not card.expired for card in cards),
+        "measures": [
+            ("Requests", f"{came['requests']:,}", "since it is the plan"),
+            ("SLO met", percent_fine(came["slo_met"]), f"predicted {percent_fine(came['predicted_slo_met'])}"),
+            (
+                "TTFT p95",
+                milliseconds(came["ttft_p95_ms"]),
+                f"predicted {milliseconds(came['predicted_ttft_p95_ms'])}",
+            ),
+            _instances(came["instances"]),
+        ],
+        "endpoints": [_endpoint(each, titles) for each in came["instances"]],
+    }
+
+
+def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
+    ready, predicted = (sum(each[name] for each in endpoints) for name in ("ready", "predicted"))
+    return "Ready instances", f"{ready}", f"predicted {predicted:.1f} for now"
+
+
+def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> Endpoint:
+    # Predictions are means over seeds: a difference below a half is none.
+    more = round(each["ready"] - each["predicted"])
+    moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
+    return Endpoint(
+        model=each["model"],
+        region=titles.get(each["region"], each["region"]),
+        began=f"{each['began']:g}",
+        predicted=f"{round(each['predicted'], 1):g}",
+        ready=each["ready"],
+        moving=", ".join(moving),
+        difference=f"{signed(more)} against predicted" if more else "as predicted",
+        agrees=not more,
+    )

@@ -1,0 +1,68 @@
+"""Decisions side by side: the page, its links, its file, and what it says when none are kept."""
+
+import pytest
+
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.models import FutureSeed
+from controlplane.simulation.whatif.runs.decisions import compared
+from scheduling.simulation.measures.pairs import ROWS
+from tests.simulation.whatif import rows
+
+pytestmark = pytest.mark.django_db
+MORE = {"name": "Three at least", "changes": [{"kind": "bounds", "model": "m", "min_instances": 3}]}
+
+
+@pytest.fixture
+def ran(operator):
+    return rows.run_all(services.submit(rows.draft(operator, MORE, seeds=1), operator))
+
+
+def shown(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_every_difference_is_kept_with_the_decisions_around_it(ran):
+    known = compared(ran, "B")
+    decided = ran.futures.get(letter="B").decides
+    assert decided
+    assert set(known) == {(each["kind"], each["region"]) for each in decided}
+    for each in decided:
+        pairs = known[each["kind"], each["region"]]
+        assert len(pairs.rows) <= ROWS
+        assert pairs.rows[pairs.marked].differs
+        assert pairs.rows[pairs.marked].at_s == pytest.approx(each["at_s"], abs=0.06)
+    assert compared(ran, "A") == {}
+    assert not FutureSeed.objects.filter(log__isnull=False).exists()
+
+
+def test_the_page_has_both_columns_and_marks_the_first_difference(client, viewer, ran):
+    client.force_login(viewer)
+    future = ran.futures.get(letter="B")
+    one = future.decides[0]
+    one["waiting"] = -5.0  # what had no effect is left out
+    future.save()
+    comparison = shown(client, f"/what-if/{ran.pk}/")
+    address = f"/what-if/{ran.pk}/decisions/B/"
+    query = f"kind={one['kind']}&amp;region={one['region']}"
+    assert f'href="{address}?{query}"' in comparison
+    page = shown(client, f"{address}?{query.replace('&amp;', '&')}")
+    assert page.count('class="first-difference"') == 1
+    assert one["effect"] in page
+    assert "B Three at least" in page
+    assert "first difference" in shown(client, f"{address}?kind=nothing")
+    answer = client.get(f"{address}?{query.replace('&amp;', '&')}&format=csv")
+    lines = b"".join(answer.streaming_content).decode().splitlines()
+    pairs = compared(ran, "B")[one["kind"], one["region"]]
+    assert lines[0].startswith("Time (UTC),After the begin (s),Model,A,B Three at least")
+    assert len(lines) == 1 + len(pairs.rows)
+
+
+def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(client, viewer, ran):
+    client.force_login(viewer)
+    assert "No decisions of A As now are kept" in shown(client, f"/what-if/{ran.pk}/decisions/A/")
+    assert client.get(f"/what-if/{ran.pk}/decisions/F/").status_code == 404
+    FutureSeed.objects.update(pairs=None)
+    assert "No decisions of B Three at least are kept" in shown(client, f"/what-if/{ran.pk}/decisions/B/")
+    assert "Side by side" not in shown(client, f"/what-if/{ran.pk}/")
