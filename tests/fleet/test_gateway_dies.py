@@ -83,7 +83,7 @@ def secret(stack: RunningStack, address: Address) -> str:
 
 def rows(address: Address) -> dict[str, Any]:
     """States of the pair, and of the swap that was asked for last."""
-    found: dict[str, Any] = shell(
+    answer: dict[str, Any] = shell(
         address,
         f"""
         from controlplane.fleet.models import Instance, Swap
@@ -92,7 +92,7 @@ def rows(address: Address) -> dict[str, Any]:
         print(json.dumps({{"states": states, "swap": swap}}))
         """,
     )
-    return found
+    return answer
 
 
 @dataclass
@@ -167,12 +167,12 @@ async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where):
     assert clients.broken > 0, "it was not killed while something ran"
     assert len(clients.answers) == len(set(clients.answers)) == clients.asked
     await asyncio.sleep(2.0)  # the ledger is written twice a second
-    found = await asyncio.to_thread(shell, address, ledger(clients.answers))
-    assert found["swap"] == "succeeded"
-    assert found["twice"] == 0
-    assert found["open_commands"] == 0
+    ledger_says = await asyncio.to_thread(shell, address, ledger(clients.answers))
+    assert ledger_says["swap"] == "succeeded"
+    assert ledger_says["twice"] == 0
+    assert ledger_says["open_commands"] == 0
     # The rows of the last half second of a process that is killed may be lost, no other ones.
-    assert found["rows"] >= len(clients.answers) - 2 * CLIENTS
+    assert ledger_says["rows"] >= len(clients.answers) - 2 * CLIENTS
 
 
 def swap_to(asleep: str, name: str, state: str) -> str:
