@@ -47,7 +47,7 @@ run: .venv/ready
 
 test: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal $(ARGS)
 
 e2e: .venv/ready
 	@$(BIN)/python -m pytest -q $(AGAIN) tests/e2e -m e2e $(ARGS)
