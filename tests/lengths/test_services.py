@@ -22,12 +22,19 @@ from forecasting.lengths.models.state import save_model
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.conversation import read_turns
 from forecasting.lengths.text.features import MEASURES, unpacked
+from forecasting.lengths.training import student_training
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
 
 pytestmark = pytest.mark.django_db
 
 STATES = VersionState
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Training is short: the two sorts of requests are told apart soon."""
+    monkeypatch.setattr(student_training, "LEAST_STEPS", 60)
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.models.state import save_model
 from forecasting.lengths.query import QUANTILES
+from forecasting.lengths.training import student_training
 from tests.forecasting.lengths.made import samples
 
 
 @pytest.fixture(scope="module")
 def student() -> Student:
     return Student().fit(samples(600))
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training is short: which way it goes shows soon."""
+    monkeypatch.setattr(student_training, "LEAST_STEPS", 60)
 
 
 def test_it_learns_length_and_verbosity(student: Student) -> None:
@@ -106,7 +113,7 @@ def test_it_goes_on_from_what_it_knows_and_takes_in_new_names(student: Student) 
     assert more.vocabulary.fingerprint == student.vocabulary.fingerprint
 
 
-def test_a_cut_answer_counts_as_at_least_so_long() -> None:
+def test_a_cut_answer_counts_as_at_least_so_long(few_steps: None) -> None:
     limited = [
         Sample(dataclasses.replace(each.query, max_tokens=20), min(each.output_tokens, 20)) for each in samples(300)
     ]
@@ -120,19 +127,18 @@ def test_a_cut_answer_counts_as_at_least_so_long() -> None:
     assert cut > uncut
 
 
-def test_it_learns_from_a_teacher() -> None:
+def test_it_learns_from_a_teacher(student: Student, few_steps: None) -> None:
     class Doubling:
         name = "doubling"
 
         def predict(self, queries: list[LengthQuery]) -> object:
-            predictions = plain.predict(queries)
+            predictions = student.predict(queries)
             return type(predictions)(2 * predictions.tokens, 2 * predictions.quantiles)
 
     made = samples(300)
-    plain = Student().fit(made)
     taught = Student().fit(made, Doubling())  # type: ignore[arg-type]
     queries = [sample.query for sample in samples(60, seed=6)]
-    assert taught.predict(queries).tokens.mean() > 1.1 * plain.predict(queries).tokens.mean()
+    assert taught.predict(queries).tokens.mean() > 1.1 * student.predict(queries).tokens.mean()
 
 
 def test_nothing_to_learn_from_and_asked_too_early() -> None:

@@ -21,8 +21,8 @@ SHAPES = ["random", "zeros", "constant", "gaps", "begins with a gap", "ends with
 def soon_done():
     """Searches and training are short: what is found is another test's business."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arima, "SEARCH_WINDOWS", 60)
-        patch.setattr(arima, "ITERATIONS", 3)
+        patch.setattr(arima, "SEARCH_WINDOWS", 40)
+        patch.setattr(arima, "ITERATIONS", 1)
         patch.setattr(mlstm, "EPOCHS", 2)
         patch.setattr(mlstm, "EPOCHS_AGAIN", 1)
         yield

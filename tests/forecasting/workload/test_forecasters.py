@@ -39,8 +39,8 @@ def check(forecast, horizon):
 def soon_done():
     """Searches and training of these tests are short: what is found is another test's business."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arima, "SEARCH_WINDOWS", 60)
-        patch.setattr(arima, "ITERATIONS", 5)
+        patch.setattr(arima, "SEARCH_WINDOWS", 40)
+        patch.setattr(arima, "ITERATIONS", 2)
         patch.setattr(mlstm, "EPOCHS", 4)
         patch.setattr(mlstm, "EPOCHS_AGAIN", 2)
         yield

@@ -1,13 +1,12 @@
-"""ARIMA and ETS: our recursions against the libraries that estimated their coefficients."""
+"""ARIMA and ETS: our recursions against the libraries that estimated their coefficients.
+
+The libraries are imported by the tests that use them: it takes seconds, and most test processes only collect this file.
+"""
 
 import warnings
 
 import numpy as np
-import pandas
-import pmdarima
 import pytest
-from statsmodels.tsa.exponential_smoothing.ets import ETSModel
-from statsmodels.tsa.statespace.sarimax import SARIMAX
 
 from forecasting.workload.forecasters import arima, ets
 from forecasting.workload.forecasters.arima import ArimaModel, SeasonalArimaModel
@@ -51,6 +50,8 @@ def series(count=240, seed=0):
 )
 def test_arima_forecasts_what_the_state_space_model_does(order, seasonal, intercept, given_orders, monkeypatch):
     """And goes on as it does when windows follow: the filter's gain is constant by then."""
+    import pmdarima
+
     monkeypatch.setattr(arima, "ITERATIONS", 4)  # any coefficients will do
     given_orders(order, seasonal, intercept)
     values = series()
@@ -71,6 +72,8 @@ def test_arima_forecasts_what_the_state_space_model_does(order, seasonal, interc
 
 
 def test_harmonics_keep_their_phase(given_orders):
+    from statsmodels.tsa.statespace.sarimax import SARIMAX
+
     given_orders((1, 0, 1), harmonics=2)
     values = daily(6, 1800.0, noise=0.02).tokens_per_s
     model = SeasonalArimaModel()
@@ -104,8 +107,8 @@ def test_orders_are_searched_once(monkeypatch):
     searched = []
     search = ArimaModel._search
     monkeypatch.setattr(ArimaModel, "_search", lambda self, y: (searched.append(len(y)), search(self, y)))
-    monkeypatch.setattr(arima, "SEARCH_WINDOWS", 80)
-    monkeypatch.setattr(arima, "ITERATIONS", 5)
+    monkeypatch.setattr(arima, "SEARCH_WINDOWS", 40)
+    monkeypatch.setattr(arima, "ITERATIONS", 2)
     model = ArimaModel()
     model.fit(series(), SEASON)
     order = model.order
@@ -113,7 +116,7 @@ def test_orders_are_searched_once(monkeypatch):
     twin = ArimaModel()
     twin.restore(model.state())
     twin.fit(series(seed=6), SEASON)
-    assert searched == [80]
+    assert searched == [40]
     assert order == model.order == twin.order
     assert model.tried()[0] == f"ARIMA{order}".replace(" ", "")
 
@@ -122,7 +125,7 @@ def test_a_search_that_fails_leaves_exponential_smoothing(monkeypatch):
     def fail(*args, **kwargs):
         raise ValueError("no stationarity")
 
-    monkeypatch.setattr(pmdarima, "auto_arima", fail)
+    monkeypatch.setattr("pmdarima.auto_arima", fail)
     model = ArimaModel()
     model.fit(series(), SEASON)
     assert model.order == arima.FALLBACK
@@ -141,6 +144,9 @@ def test_the_search_finds_the_season_of_short_days():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_ets_forecasts_what_statsmodels_does(form):
+    import pandas
+    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+
     values = series()
     model = EtsModel()
     model.form = form
