@@ -400,7 +400,7 @@ NAMES = [name for name in STRATEGIES if name != "siloed"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
-    log = run(name, 1200.0, monkeypatch, settings)
+    log = run(name, 900.0, monkeypatch, settings)
     assert sum(count for *_, count in log) >= 4
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
 

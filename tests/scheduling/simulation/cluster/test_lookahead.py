@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.examples import costly
 from tests.oracles.lookahead import PREDICTIVE
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import Drawn, scenarios
 
-FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(costly(20), suppress_health_check=list(HealthCheck))
 HOLDS = {
     "memory": ["preemptions"],
     "cached_and_preempted": ["prefix_hit_tokens", "preemptions"],
