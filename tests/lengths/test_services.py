@@ -33,7 +33,7 @@ STATES = VersionState
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    """Training is short: the two sorts of requests are told apart soon."""
+    """Training is short: the two sorts of requests soon differ."""
     monkeypatch.setattr(student_training, "LEAST_STEPS", 60)
 
 
