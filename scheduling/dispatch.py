@@ -15,8 +15,9 @@ from scheduling.fleet.arrays import (
 from scheduling.fleet.profile import service_time_s, step_time_s
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead import outlook
+from scheduling.queueing.groups import put_first
 from scheduling.queueing.ordering import engine_priority, queue_key
-from scheduling.queueing.virtual_queues import fit_groups, insert_loose, may_balance, pull, reassign, regroup
+from scheduling.queueing.virtual_queues import fit_groups, head, insert_loose, may_balance, pull, reassign, regroup
 from scheduling.queueing.waiting_set import (
     WaitingArrays,
     allocate_waiting,
@@ -120,6 +121,8 @@ def warm_up() -> None:
         write_loads(fleet, endpoints, 0, 1, 1, 0, rows)
         insert_loose(fleet, endpoints, waiting, 0)
         reassign(fleet, endpoints, waiting)
+        head(waiting.groups, 0, 0.0)
+        put_first(waiting.groups, 0, 0)
         slot = pop(waiting, 0)
         send(fleet, endpoints, waiting, slot, 0)
         release(fleet, 0, 2, 0)

@@ -10,6 +10,7 @@ k-means does (docs/queueing.md compares them), and all groups can be made anew f
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -86,7 +87,10 @@ class GroupArrays(NamedTuple):
     queues: NDArray[np.void]
     """QUEUE."""
     queue_of: NDArray[np.int32]
-    """By instance: the virtual queue that it pulls from. Instances that share their GPUs have one together."""
+    """By instance: the virtual queue that it pulls from. Those that share their GPUs have one together (`share_queues`)."""
+    swap_s: NDArray[np.float64]
+    """By instance: seconds until it serves in the place of another that has its GPUs, when nothing runs there any more;
+    infinity where its virtual queue is its own."""
     limit: NDArray[np.int64]
     """By endpoint: requests after which a group is closed; 0 where requests are not grouped."""
     token_s: NDArray[np.float64]
@@ -119,6 +123,7 @@ def allocate_groups(endpoints: int, slots: int, instances: int) -> GroupArrays:
         groups=groups,
         queues=queues,
         queue_of=np.arange(instances, dtype=np.int32),
+        swap_s=np.full(instances, np.inf),
         limit=np.zeros(endpoints, np.int64),
         token_s=np.zeros((endpoints, 2)),
         within=np.zeros(endpoints, np.uint8),
@@ -144,6 +149,22 @@ def grow_groups(old: GroupArrays, endpoints: int, slots: int, instances: int) ->
     grown.counters[:] = old.counters
     grown.counters[FREE_GROUPS] = free + added
     return grown
+
+
+def share_queues(arrays: GroupArrays, sharing: Iterable[Mapping[int, float]]) -> bool:
+    """Let the instances of each of *sharing* (instance: seconds of a swap to it) have one virtual queue together, and every
+    other one its own (QLM section 4: the queue of a GPU holds groups of all models that it may serve).
+
+    Whether anything but the seconds is another than before: then groups may stand where nobody pulls them (`reassign`).
+    """
+    queue_of, swap_s = np.arange(arrays.queue_of.size, dtype=np.int32), np.full(arrays.swap_s.size, np.inf)
+    for members in sharing:
+        if len(members) > 1:
+            queue_of[list(members)], swap_s[list(members)] = min(members), list(members.values())
+    changed = not np.array_equal(queue_of, arrays.queue_of)
+    changed = changed or not np.array_equal(np.isfinite(swap_s), np.isfinite(arrays.swap_s))
+    arrays.queue_of[:], arrays.swap_s[:] = queue_of, swap_s
+    return changed
 
 
 @compiled
@@ -345,3 +366,23 @@ def put_before(arrays: GroupArrays, group: int, queue: int, after: int) -> None:
     arrays.groups[group].queue = queue
     _link(arrays.groups, where, group, before, after)
     where.groups += 1
+
+
+@compiled
+def put_first(arrays: GroupArrays, queue: int, endpoint: int) -> int:
+    """Let the groups of *endpoint* stand before all others of the virtual *queue*, in the order that they have; what is
+    pinned stays, and so does what stands before it. How many were moved."""
+    after, group, moved = NONE, int(arrays.queues[queue].first), 0
+    while group >= 0:
+        this = arrays.groups[group]
+        following = int(this.following)
+        if this.pinned != 0:
+            after = NONE
+        elif this.endpoint != endpoint:
+            after = group if after < 0 else after
+        elif after >= 0:
+            unqueue(arrays, group)
+            put_before(arrays, group, queue, after)
+            moved += 1
+        group = following
+    return moved

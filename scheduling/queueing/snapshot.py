@@ -98,17 +98,16 @@ def snapshot(
     endpoints: EndpointArrays,
     waiting: WaitingArrays,
     now_s: float,
-    swap_s: NDArray[np.float64] | None = None,
-    drain_s: NDArray[np.float64] | None = None,
     *,
     running: Running | None = None,
     pinned: bool = False,
 ) -> Snapshot | None:
     """The virtual queues now; None where none has a group.
 
-    *swap_s* and *drain_s* are by instance: what it takes until it serves in the place of another that shares its GPUs, and
-    what its last batch takes to end before. None: nothing is swapped. *running* says when instances have room for the first
-    group; None: at once. Groups that are pinned stay, and are left out unless *pinned* asks for them.
+    *running* says when instances have room for the first group; None: at once. Groups that are pinned stay, and are left out
+    unless *pinned* asks for them. The queue of instances
+    that share GPUs serves what any of them does, each after a swap; while one is in progress it serves the model of its
+    first group once that is up.
     """
     arrays = waiting.groups
     grouped = np.flatnonzero(arrays.limit > 0)
@@ -116,7 +115,7 @@ def snapshot(
         int(instance)
         for endpoint in grouped.tolist()
         for instance in endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
-        if fleet.accepting[instance] or swap_s is not None
+        if fleet.accepting[instance] or arrays.swap_s[instance] < math.inf
     ]
     queue_ids = np.unique(arrays.queue_of[members]) if members else np.zeros(0, np.int32)
     if not queue_ids.size:
@@ -132,13 +131,14 @@ def snapshot(
     serving_rows, swap_rows, drain_rows = [], [], []
     queue_type = np.zeros(queue_ids.size, np.int64)
     loaded = np.full(queue_ids.size, NONE, np.int64)
+    batches, usual_tokens = batches_of(fleet, arrays), 0.5 * arrays.mean_tokens
     free_s, ends_s = np.zeros(queue_ids.size), None if running is None else left_s(fleet, running)
     for at, queue in enumerate(queue_ids.tolist()):
         pulling = [instance for instance in members if arrays.queue_of[instance] == queue]
         serves = tuple(
             (int(fleet.endpoint[each]), fleet.profile[each].tobytes(), int(fleet.max_num_seqs[each]),
              int(fleet.kv_capacity_tokens[each]), int(fleet.memory_tokens[each]),
-             None if swap_s is None else float(swap_s[each]))
+             float(arrays.swap_s[each]), arrays.swap_s[each] < math.inf and bool(fleet.accepting[each]))
             for each in pulling
         )  # fmt: skip
         for each in pulling:
@@ -148,6 +148,11 @@ def snapshot(
                     usual = int(arrays.mean_tokens[fleet.endpoint[each]])
                     room_s = Room(fleet, running, ends_s, each).take(usual)
                     free_s[at] = room_s if math.isfinite(room_s) else 0.0
+        if loaded[at] < 0:
+            coming = arrays.groups[arrays.queues[queue]["first"]] if arrays.queues[queue]["first"] >= 0 else None
+            for each in pulling:
+                if coming is not None and fleet.endpoint[each] == coming["endpoint"]:
+                    loaded[at], free_s[at] = fleet.endpoint[each], arrays.swap_s[each]
         if serves not in kinds:
             kinds[serves] = len(kinds)
             serving, swap, drain = (
@@ -156,10 +161,11 @@ def snapshot(
             for each in pulling:
                 endpoint = int(fleet.endpoint[each])
                 serving[endpoint] = each
-                if swap_s is not None and len(pulling) > 1:
-                    swap[endpoint] = swap_s[each]
-                if drain_s is not None:
-                    drain[endpoint] = drain_s[each]
+                if arrays.swap_s[each] < math.inf:
+                    swap[endpoint] = arrays.swap_s[each]
+                    drain[endpoint] = batches[each] * request_s(
+                        fleet, each, usual_tokens[endpoint], usual_tokens[endpoint]
+                    )
             serving_rows.append(serving)
             swap_rows.append(swap)
             drain_rows.append(drain)
@@ -171,7 +177,7 @@ def snapshot(
     service_s, own_s = np.zeros((count, types)), np.zeros((count, types))
     # An instance with a group that waits is full, and its places become free one by one: so the last of a group begins a
     # whole service after the first. Only after a swap, when it is empty, does a batch of them begin at once.
-    batches = np.ones(fleet.endpoint.size) if swap_s is None else batches_of(fleet, arrays)
+    batches[(arrays.swap_s[: batches.size] == np.inf) | (fleet.accepting != 0)] = 1.0
     _write_groups(
         fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, hold_s, service_s, own_s
     )

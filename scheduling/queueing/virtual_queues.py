@@ -5,6 +5,11 @@ An instance pulls from the first group of its own queue whenever it has room (`p
 are served first, each queue by due time (`insert_loose`: earliest due first, earliest completion); the global scheduler
 (`reordering`) puts all of them in a better order later.
 
+Instances that share their GPUs have one queue together, with groups of all their models (`groups.share_queues`). Who is
+awake pulls while the first group is of its model; where it is of another the instance is to be swapped
+(`scaling.swapping`), so it is given nothing more. A new group goes where its model is served anyway, as long as nobody
+that it passes is late for it (`place_in_shared`).
+
 Two things are ours. An instance whose queue has nothing for it takes what is due first of its endpoint, whatever queue that
 stands in (`may_balance`), so that none idles while requests wait; the router chooses among several. And so, where
 nothing waits, requests go as the endpoint's router says, as under every other order.
@@ -17,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
 from scheduling.queueing.groups import (
     BUCKETS,
@@ -192,6 +197,87 @@ def place_in(
     return wait_s, behind, after
 
 
+@compiled_inline
+def _awake_in(fleet: FleetArrays, arrays: GroupArrays, queue: int) -> int:
+    """The endpoint that the virtual *queue*, which several instances share, serves now; -1 while a swap is in progress."""
+    for instance in range(arrays.queue_of.size):
+        if arrays.queue_of[instance] == queue and fleet.accepting[instance] != 0:
+            return int(fleet.endpoint[instance])
+    return NONE
+
+
+@compiled_inline
+def _member_of(endpoints: EndpointArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:
+    """The instance that serves *endpoint* out of the virtual *queue*; -1 for none."""
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        if arrays.queue_of[endpoints.members[at]] == queue:
+            return int(endpoints.members[at])
+    return NONE
+
+
+@compiled
+def place_in_shared(
+    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
+) -> tuple[float, float, int]:
+    """As `place_in`, where the instances of several models share *queue*: seconds of swaps count.
+
+    *group* stands with those of its model, by due time, where that makes none late that it passes and was not late
+    before (then the instance is not swapped for it); else at the end. While a swap is in progress nothing is put before
+    the model that comes up, or it would be swapped away without having served. Being late is reckoned from when *group*
+    was opened, and O(groups of the queue).
+    """
+    arrays, own, due_s = waiting.groups, int(waiting.groups.groups[group].endpoint), due_at(waiting, group)
+    own_s, now_s = group_s(fleet, arrays, group, instance), float(arrays.groups[group].opened_s)
+    awake = _awake_in(fleet, arrays, queue)
+    first = int(arrays.queues[queue].first)
+    model, coming = awake, awake < 0
+    # The last that *group* may not pass: its place is behind it.
+    barrier, time_s, at = NONE, 0.0, first
+    while at >= 0:
+        this = arrays.groups[at]
+        member = _member_of(endpoints, arrays, queue, int(this.endpoint))
+        member = instance if member < 0 else member
+        coming = coming and this.endpoint == arrays.groups[first].endpoint
+        if this.endpoint != model:
+            time_s += arrays.swap_s[member]
+        model = int(this.endpoint)
+        if this.endpoint == own:
+            passes = due_at(waiting, at) > due_s
+        else:
+            passes = not coming and now_s + time_s + own_s <= due_at(waiting, at)
+        if this.pinned != 0 or not passes:
+            barrier = at
+        time_s += group_s(fleet, arrays, at, member)
+        at = int(this.following)
+    # Behind that: after a group of its own model, before the first of them, or at once if its model is served there.
+    after = first if barrier < 0 else int(arrays.groups[barrier].following)
+    served = awake if barrier < 0 else int(arrays.groups[barrier].endpoint)
+    if served != own:
+        while after >= 0 and arrays.groups[after].endpoint != own:
+            after = int(arrays.groups[after].following)
+    wait_s, behind, model, at = 0.0, 0.0, awake, first
+    while at >= 0 and at != after:
+        member = _member_of(endpoints, arrays, queue, int(arrays.groups[at].endpoint))
+        member = instance if member < 0 else member
+        if arrays.groups[at].endpoint != model:
+            wait_s += arrays.swap_s[member]
+        model = int(arrays.groups[at].endpoint)
+        wait_s += group_s(fleet, arrays, at, member)
+        at = int(arrays.groups[at].following)
+    if own != model:
+        wait_s += arrays.swap_s[instance]
+    while at >= 0:
+        behind += arrays.groups[at].count
+        at = int(arrays.groups[at].following)
+    return wait_s, behind, after
+
+
+@compiled_inline
+def _rank(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> int:
+    """2 for an instance that accepts work, 1 for one that a swap can bring up, 0 for any other."""
+    return 2 if fleet.accepting[instance] != 0 else 1 if arrays.swap_s[instance] < math.inf else 0
+
+
 @compiled
 def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int) -> bool:
     """Put *group*, which stands in no queue, where all together wait the least more; False without any instance.
@@ -199,19 +285,22 @@ def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays
     Each of its own requests waits for what is before it, and each behind it for all of it.
     """
     endpoint = int(waiting.groups.groups[group].endpoint)
-    chosen, before, least, serves = NONE, NONE, math.inf, False
+    chosen, before, least, best = NONE, NONE, math.inf, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = int(endpoints.members[at])
-        accepts = fleet.accepting[instance] != 0
-        if serves and not accepts:
+        rank = _rank(fleet, waiting.groups, instance)
+        if rank < best:
             continue
         queue = int(waiting.groups.queue_of[instance])
-        wait_s, behind, after = place_in(fleet, waiting, group, queue, instance)
+        if waiting.groups.swap_s[instance] < math.inf:
+            wait_s, behind, after = place_in_shared(fleet, endpoints, waiting, group, queue, instance)
+        else:
+            wait_s, behind, after = place_in(fleet, waiting, group, queue, instance)
         own_s = group_s(fleet, waiting.groups, group, instance)
         count = float(waiting.groups.groups[group].count)
         more = count * (wait_s + own_s) + behind * own_s
-        if more < least or (accepts and not serves):
-            chosen, before, least, serves = queue, after, more, accepts
+        if more < least or rank > best:
+            chosen, before, least, best = queue, after, more, rank
     if chosen < 0:
         return False
     put_before(waiting.groups, group, chosen, before)
@@ -230,13 +319,14 @@ def insert_loose(fleet: FleetArrays, endpoints: EndpointArrays, waiting: Waiting
 
 @compiled
 def _is_pulled(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, group: int) -> bool:
-    """Whether an instance of its endpoint pulls *group* from where it stands, or will where none of them accepts work."""
-    endpoint, queue, serves = int(arrays.groups[group].endpoint), int(arrays.groups[group].queue), False
+    """Whether an instance of its endpoint pulls *group* from where it stands, at once or after a swap; or will where none of
+    them accepts work or can be swapped to."""
+    endpoint, queue, best = int(arrays.groups[group].endpoint), int(arrays.groups[group].queue), 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        serves = serves or fleet.accepting[endpoints.members[at]] != 0
+        best = max(best, _rank(fleet, arrays, int(endpoints.members[at])))
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        instance = endpoints.members[at]
-        if arrays.queue_of[instance] == queue and (fleet.accepting[instance] != 0 or not serves):
+        instance = int(endpoints.members[at])
+        if arrays.queue_of[instance] == queue and (_rank(fleet, arrays, instance) > 0 or best == 0):
             return True
     return False
 

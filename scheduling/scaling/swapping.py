@@ -1,12 +1,26 @@
-"""Swaps on demand: a model that is asked for while another has its GPUs gets them, not too often. One rule for both clocks.
+"""When the GPUs that several models share are given to another one. The same rules under both clocks.
 
-As llama-swap does: who is at rest and has requests waiting wakes as soon as who is awake is idle. While that one is busy it
-keeps the GPUs until swaps take a tenth of the time at the most.
+*On demand*, as llama-swap does: who is at rest and has requests waiting wakes as soon as who is awake is idle. While that
+one is busy it keeps the GPUs until swaps take a tenth of the time at the most.
+
+*By queue*, where what waits is in request groups (QLM section 5): instances that share their GPUs have one virtual queue,
+and the model of its first group is the next. So the global scheduler decides about swaps, whose times it counts. Who is
+busy keeps the GPUs as long as nothing of its own waits behind and the others have time for one more stay of it. That tenth
+of the time bounds all of it, or two tight classes would have the GPUs to and fro and neither be served: until then the
+groups of who is awake go first.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.queueing.groups import NONE, GroupArrays, put_first
+from scheduling.queueing.virtual_queues import due_at, group_s, head, request_s
+from scheduling.queueing.waiting_set import WaitingArrays
 
 SWAPPING_SHARE: Final = 0.1
 """Of the time, that swaps may take where several models have work."""
@@ -54,3 +68,68 @@ def swap_wanted(resting: Iterable[Resting], holder: Holder | None) -> tuple[int,
     else:
         return None
     return target.instance, f"{target.waiting} requests wait for {target.model}, and {why}."
+
+
+def swap_by_queue(
+    fleet: FleetArrays,
+    waiting: WaitingArrays,
+    queue: int,
+    serves: int,
+    holder: Holder | None,
+    resting: Callable[[int], Resting | None],
+    now_s: float,
+) -> tuple[int, str] | None:
+    """As `swap_wanted`, for instances that share the virtual *queue*: the one whose model its first group is of.
+
+    *serves* is the endpoint that has the GPUs, or will once the swap in progress is done; -1 for none. *resting* gives
+    the instance at rest that serves an endpoint, None where there is none. The groups of *serves* go first while it comes
+    up, and where the GPUs are to stay. An operator's pin of the first group is an order to swap.
+    """
+    arrays = waiting.groups
+    group = head(arrays, queue, now_s)
+    if group < 0:
+        return None
+    first: Any = arrays.groups[group]
+    target, wanted = None if first.endpoint == serves else resting(int(first.endpoint)), None
+    if target is not None and holder is not None and holder.is_ready and first.pinned:
+        wanted = target.instance, f"An operator wants group {int(first.number)} of {target.model} served first."
+    elif target is not None:
+        stay_s = target.swap_s / SWAPPING_SHARE
+        goes_on = holder is not None and not holder.is_idle and not has_groups(arrays, queue, serves)
+        if not goes_on or slack_s(fleet, waiting, queue, serves, now_s) <= stay_s:
+            wanted = swap_wanted([target], holder)
+    if wanted is None and serves != NONE:
+        put_first(arrays, queue, serves)
+    return wanted
+
+
+def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int, now_s: float) -> float:
+    """How much later a swap to the model of the first group of *queue* may begin, in seconds, until a group of that model
+    is late which stands there before any other model's; negative where one is already. Who has the GPUs, of the endpoint
+    *serves*, ends what it runs before."""
+    arrays, least_s = waiting.groups, math.inf
+    group = head(arrays, queue, now_s)
+    endpoint = int(arrays.groups[group]["endpoint"])
+    member, holder = _member(fleet, arrays, queue, endpoint), _member(fleet, arrays, queue, serves)
+    time_s = now_s + float(arrays.swap_s[member])
+    if holder != NONE:
+        usual = 0.5 * float(arrays.mean_tokens[serves])
+        time_s += float(fleet.running[holder]) * request_s(fleet, holder, usual, usual)
+    while group >= 0 and arrays.groups[group]["endpoint"] == endpoint:
+        time_s += group_s(fleet, arrays, group, member)
+        least_s = min(least_s, due_at(waiting, group) - time_s)
+        group = int(arrays.groups[group]["following"])
+    return least_s
+
+
+def _member(fleet: FleetArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:
+    """The instance that serves *endpoint* out of the virtual *queue*; -1 for none."""
+    count = fleet.endpoint.size
+    at = np.flatnonzero((arrays.queue_of[:count] == queue) & (fleet.endpoint == endpoint))
+    return int(at[0]) if at.size and endpoint != NONE else NONE
+
+
+def has_groups(arrays: GroupArrays, queue: int, endpoint: int) -> bool:
+    """Whether a group of *endpoint* stands in the virtual *queue*."""
+    groups: Any = arrays.groups
+    return bool(((groups["queue"] == queue) & (groups["endpoint"] == endpoint)).any())

@@ -44,7 +44,7 @@ from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loa
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Happening, Simulation
 from scheduling.simulation.state.records import FleetState
-from scheduling.simulation.swapping import SwapOnDemand
+from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
 STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
@@ -172,7 +172,7 @@ class Control:
         fits = set(cluster.engines())
         self._fits = np.array([[(model, gpu) in fits for gpu in gpu_types] for model, _ in cluster.endpoints])
         self._shares = cluster.share_spot
-        self._swaps = SwapOnDemand(simulation) if cluster.swap_groups() else None
+        self._swaps = Swapping(simulation) if cluster.swap_groups() else None
 
     def __call__(self, simulation: Simulation) -> None:
         """See, ask, act. Between the ticks of the strategy the floor alone is asked."""

@@ -1,56 +1,124 @@
-"""Swaps on demand in a simulation, at the floor's looks: the rule of `scaling.swapping` on simulated groups."""
+"""Swaps in a simulation, at the floor's looks: the rules of `scaling.swapping` on simulated groups."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from scheduling.scaling.swapping import Holder, Resting, swap_wanted
+from scheduling.queueing.groups import NONE, share_queues
+from scheduling.queueing.virtual_queues import reassign
+from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue, swap_wanted
 from scheduling.simulation.cluster.state_changes import COMING, WITHOUT_GPUS
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.simulator import Simulation
 
-AT_REST = (State.ASLEEP, State.EMPTY)
+AT_REST: Final = (State.ASLEEP, State.EMPTY)
+AWAY: Final = (State.FAILED, State.SPOT)
+"""States of an instance that no swap brings up."""
 
 
-class SwapOnDemand:
-    """Call it with the simulation at every look; it does nothing where no GPUs are shared."""
+class Swapping:
+    """Call it with the simulation at every look; it does nothing where no GPUs are shared.
 
-    def __init__(self, simulation: Simulation) -> None:
+    Instances of endpoints with request groups share a virtual queue, and its order says who is swapped to; of others, and
+    of all unless *by_queue*, that is decided on demand.
+    """
+
+    def __init__(self, simulation: Simulation, *, by_queue: bool = True) -> None:
         groups: dict[int, list[int]] = {}
         for instance, group in enumerate(simulation.world.lives.instances["swap_group"].tolist()):
             if group >= 0:
                 groups.setdefault(group, []).append(instance)
-        self._groups = list(groups.values())
+        self._groups, self._by_queue = groups, by_queue
+        self._share(simulation)
 
     def __call__(self, simulation: Simulation) -> None:
-        for members in self._groups:
-            if wanted := swap_wanted(_resting(simulation, members), _holder(simulation, members)):
+        self._share(simulation)
+        arrays = simulation.waiting.groups
+        for group, members in self._groups.items():
+            shared = [instance for instance in members if arrays.swap_s[instance] < float("inf")]
+            if shared:
+                wanted = _by_queue(simulation, group, shared)
+            else:
+                wanted = swap_wanted(_resting(simulation, members), _holder(simulation, members))
+            if wanted:
                 simulation.lives.swap_to(wanted[0])
+
+    def _share(self, simulation: Simulation) -> None:
+        """Let the virtual queues be those of the instances that swaps can bring up now."""
+        arrays, endpoints, sharing = simulation.waiting.groups, simulation.fleet.endpoint, []
+        for members in self._groups.values():
+            up = [instance for instance in members if simulation.states[instance] not in AWAY]
+            if self._by_queue and all(arrays.limit[endpoints[instance]] > 0 for instance in up):
+                sharing.append({instance: _swap_s(simulation, instance) for instance in up})
+        if sharing and share_queues(arrays, sharing):
+            reassign(simulation.fleet, simulation.endpoints, simulation.waiting)
+
+
+def _by_queue(simulation: Simulation, group: int, members: list[int]) -> tuple[int, str] | None:
+    world, arrays, endpoints = simulation.world, simulation.waiting.groups, simulation.fleet.endpoint
+    queue, serves = int(arrays.queue_of[members[0]]), int(world.lives.groups["target"][group])
+    at_rest = {int(endpoints[each]): each for each in members if simulation.states[each] in AT_REST}
+    having = _having(simulation, members)
+    serves = having if serves == NONE else serves
+
+    def resting(endpoint: int) -> Resting | None:
+        return _as_resting(simulation, at_rest[endpoint]) if endpoint in at_rest else None
+
+    holder = None
+    if having != NONE:
+        serving = int(endpoints[having])
+        idle = not simulation.fleet.running[having] and not has_groups(arrays, queue, serving)
+        holder = _as_holder(simulation, having, idle)
+    endpoint = NONE if serves == NONE else int(endpoints[serves])
+    fleet, waiting = simulation.fleet, simulation.waiting
+    wanted = swap_by_queue(fleet, waiting, queue, endpoint, holder, resting, simulation.now_s)
+    if wanted is None and endpoint != NONE and world.waiting.size[endpoint]:
+        simulation.control(endpoint)  # its groups may stand first again
+    return wanted
 
 
 def _resting(simulation: Simulation, members: list[int]) -> Iterator[Resting]:
     world, states = simulation.world, simulation.states
     for instance in members:
         endpoint = int(simulation.fleet.endpoint[instance])
-        waiting = int(world.waiting.size[endpoint])
-        if not waiting or states[instance] not in AT_REST:
+        if not world.waiting.size[endpoint] or states[instance] not in AT_REST:
             continue
         first, last = world.endpoints.first[endpoint : endpoint + 2].tolist()
         if any(COMING >> int(states[other]) & 1 for other in world.endpoints.members[first:last]):
             continue
-        life: Any = world.lives.instances[instance]
-        load_s = life.local_weights_s if states[instance] == State.EMPTY else life.wake_s
-        if states[instance] == State.ASLEEP and not life.in_memory:
-            load_s = life.reload_s
-        model, _ = simulation.cluster.endpoints[endpoint]
-        yield Resting(instance, str(instance), model, waiting, float(life.sleep_s + load_s))
+        yield _as_resting(simulation, instance)
+
+
+def _as_resting(simulation: Simulation, instance: int) -> Resting:
+    endpoint = int(simulation.fleet.endpoint[instance])
+    model, _ = simulation.cluster.endpoints[endpoint]
+    waiting = int(simulation.waiting.size[endpoint])
+    return Resting(instance, str(instance), model, waiting, _swap_s(simulation, instance))
+
+
+def _swap_s(simulation: Simulation, instance: int) -> float:
+    """What a swap to *instance* takes when nothing runs any more on who is awake."""
+    life: Any = simulation.world.lives.instances[instance]
+    state = simulation.states[instance]
+    load_s = life.local_weights_s if state == State.EMPTY else life.wake_s
+    if state == State.ASLEEP and not life.in_memory:
+        load_s = life.reload_s
+    return float(life.sleep_s + load_s)
+
+
+def _having(simulation: Simulation, members: list[int]) -> int:
+    """Who has the GPUs; -1 for nobody."""
+    return next((each for each in members if not WITHOUT_GPUS >> int(simulation.states[each]) & 1), NONE)
 
 
 def _holder(simulation: Simulation, members: list[int]) -> Holder | None:
-    world, states = simulation.world, simulation.states
-    for instance in members:
-        if not WITHOUT_GPUS >> int(states[instance]) & 1:
-            waiting = int(world.waiting.size[simulation.fleet.endpoint[instance]])
-            idle = not waiting and not simulation.fleet.running[instance]
-            since_s = float(world.lives.instances[instance]["since_s"])
-            return Holder(str(instance), states[instance] == State.READY, idle, simulation.now_s - since_s)
-    return None
+    instance = _having(simulation, members)
+    if instance == NONE:
+        return None
+    waiting = int(simulation.waiting.size[simulation.fleet.endpoint[instance]])
+    return _as_holder(simulation, instance, not waiting and not simulation.fleet.running[instance])
+
+
+def _as_holder(simulation: Simulation, instance: int, idle: bool) -> Holder:
+    since_s = float(simulation.world.lives.instances[instance]["since_s"])
+    is_ready = simulation.states[instance] == State.READY
+    return Holder(str(instance), is_ready, idle, simulation.now_s - since_s)

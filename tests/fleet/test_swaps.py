@@ -12,6 +12,7 @@ from controlplane.dispatch.floor.observation import Observation
 from controlplane.dispatch.floor.swapping import Swapping
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle.launching import launch_spec
@@ -301,7 +302,9 @@ class TestGateway:
         return topology
 
     def floor(self, topology, **waiting) -> list[tuple[int, str]]:
-        swapping = Swapping(topology, lambda endpoint: waiting.get(endpoint.model.replace("-", "_"), 0))
+        swapping = Swapping(
+            topology, lambda endpoint: waiting.get(endpoint.model.replace("-", "_"), 0), WaitingQueue(topology, 0.0)
+        )
         return list(swapping.wanted(0.0, time.time()))
 
     def test_who_shares_gpus_with_whom(self, world, topology):
@@ -361,7 +364,7 @@ class TestGateway:
         assert spare["model-b"] == (0, 0)
 
     def test_it_asks_once_in_a_while(self, world, topology):
-        swapping = Swapping(topology, lambda endpoint: int(endpoint.model == "model-b"))
+        swapping = Swapping(topology, lambda endpoint: int(endpoint.model == "model-b"), WaitingQueue(topology, 0.0))
         asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = floor.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")

@@ -31,6 +31,7 @@ from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.requests.reordering import Evicted
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
@@ -86,8 +87,8 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*waiting*, *outlook* and *short*: see `Observation`. *evicted* has what is to become events. *owns* says whether this
-    process has the regions; *read_inventory* lets the topology agree with the rows."""
+    """*waiting*, *outlook* and *short*: see `Observation`; *queue*: see `Swapping`. *evicted* has what is to become events.
+    *owns* says whether this process has the regions; *read_inventory* lets the topology agree with the rows."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Floor:
         rows: Rows,
         *,
         waiting: Callable[[Endpoint], int],
+        queue: WaitingQueue,
         outlook: Callable[[Endpoint], Outlook],
         short: Callable[[Endpoint], int],
         evicted: deque[Evicted],
@@ -112,7 +114,7 @@ class Floor:
         self._began_s = clock()
         self.observation = Observation(topology, waiting, outlook, clock, short=short)
         self.decision = Decision(topology, self._began_s)
-        self.swapping = Swapping(topology, waiting)
+        self.swapping = Swapping(topology, waiting, queue)
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False
@@ -174,6 +176,8 @@ class Floor:
                     self._move(endpoint, view, replicas, delta, reason)
             for instance_id, reason in self.swapping.wanted(now_s, time.time()):
                 self._in_thread(partial(self.rows.swap, instance_id, reason), lambda: None)
+        else:
+            self.swapping.keep()
         if self._next_look_s <= now_s < self._watch_until_s and not self._looking:
             self._next_look_s = now_s + OWN_COMMANDS_S
             self._look_after_own(members)

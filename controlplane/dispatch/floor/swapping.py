@@ -1,47 +1,136 @@
-"""Which swaps the floor asks for: the rule of `scheduling.scaling.swapping` on the groups of the inventory."""
+"""Which swaps the floor asks for: the rules of `scheduling.scaling.swapping` on the groups of the inventory."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec
+from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from scheduling.scaling.swapping import Holder, Resting, swap_wanted
+from scheduling.queueing.groups import NONE, put_first
+from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue, swap_wanted
 
 RETRY_S = 5.0
 """After a swap was asked for: until the rows show it, or it could not be made."""
+REFUSED_S = 30.0
+"""After one by queue that could not be made: who is awake goes on for so long."""
 AT_REST = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
 
 
-class Swapping:
-    """*waiting* counts the requests that an endpoint holds."""
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The virtual queue that the instances of a swap group have together."""
 
-    def __init__(self, topology: Topology, waiting: Callable[[Endpoint], int]) -> None:
+    queue: int
+    serves: int
+    """The endpoint that has the GPUs, or will once the swap in progress is done; -1 for none."""
+
+
+class Swapping:
+    """*waiting* counts the requests that an endpoint holds; *queue* has the request groups, *clock_s* is of the same clock
+    as the `now_s` of `wanted`."""
+
+    def __init__(self, topology: Topology, waiting: Callable[[Endpoint], int], queue: WaitingQueue) -> None:
         self.topology = topology
         self._waiting = waiting
+        self._queue = queue
         self._asked_s: dict[str, float] = {}  # by group
+        self._by_queue: set[str] = set()  # groups of which a swap by queue was asked for and is not seen yet
+        self._refused_s: dict[str, float] = {}
 
     def wanted(self, now_s: float, wall_s: float) -> Iterator[tuple[int, str]]:
         """The instances, by key, that are to have the GPUs of their groups now, each with the reason."""
         for group in self.topology.swap_groups:
-            if group.in_progress or now_s - self._asked_s.get(group.name, -RETRY_S) < RETRY_S:
+            shared = self._shared(group)
+            if group.in_progress:
+                self._by_queue.discard(group.name)
+                self._keep(shared)
+            elif now_s - self._asked_s.get(group.name, -RETRY_S) < RETRY_S:
                 continue
-            if swap := swap_wanted(self._resting(group), self._holder(group, wall_s)):
+            elif swap := self._swap(group, shared, now_s, wall_s):
                 self._asked_s[group.name] = now_s
                 yield swap
 
-    def _resting(self, group: SwapGroupSpec) -> Iterator[Resting]:
+    def keep(self) -> None:
+        """No swap can be asked for now: let who is awake go on with what waits for its model."""
+        for group in self.topology.swap_groups:
+            self._keep(self._shared(group))
+
+    def _swap(
+        self, group: SwapGroupSpec, shared: _Shared | None, now_s: float, wall_s: float
+    ) -> tuple[int, str] | None:
+        holder = self._holder(group, wall_s, shared)
+        if shared is None:
+            return swap_wanted(self._resting(group), holder)
+        if group.name in self._by_queue:  # it was asked for and is not made
+            self._by_queue.discard(group.name)
+            self._refused_s[group.name] = now_s
+        if now_s - self._refused_s.get(group.name, -REFUSED_S) < REFUSED_S:
+            self._keep(shared)
+            return None
+        at_rest = {
+            endpoint.index: member
+            for member in group.members
+            if member.instance_id in self.topology.replicas
+            and member.state in AT_REST
+            and (endpoint := self.topology.endpoint(member.model, member.region)) is not None
+        }
+
+        def resting(index: int) -> Resting | None:
+            member = at_rest.get(index)
+            return _as_resting(member, self._waiting(self.topology.endpoints[index])) if member else None
+
+        fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.now_s(now_s)
+        swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
+        if swap is None:  # one that is stopped stands in no queue
+            return swap_wanted(self._resting(group, stopped=True), holder)
+        self._by_queue.add(group.name)
+        return swap
+
+    def _shared(self, group: SwapGroupSpec) -> _Shared | None:
+        """The virtual queue of *group*, None where its instances have one each."""
+        replicas = [
+            self.topology.replicas[one.instance_id]
+            for one in group.members
+            if one.instance_id in self.topology.replicas
+        ]
+        arrays = self._queue.arrays.groups
+        slots = [
+            one.slot for one in replicas if one.slot < arrays.swap_s.size and arrays.swap_s[one.slot] < float("inf")
+        ]
+        if not slots:
+            return None
+        serves = group.target if group.target is not None else group.awake.instance_id if group.awake else None
+        replica = None if serves is None else self.topology.replicas.get(serves)
+        return _Shared(int(arrays.queue_of[slots[0]]), replica.endpoint.index if replica else NONE)
+
+    def _keep(self, shared: _Shared | None) -> None:
+        """Let the model that is awake or comes up be served first."""
+        if shared is not None and shared.serves != NONE:
+            put_first(self._queue.arrays.groups, shared.queue, shared.serves)
+
+    def _resting(self, group: SwapGroupSpec, stopped: bool = False) -> Iterator[Resting]:
         for member in group.members:
             endpoint = self.topology.endpoint(member.model, member.region)
             if endpoint is None or member.state not in AT_REST or not (waiting := self._waiting(endpoint)):
                 continue
+            if stopped and member.state != InstanceState.STOPPED:
+                continue
             if not any(replica.spec.state in PRESENT for replica in self.topology.members(endpoint)):
-                yield Resting(member.instance_id, member.name, member.model, waiting, member.swap_s)
+                yield _as_resting(member, waiting)
 
-    def _holder(self, group: SwapGroupSpec, wall_s: float) -> Holder | None:
+    def _holder(self, group: SwapGroupSpec, wall_s: float, shared: _Shared | None) -> Holder | None:
         if (awake := group.awake) is None:
             return None
         endpoint = self.topology.endpoint(awake.model, awake.region)
         replica = self.topology.replicas.get(awake.instance_id)
-        idle = not (endpoint and self._waiting(endpoint)) and not (replica and replica.requests)
-        is_ready = awake.state == InstanceState.READY
-        return Holder(awake.name, is_ready, idle, wall_s - awake.state_changed_at)
+        if shared is not None and endpoint is not None:
+            waits = has_groups(self._queue.arrays.groups, shared.queue, endpoint.index)
+        else:
+            waits = endpoint is not None and self._waiting(endpoint) > 0
+        idle = not waits and not (replica and replica.requests)
+        return Holder(awake.name, awake.state == InstanceState.READY, idle, wall_s - awake.state_changed_at)
+
+
+def _as_resting(member: SwapMemberSpec, waiting: int) -> Resting:
+    return Resting(member.instance_id, member.name, member.model, waiting, member.swap_s)

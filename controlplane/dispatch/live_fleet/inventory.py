@@ -95,8 +95,13 @@ class SwapGroupSpec:
 
     name: str
     members: tuple[SwapMemberSpec, ...]
-    in_progress: bool = False
-    """Whether a swap is."""
+    target: int | None = None
+    """The instance that the swap in progress is to; None without one."""
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether a swap is."""
+        return self.target is not None
 
     @property
     def awake(self) -> SwapMemberSpec | None:
@@ -213,7 +218,7 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
                 )
                 for one in status.members
             ),
-            status.running is not None,
+            status.running.instance_id if status.running else None,
         )
         for status in statuses()
     )

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
+from controlplane.dispatch.live_fleet.inventory import FAILED
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
-from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
+from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS, share_queues
 from scheduling.queueing.ordering import ORDERINGS, QLM, queue_key
 from scheduling.queueing.virtual_queues import fit_groups, reassign, regroup
 from scheduling.queueing.waiting_set import (
@@ -79,8 +80,20 @@ class WaitingQueue:
             for index in limits:
                 for request in self.of(self.topology.endpoints[index]):
                     self._note_group(request)
+        self._share_queues()
         if any_grouped:
             reassign(self.topology.fleet, self.topology.arrays, self.arrays)
+
+    def _share_queues(self) -> None:
+        """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups and
+        the floor, which asks for swaps, is on. One that is stopped has no slot: it is swapped to on demand."""
+        topology, sharing = self.topology, list[dict[int, float]]()
+        for group in topology.swap_groups if topology.tuned.FLOOR else ():
+            seconds = {member.instance_id: member.swap_s for member in group.members if member.state != FAILED}
+            replicas = [topology.replicas[key] for key in seconds if key in topology.replicas]
+            if all(self.grouped(replica.endpoint) for replica in replicas):
+                sharing.append({replica.slot: seconds[replica.spec.instance_id] for replica in replicas})
+        share_queues(self.arrays.groups, sharing)
 
     def _limit(self, endpoint: Endpoint) -> int:
         topology = self.topology

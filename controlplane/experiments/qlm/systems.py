@@ -26,7 +26,7 @@ from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.swapping import SwapOnDemand
+from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import Requests
 
 HERE: Final = "here"
@@ -116,7 +116,7 @@ def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str
     """Run *system* to the end of the last request."""
     cluster, requests = result_of
     simulation = Simulation(cluster, requests, sample_s=1.0)
-    swaps = SwapOnDemand(simulation) if cluster.swap_groups() else None
+    swaps = Swapping(simulation) if cluster.swap_groups() else None
     result = simulation.run(swaps, LOOK_S, until_s=LONGEST_S)
     outcomes, slo_class = result.outcomes, np.asarray(requests.slo_class)
     done = outcomes["state"] == Outcome.DONE

@@ -19,7 +19,7 @@ from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.state.records import FleetState
 from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
-from scheduling.simulation.swapping import SwapOnDemand
+from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
 
@@ -66,7 +66,7 @@ class Stage:
                 state=self.state,
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-            swaps = SwapOnDemand(simulation) if self.cluster.swap_groups() else None
+            swaps = Swapping(simulation) if self.cluster.swap_groups() else None
             result = simulation.run(
                 swaps, LOOK_S if swaps else tick_s, self.until_s, progress, happenings=self.happenings
             )

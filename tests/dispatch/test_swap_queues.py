@@ -1,0 +1,197 @@
+"""Two models that share GPUs, on the dispatcher: one virtual queue, whose first group says which model is swapped to."""
+
+import math
+
+import pytest
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor.swapping import REFUSED_S, RETRY_S, Swapping
+from controlplane.dispatch.live_fleet.inventory import (
+    EndpointSpec,
+    InstanceSpec,
+    Inventory,
+    ModelSpec,
+    SwapGroupSpec,
+    SwapMemberSpec,
+)
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Finished, Placed, Submit
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.tunable import Tunable
+from controlplane.tuning.selectors import Values
+
+S = InstanceState
+MODELS = {1: "a", 2: "b"}
+"""By instance; each runs one request at a time."""
+SWAP_S = 2.0
+
+
+class Pair:
+    """*clock* is the dispatcher's, and the time of day too."""
+
+    def __init__(self, ordering="qlm"):
+        self.now_s, self.placed, self.number = 100.0, [], 0
+        self.ordering, self.target, self.floor = ordering, None, True
+        self.states = {1: S.READY, 2: S.SLEEPING}
+        self.since_s = {1: 0.0, 2: 0.0}
+        self.topology = Topology()
+        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
+        self.apply()
+        self.swapping = Swapping(self.topology, self.dispatcher.waiting_at, self.dispatcher.queue)
+
+    def apply(self):
+        values = Values({} if self.floor else {"": {"FLOOR": False}})
+        self.dispatcher.apply_inventory(
+            Inventory(
+                models={model: ModelSpec(model, 4096, 0) for model in MODELS.values()},
+                endpoints=tuple(
+                    EndpointSpec(model, "east", "join_shortest_queue", self.ordering, 1000, shares_gpus=True,
+                                 tuned=Tunable())
+                    for model in MODELS.values()
+                ),
+                instances=tuple(
+                    InstanceSpec(number, f"i{number}", f"http://127.0.0.1:1/{number}", self.states[number], 0.0,
+                                 model, "east", "", 1, 4096, requests_ahead_limit=0, swap_group="pair")
+                    for number, model in MODELS.items()
+                    if self.states[number] != S.STOPPED
+                ),
+                ttft_slo_ms=None,
+                values=values,
+                swap_groups=(
+                    SwapGroupSpec("pair", tuple(
+                        SwapMemberSpec(number, f"i{number}", model, "east", self.states[number], self.since_s[number],
+                                       SWAP_S)
+                        for number, model in MODELS.items()
+                    ), self.target),
+                ),
+            )
+        )  # fmt: skip
+        self.dispatcher.pump_all()
+
+    def take(self, record):
+        if isinstance(record, Placed):
+            self.placed.append(record)
+
+    def ask(self, model, due_s, output=50):
+        self.number += 1
+        self.dispatcher.take(
+            Submit(self.number, str(self.number), model, "east", 1, 0, due_s, self.now_s, self.now_s, 10, output,
+                   output, 1, True)
+        )  # fmt: skip
+        return self.number
+
+    def state(self, target=None, **states):
+        self.states |= {int(name[1:]): state for name, state in states.items()}
+        self.since_s |= {int(name[1:]): self.now_s for name in states}
+        self.target = target
+        self.apply()
+
+    def look(self, after_s=1.0):
+        self.now_s += after_s
+        self.dispatcher.sweep()
+        swaps = list(self.swapping.wanted(self.now_s, self.now_s))
+        self.dispatcher.pump_all()
+        return swaps
+
+    def finish(self):
+        self.dispatcher.take(Finished(self.placed[-1].number))
+
+    def order(self):
+        arrays, models = self.dispatcher.queue.arrays.groups, []
+        group = int(arrays.queues["first"][self.topology.replicas[1].slot])
+        while group >= 0:
+            models.append(MODELS[1 + int(arrays.groups["endpoint"][group])])
+            group = int(arrays.groups["following"][group])
+        return models
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+def test_the_instance_swaps_when_the_head_is_of_the_other_model_and_back(pair):
+    first = pair.ask("a", 600.0)
+    later = pair.ask("a", 600.0)
+    other = pair.ask("b", 600.0)
+    assert [one.number for one in pair.placed] == [first]
+    assert pair.order() == ["a", "b"]
+    assert pair.look() == []
+    pair.finish()
+    assert pair.placed[-1].number == later
+    assert pair.order() == ["b"]
+    assert pair.look() == [], "b has time"
+    pair.finish()
+    assert pair.look() == [(2, "1 requests wait for b, and i1 is idle.")]
+    pair.state(target=2, i1=S.DRAINING)
+    waits = pair.ask("a", 600.0)
+    pair.state(target=2, i1=S.SLEEPING, i2=S.LOADING)
+    assert pair.look() == []
+    assert pair.order() == ["b", "a"], "what comes up is served first"
+    pair.state(i2=S.READY)
+    assert pair.placed[-1].number == other
+    assert pair.look() == [], "it runs, and ten times the swap are not over"
+    pair.finish()
+    assert pair.look(RETRY_S)[0][0] == 1
+    pair.state(target=1, i2=S.SLEEPING, i1=S.LOADING)
+    pair.state(i1=S.READY)
+    assert pair.placed[-1].number == waits
+
+
+def test_who_was_swapped_to_a_moment_ago_goes_on_with_its_own(pair):
+    pair.since_s[1] = pair.now_s
+    pair.apply()
+    pair.ask("a", 600.0)
+    pair.ask("b", 1.0)
+    own = pair.ask("a", 600.0)
+    assert pair.look() == []
+    assert pair.order() == ["a", "b"]
+    pair.finish()
+    assert pair.placed[-1].number == own
+
+
+def test_a_swap_that_cannot_be_made_does_not_hold_up_who_is_awake(pair):
+    pair.ask("a", 600.0)
+    pair.ask("b", 0.5)
+    own = pair.ask("a", 600.0)
+    assert pair.look()[0][0] == 2
+    pair.finish()
+    assert pair.order()[0] == "b", "it is given nothing more"
+    assert pair.look(RETRY_S + 0.5) == []
+    assert pair.placed[-1].number == own
+    assert pair.look() == []
+    assert pair.look(REFUSED_S)[0][0] == 2
+
+
+def test_where_no_swap_can_be_asked_for_who_is_awake_goes_on(pair):
+    pair.ask("a", 600.0)
+    pair.ask("b", 0.5)
+    own = pair.ask("a", 600.0)
+    pair.look()
+    pair.finish()
+    pair.swapping.keep()
+    pair.dispatcher.pump_all()
+    assert pair.placed[-1].number == own
+
+
+@pytest.mark.parametrize("change", ["the order is another", "the floor is off", "it failed", "it is stopped"])
+def test_without_swaps_by_queue_each_has_its_own(pair, change):
+    arrays = pair.dispatcher.queue.arrays.groups
+    slots = [replica.slot for replica in pair.topology.replicas.values()]
+    assert len(set(arrays.queue_of[slots].tolist())) == 1
+    pair.ask("b", 60.0)
+    match change:
+        case "the order is another":
+            pair.ordering = "fcfs"
+        case "the floor is off":
+            pair.floor = False
+        case "it failed":
+            pair.states[2] = S.FAILED
+        case _:
+            pair.states[2] = S.STOPPED
+    pair.apply()
+    arrays = pair.dispatcher.queue.arrays.groups
+    assert arrays.queue_of.tolist() == list(range(arrays.queue_of.size))
+    assert all(math.isinf(seconds) for seconds in arrays.swap_s)
+    if change in ("the order is another", "it is stopped"):
+        assert pair.look()[0][0] == 2, "on demand"

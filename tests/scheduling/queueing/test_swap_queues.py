@@ -1,0 +1,263 @@
+"""The virtual queue that instances have together which share their GPUs: who stands where, and what is swapped to."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
+from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.groups import NONE, put_before, put_first, share_queues
+from scheduling.queueing.reordering.problem import broken_rules
+from scheduling.queueing.snapshot import snapshot
+from scheduling.queueing.virtual_queues import (
+    group_s,
+    insert_loose,
+    may_balance,
+    place_in_shared,
+    pull,
+    reassign,
+)
+from scheduling.queueing.waiting_set import allocate_waiting, enqueue
+from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
+from tests.oracles.swap_queues import PlainGroup, place
+from tests.scheduling.queueing.test_groups import living, queue_of
+
+MODELS = 3
+SWAP_S = {0: 2.0, 1: 3.0, 2: 5.0}
+AWAKE = Holder("a", True, False, 5.0)
+
+
+class Shared:
+    """Three models on the same GPUs, the instance of each having its number; the instance 3 serves the first one too."""
+
+    def __init__(self, awake=0, alone=False):
+        count = MODELS + alone
+        self.fleet, self.endpoints = allocate_fleet(count), allocate_endpoints(MODELS, count)
+        self.fleet.endpoint[:] = [0, 1, 2, 0][:count]
+        self.fleet.max_num_seqs[:], self.fleet.kv_capacity_tokens[:] = 1, 10_000
+        self.fleet.profile[:] = (0.02, 0.0, 1e-4, 0.0, 0.02, 1e-4, 0.0)
+        self.wake(awake)
+        self.fleet.accepting[MODELS:] = 1
+        index_members(self.fleet, self.endpoints)
+        self.waiting = allocate_waiting(MODELS, 64, count)
+        self.arrays = self.waiting.groups
+        self.arrays.limit[:] = 1
+        share_queues(self.arrays, [SWAP_S])
+
+    def wake(self, model):
+        self.fleet.accepting[:MODELS] = 0
+        if model != NONE:
+            self.fleet.accepting[model] = 1
+
+    def ask(self, model, due_s, output=50):
+        """A group of one request, which stands in no queue yet."""
+        slot = enqueue(self.waiting, model, due_s, 0.0, due_s, 0, 10, output, -1, -1, -1, -1)
+        return int(self.arrays.members[slot].group)
+
+    def put(self, model, due_s, output=50, pinned=False):
+        """The same at the end of the queue."""
+        group = self.ask(model, due_s, output)
+        self.arrays.groups[group].pinned = pinned
+        put_before(self.arrays, group, 0, NONE)
+        return group
+
+    def models(self, queue=0):
+        return [int(self.arrays.groups[group].endpoint) for group in queue_of(self.waiting, queue)]
+
+    def look(self, serves, holder=AWAKE, now_s=0.0, rest=(0, 1, 2)):
+        def resting(endpoint):
+            return Resting(endpoint, "b", f"m{endpoint}", 7, SWAP_S[endpoint]) if endpoint in rest else None
+
+        return swap_by_queue(self.fleet, self.waiting, 0, serves, holder, resting, now_s)
+
+
+drawn_groups = st.lists(
+    st.tuples(st.integers(0, MODELS - 1), st.integers(1, 60), st.sampled_from([10, 100, 400]), st.booleans()),
+    max_size=9,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(drawn_groups, st.integers(NONE, MODELS - 1), st.integers(0, MODELS - 1), st.integers(1, 60))
+def test_a_group_goes_where_the_plain_rule_has_it(drawn, awake, model, due_s):
+    shared = Shared(awake)
+    groups = [shared.put(of, due, output, pinned and at < 2) for at, (of, due, output, pinned) in enumerate(drawn)]
+    new = shared.ask(model, due_s)
+
+    def plain(group):
+        this = shared.arrays.groups[group]
+        of = int(this.endpoint)
+        due = float(shared.waiting.key[this["first"]])
+        return PlainGroup(of, due, group_s(shared.fleet, shared.arrays, group, of), 1, bool(this.pinned))
+
+    wait_s, behind, after = place_in_shared(shared.fleet, shared.endpoints, shared.waiting, new, 0, model)
+    expected_s, plain_behind, at = place([plain(group) for group in groups], plain(new), awake, SWAP_S)
+    assert (groups.index(after) if after != NONE else len(groups)) == at
+    assert wait_s == pytest.approx(expected_s)
+    assert behind == plain_behind
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn_groups, st.integers(0, MODELS - 1))
+def test_the_groups_of_one_model_are_put_first(drawn, model):
+    shared = Shared()
+    groups = [shared.put(of, due, output, pinned) for of, due, output, pinned in drawn]
+
+    expected, run = [], []
+    for at, group in enumerate(groups):
+        run.append(group)
+        if drawn[at][3] or at == len(groups) - 1:
+            fixed = [run.pop()] if drawn[at][3] else []
+            run.sort(key=lambda one: shared.arrays.groups[one].endpoint != model)
+            expected, run = [*expected, *run, *fixed], []
+    moved = put_first(shared.arrays, 0, model)
+    assert queue_of(shared.waiting, 0) == expected
+    assert (moved > 0) == (expected != groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_groups, st.integers(NONE, MODELS - 1), st.integers(0, 30))
+def test_the_solver_counts_swaps_and_loses_nobody(drawn, awake, now_s):
+    shared = Shared(awake, alone=True)
+    for model, due_s, output, _ in drawn:
+        shared.ask(model, due_s, output)
+        insert_loose(shared.fleet, shared.endpoints, shared.waiting, model)
+    groups = living(shared.waiting)
+    seen = snapshot(shared.fleet, shared.endpoints, shared.waiting, float(now_s))
+    assert (seen is None) == (not groups)
+    if seen is None:
+        return
+    assert not broken_rules(seen.problem, seen.previous)
+    kind = int(seen.problem.queue_type[list(seen.queues).index(0)]) if 0 in seen.queues else None
+    if kind is not None:
+        assert seen.problem.swap_s[kind].tolist() == list(SWAP_S.values())
+    reordered = GlobalScheduler(2_000).look(shared.fleet, shared.endpoints, shared.waiting, float(now_s))
+    assert reordered is not None
+    stand = [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)]
+    assert sorted(stand) == groups
+    assert set(shared.models(MODELS)) <= {0}, "the other instance serves the first model alone"
+    before = list(stand)
+    reassign(shared.fleet, shared.endpoints, shared.waiting)
+    assert [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)] == before
+
+
+def test_one_swap_serves_all_that_waits_for_a_model():
+    shared = Shared(awake=0)
+    for model, due_s in ((0, 60.0), (1, 60.0), (0, 61.0), (1, 62.0), (2, 60.0), (0, 63.0), (1, 30.0)):
+        shared.ask(model, due_s, output=10)
+        insert_loose(shared.fleet, shared.endpoints, shared.waiting, model)
+    assert shared.models() == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_who_would_be_late_is_not_passed():
+    shared = Shared(awake=0)
+    for model, due_s in ((1, 4.5), (0, 60.0), (0, 61.0)):
+        shared.ask(model, due_s)  # a second each
+        insert_loose(shared.fleet, shared.endpoints, shared.waiting, model)
+    # The first of model 0 may go first: model 1 begins after 1 + 3 s. The second would make it late.
+    assert shared.models() == [0, 1, 0]
+
+
+def test_who_is_awake_pulls_its_own_model_and_waits_for_the_swap_else():
+    shared = Shared(awake=0)
+    shared.put(1, 5.0)
+    own = shared.put(0, 60.0)
+    assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0) == (-1, -1)
+    assert not may_balance(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0)
+    assert shared.look(0) is None, "it is busy and was ready 5 s ago: ten times the swap are not over"
+    assert queue_of(shared.waiting, 0)[0] == own
+    assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0)[1] == 0
+    shared.wake(1)
+    put_first(shared.arrays, 0, 1)
+    assert pull(shared.fleet, shared.endpoints, shared.waiting, 1, 0.0)[1] == 1
+
+
+class TestRule:
+    def test_nothing_waits(self):
+        assert Shared().look(0) is None
+
+    def test_it_serves_what_is_first(self):
+        shared = Shared()
+        shared.put(0, 5.0)
+        assert shared.look(0) is None
+
+    def test_who_is_idle_gives_way(self):
+        shared = Shared()
+        shared.put(2, 5.0)
+        assert shared.look(0, Holder("a", True, True, 0.0)) == (2, "7 requests wait for m2, and a is idle.")
+
+    def test_who_had_its_time_gives_way(self):
+        shared = Shared()
+        shared.put(1, 5.0)
+        shared.put(0, 60.0)
+        assert shared.look(0, Holder("a", True, False, 31.0))[0] == 1
+        assert shared.models() == [1, 0], "it is given nothing more"
+
+    def test_who_is_busy_goes_on_while_the_others_have_time_for_one_more_stay(self):
+        shared = Shared()
+        shared.put(1, 60.0)
+        shared.put(1, 60.0)  # each takes a second, the swap three, a stay thirty
+        assert shared.look(0, Holder("a", True, False, 99.0), now_s=24.0) is None
+        assert shared.look(0, Holder("a", True, False, 99.0), now_s=26.0)[0] == 1
+
+    def test_nobody_is_awake(self):
+        shared = Shared(NONE)
+        shared.put(1, 5.0)
+        assert shared.look(NONE, None) == (1, "7 requests wait for m1, and nothing has the GPUs.")
+
+    def test_what_comes_up_is_served_first(self):
+        shared = Shared(NONE)
+        shared.put(1, 5.0)
+        shared.put(2, 60.0)
+        assert shared.look(2, Holder("c", False, False, 0.0)) is None
+        assert shared.models() == [2, 1]
+
+    def test_what_no_instance_at_rest_serves_is_put_back(self):
+        shared = Shared()
+        shared.put(1, 5.0)
+        shared.put(0, 60.0)
+        assert shared.look(0, Holder("a", True, False, 99.0), rest=(2,)) is None
+        assert shared.models() == [0, 1]
+
+    def test_a_pin_is_an_order(self):
+        shared = Shared()
+        shared.put(1, 5.0, pinned=True)
+        shared.put(0, 60.0)
+        assert shared.look(0) == (1, "An operator wants group 0 of m1 served first.")
+
+    def test_what_is_held_is_passed_over(self):
+        shared = Shared()
+        held = shared.put(1, 5.0)
+        shared.arrays.groups[held].hold_until_s = 9.0
+        assert shared.look(0, Holder("a", True, True, 0.0)) is None
+        assert shared.look(0, Holder("a", True, True, 0.0), now_s=9.0)[0] == 1
+
+
+def test_one_that_failed_leaves_the_queue_and_its_groups_with_it():
+    shared = Shared(awake=0)
+    shared.put(1, 5.0)
+    shared.put(0, 60.0)
+    assert share_queues(shared.arrays, [{0: 2.0, 2: 5.0}])
+    assert not share_queues(shared.arrays, [{0: 2.5, 2: 5.0}]), "other seconds move nobody"
+    reassign(shared.fleet, shared.endpoints, shared.waiting)
+    assert (shared.models(0), shared.models(1)) == ([0], [1])
+    assert has_groups(shared.arrays, 1, 1)
+    assert share_queues(shared.arrays, [])
+    assert shared.arrays.queue_of.tolist() == [0, 1, 2]
+    assert np.isinf(shared.arrays.swap_s).all()
+
+
+def test_while_a_swap_is_in_progress_time_counts_from_its_end():
+    shared = Shared(NONE)
+    shared.put(1, 60.0)
+    shared.put(0, 60.0)
+    seen = snapshot(shared.fleet, shared.endpoints, shared.waiting, 0.0)
+    assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [SWAP_S[1]])
+    shared.wake(1)
+    seen = snapshot(shared.fleet, shared.endpoints, shared.waiting, 0.0)
+    assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [0.0])
+    assert seen.problem.drain_s[0].min() > 0
+    assert math.isfinite(seen.problem.service_s.max())
