@@ -16,6 +16,7 @@ import redis
 from controlplane.dispatch import solving
 from controlplane.dispatch.requests import reordering
 from controlplane.dispatch.solving import KEY, CelerySolver, pack, pack_answer
+from controlplane.jobs.broker import answering_workers
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.problem import Order
 from tests.dispatch.test_reordering import late  # noqa: F401 (fixture)
@@ -153,8 +154,11 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
     scheduler.ask = solver.ask
     with redis.Redis.from_url(url) as client:
         with worker(url, tmp_path) as process:
+            # A worker that is asked while it starts may be too late already for the dispatcher's patience.
+            await until(lambda: answering_workers(url, 1.0), 100)
+            assert not look(late)
             # It says that a task is done after it only, and what computes then solves, for a second at the least.
-            await until(lambda: look(late) or client.hlen("unacked"), 100)
+            await until(lambda: client.hlen("unacked"))
             before_s = spent_s(process)
             await until(lambda: spent_s(process) >= before_s + 0.2)
             end(process)
