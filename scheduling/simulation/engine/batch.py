@@ -233,21 +233,24 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
 def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
     """Let *sequence* wait at *instance* from *now_s* on; when the instance's next event is, -1 if that did not change.
 
-    A segment is cut at its next boundary if the request might be admitted there. *at_now*: boundaries at *now_s* are over.
+    A segment is cut at its next boundary if the request might be admitted there, or is to leave: it was evicted on its way.
+    *at_now*: boundaries at *now_s* are over.
     """
-    engine = engines.instances[instance]
+    engine, this = engines.instances[instance], engines.sequences[sequence]
     push_waiting(engines, instance, sequence, False)
     if engine.phase == IDLE:
         return now_s
-    if engine.phase != SEGMENT or engine.first_waiting != sequence or engine.running >= engine.max_num_seqs:
+    if engine.phase != SEGMENT:
         return -1.0
-    this = engines.sequences[sequence]
-    missing = blocks(engine, this.prompt_tokens + this.produced_tokens)
-    if engine.prefix_caching != 0:
-        _, in_use = look_up(engines, instance, sequence)
-        missing -= in_use
-    if missing > engine.free_blocks:
-        return -1.0
+    if this.evicted == 0:
+        if engine.first_waiting != sequence or engine.running >= engine.max_num_seqs:
+            return -1.0
+        missing = blocks(engine, this.prompt_tokens + this.produced_tokens)
+        if engine.prefix_caching != 0:
+            _, in_use = look_up(engines, instance, sequence)
+            missing -= in_use
+        if missing > engine.free_blocks:
+            return -1.0
     observe(fleet, engines, instance, now_s, at_now)
     steps = engine.counted + 1
     if steps >= engine.steps:
