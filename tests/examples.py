@@ -4,9 +4,24 @@ Both draw the same ones in every run, so that a change fails for what it changed
 (`make explore`): a failure it finds becomes an `@example` of its test.
 """
 
+from typing import Any
+
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 FEW, MANY = 25, 150
+
+# Hypothesis also draws numbers that stand in the modules which are loaded, so that the examples of a test would depend on
+# which others run in its process. Not a public setting: where the function is not there, nothing is patched.
+_of_loaded_modules: Any = getattr(providers, "_get_local_constants", None)
+
+
+def _local_constants() -> Any:
+    return providers.Constants() if settings().derandomize else _of_loaded_modules()
+
+
+if _of_loaded_modules is not None:
+    providers._get_local_constants = _local_constants
 
 # Examples are judged by what they find, not by how long they take on a busy machine.
 settings.register_profile("few", max_examples=FEW, deadline=None, derandomize=True)
