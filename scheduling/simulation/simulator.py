@@ -130,7 +130,9 @@ class Simulation:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         while True:
             sample_s = self._samples.next_s
-            look_s = np.inf if self.scheduling is None else self.looked_s + GlobalScheduler.EVERY_S
+            # Without an arrival or an event to come, what waits does so for ever, in whatever order.
+            comes = self._run_state.arrived < self.requests.arrival_s.size or self.world.events.time_s[1] < np.inf
+            look_s = self.looked_s + GlobalScheduler.EVERY_S if self.scheduling is not None and comes else np.inf
             stop_s = min(until_s, sample_s, look_s)
             reason = loop.run(self.world, stop_s)
             if reason == loop.FULL:

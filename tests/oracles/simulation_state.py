@@ -88,6 +88,7 @@ def _instance(simulation: "Simulation", at: int, row: dict[int, int]) -> Instanc
         loads=(int(fleet.kv_tokens[at]), int(fleet.remaining_tokens[at]), int(fleet.queued_prompt_tokens[at])),
         limits=(int(fleet.max_num_seqs[at]), int(fleet.kv_capacity_tokens[at])),
         placed_tokens=int(fleet.placed_tokens[at]),
+        moved=at in simulation.lives.moved,
         requests=_running(world, at, row),
         work=_work(world, at, float(world.events.time_s[half + at])),
     )

@@ -37,6 +37,8 @@ class Lives:
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
+        self.moved: set[int] = set()
+        """Instances that have an engine of the catalog by now, not the one that they were described with."""
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
         self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
@@ -109,6 +111,7 @@ class Lives:
         fleet, policies = self.world.fleet, self.world.policies
         key = model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
+        self.moved.add(instance)
         before = int(fleet.endpoint[instance])
         coming = bool(COMING >> int(self.state[instance]) & 1)
         policies[before].serving -= coming

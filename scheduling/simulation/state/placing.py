@@ -62,7 +62,7 @@ def place(lives: Lives, state: FleetState) -> None:
 
 
 def _place_life(lives: Lives, at: int, instance: InstanceState) -> None:
-    if int(lives.world.fleet.endpoint[at]) != instance.endpoint:
+    if instance.moved or int(lives.world.fleet.endpoint[at]) != instance.endpoint:
         lives.move(at, instance.endpoint)
     world = lives.world
     life: Any = world.lives.instances[at]

@@ -112,6 +112,8 @@ class InstanceState:
     limits: tuple[int, int] | None = None
     """Requests and KV tokens that the dispatcher counts on; None: as the cluster says."""
     placed_tokens: int = 0
+    moved: bool = False
+    """Whether it has the engine that its model has on its GPU type, though it may be back at its own endpoint."""
     requests: list[Running] = field(default_factory=list)
     """Those that run in order of admission, then those that wait there in order, then those on their way."""
     work: Work | None = None

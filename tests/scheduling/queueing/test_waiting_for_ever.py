@@ -1,0 +1,17 @@
+"""A run under `qlm` of requests that nobody can serve comes to its end, as under every other order."""
+
+import pytest
+
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+from tests.scheduling.simulation.small import cluster, instance
+
+
+@pytest.mark.parametrize("ordering", ["fcfs", "qlm"])
+def test_it_is_said_that_requests_wait_for_ever(ordering):
+    fleet = cluster(instance(dispatch_max_num_seqs=1), ordering=ordering)
+    simulation = Simulation(fleet, make_requests([0.0, 0.125], 10, 50))
+    simulation.advance(0.25)
+    simulation.drain(0)
+    with pytest.raises(RuntimeError, match="1 requests wait for ever"):
+        simulation.run()
