@@ -1,6 +1,7 @@
 """Two models on one instance: swaps by the order of the virtual queue beside swaps on demand, over seeds.
 
-16 sequences, a swap of 3 s, Poisson arrivals for 400 s: `tests/scheduling/simulation/shared_gpus.py`. `in_time` is the share with a first token within the time allowed, by seed, and `swaps` how many there were.
+16 sequences, a swap of 3 s, Poisson arrivals for 400 s: `tests/scheduling/simulation/shared_gpus.py`. `in_time` is the
+share with a first token within the time allowed, by seed, and `swaps` how many there were.
 """
 
 import argparse
