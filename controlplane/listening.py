@@ -9,7 +9,8 @@ and each iteration accepts as many.
 
 HTTP: the head of an answer goes out with the first bytes of its body, in one system call instead of two; and what streams
 can be written from a callback (`Direct`), where an ASGI message would take a task to send it. It calls back when the client
-goes away, where ASGI takes a task that waits for the message.
+goes away, where ASGI takes a task that waits for the message. A body that is here is read, and an answer that is whole is
+written, in one call each: uvicorn looks at every header for what may not stand in one, 20 us an answer.
 """
 
 import asyncio
@@ -19,10 +20,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 ACCEPTED_PER_ITERATION = 64
 
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 DIRECT = "pilothouse.direct"
 """The ASGI extension that offers a `Direct`, as `answer`."""
@@ -43,13 +46,16 @@ class HeadWithBody:
         elif not self._head:
             self._head = data
         else:
-            self._cycle.transport = self._transport
-            self._transport.write(self._head + data)
+            self.begun().write(self._head + data)
+
+    def begun(self) -> asyncio.Transport:
+        """The transport itself: whoever writes the head writes the body with it."""
+        self._cycle.transport = self._transport
+        return self._transport
 
     def close(self) -> None:
         if self._head:
-            self._cycle.transport = self._transport
-            self._transport.write(self._head)
+            self.begun().write(self._head)
         self._transport.close()
 
     def is_closing(self) -> bool:
@@ -57,13 +63,53 @@ class HeadWithBody:
 
 
 class Direct:
-    """Writes pieces of an answer's body that has begun, in chunks, without waiting; calls back when the client goes away."""
+    """Reads a request and writes its answer without waiting, and so without ASGI messages; calls back when the client goes
+    away. Each call may find that it would have to wait, or that uvicorn has more to do: then ASGI's messages are for it.
+    """
 
     __slots__ = ("_cycle", "_left")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._left: Callable[[], object] | None = None
+
+    def body(self, most_bytes: int) -> bytes | None:
+        """The request's body; None, and nothing is read, if it is not all here or larger than *most_bytes*."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue or len(cycle.body) > most_bytes:
+            return None
+        cycle.message_event.clear()
+        cycle.flow.resume_reading()
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Whether the whole answer was written. *headers* hold its length and no line ends."""
+        cycle = self._cycle
+        if (
+            cycle.response_started
+            or cycle.disconnected
+            or cycle.flow.write_paused
+            or cycle.waiting_for_100_continue
+            or cycle.access_log
+            or not cycle.keep_alive
+            or cycle.scope["method"] == "HEAD"
+        ):
+            return False
+        pieces = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            if name == b"connection":
+                return False
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"\r\n", body)
+        cycle.response_started = cycle.response_complete = True
+        transport: Any = cycle.transport
+        if isinstance(transport, HeadWithBody):
+            transport = transport.begun()
+        transport.write(b"".join(pieces))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def watch(self, left: Callable[[], object] | None) -> None:
         """Call *left* when the client goes away before the answer is complete, at once if it has; None to call nothing."""

@@ -72,6 +72,7 @@ async def serving(gateway: Gateway):
         create_application(gateway),
         http=HttpProtocol,
         log_level="warning",
+        access_log=False,
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=1,

@@ -78,7 +78,8 @@ async def written_of(answer, *, method=b"POST", before=b"") -> list[bytes]:
         def close(self):
             writes.append(b"closed")
 
-    config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical", server_header=False)
+    options = {"http": HttpProtocol, "lifespan": "off", "log_level": "critical", "access_log": False}
+    config = uvicorn.Config(answer, **options, server_header=False)
     config.load()
     protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
     protocol.connection_made(Recorder())
@@ -199,3 +200,41 @@ async def test_another_server_is_sent_messages():
     await responder.drain()
     assert sent[1:] == [{"type": "http.response.body", "body": b"first second", "more_body": True}]
     assert not responder.held
+
+
+async def test_a_whole_answer_is_written_at_once():
+    async def answer(scope, receive, send):
+        direct = scope["extensions"][DIRECT]["answer"]
+        assert direct.body(1) is None  # larger than that, and nothing was read
+        assert direct.body(2) == b"{}"
+        assert direct.answer(429, [(b"content-length", b"5"), (b"retry-after", b"1")], b"hello")
+        assert not direct.answer(200, [(b"content-length", b"0")], b"")
+        assert (await receive())["type"] == "http.disconnect"
+
+    head, closed = await written_of(answer)
+    assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+    assert head.endswith(b"content-length: 5\r\nretry-after: 1\r\n\r\nhello")
+    assert closed == b"closed"
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "headers"),
+    [
+        (b"HEAD", b"", []),
+        (b"POST", b"Connection: close\r\n", []),
+        (b"POST", b"", [(b"connection", b"close")]),
+        (b"POST", b"Expect: 100-continue\r\n", []),
+    ],
+)
+async def test_what_uvicorn_has_more_to_do_for_is_left_to_it(method, before, headers):
+    async def answer(scope, receive, send):
+        direct = scope["extensions"][DIRECT]["answer"]
+        headers.append((b"content-length", b"5"))
+        assert not direct.answer(200, headers, b"hello")
+        assert (direct.body(10) is None) == (b"Expect" in before)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    writes = await written_of(answer, method=method, before=before)
+    assert writes[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert writes[-1] == b"closed"

@@ -68,6 +68,6 @@ class TokenAccounts:
 
     def _prefilled(self, request: Request) -> None:
         """The prompt of *request* is not queued at its instance any more."""
-        if request.replica is not None:
+        if request.queued_tokens and request.replica is not None:
             prefilled(self.topology.fleet, request.replica.slot, request.queued_tokens)
         request.queued_tokens = 0

@@ -237,9 +237,10 @@ class WaitingQueue:
     def note_prefix(self, request: Request) -> None:
         """Let the router by delay know how the prompt of *request*, which waits, begins; other routers do not look."""
         hashes = request.asked.prefix_hashes
-        self.affinity.noted[request.slot, : len(hashes)] = hashes
         self.affinity.noted_count[request.slot] = len(hashes)
-        self.affinity.block_tokens[request.slot] = request.asked.block_tokens
+        if hashes:
+            self.affinity.noted[request.slot, : len(hashes)] = hashes
+            self.affinity.block_tokens[request.slot] = request.asked.block_tokens
 
 
 def _queue_key(

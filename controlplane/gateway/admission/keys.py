@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from channels.db import database_sync_to_async
 from django.db.models import Prefetch
@@ -33,6 +33,12 @@ class SloTerms:
     itl_target_ms: int | None
     e2e_target_ms: int | None
     deadline_s: int | None
+    due_s: float = field(init=False)
+    """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
+
+    def __post_init__(self) -> None:
+        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
+        object.__setattr__(self, "due_s", due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s))
 
     @classmethod
     def of(cls, row: SloClass) -> "SloTerms":
@@ -45,12 +51,6 @@ class SloTerms:
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
         )
-
-    @property
-    def due_s(self) -> float:
-        """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
-        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
-        return due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s)
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
         """Whether a finished request kept every target of its class that could be measured; None when there is none."""

@@ -64,10 +64,11 @@ def query_of(call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) ->
 def bounded(asked: OutputQuery, answer: Answer, source: str, **more: Any) -> Prediction:
     """*answer* within what the request allows and demands."""
     least, most = float(max(1, asked.min_tokens)), float(asked.max_tokens or math.inf)
-    served = Answer(
-        min(max(answer.tokens, least), most),
-        tuple(min(max(quantile, least), most) for quantile in answer.quantiles),
-    )
+    tokens_each, quantiles = answer.tokens, answer.quantiles
+    if min(tokens_each, *quantiles) < least or max(tokens_each, *quantiles) > most:
+        tokens_each = min(max(tokens_each, least), most)
+        quantiles = tuple(min(max(quantile, least), most) for quantile in quantiles)
+    served = Answer(tokens_each, quantiles)
     tokens = max(1, round(served.tokens)) * asked.sequences
     upper = max(tokens, math.ceil(served.quantiles[-1]) * asked.sequences)
     return Prediction(tokens, upper, source, served, **more)

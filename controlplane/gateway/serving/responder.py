@@ -55,23 +55,18 @@ class Responder:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
-        headers = [
-            (b"content-type", content_type),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self._request_id),
-            *self.more_headers(),
-        ]
-        self.started, self.status = True, status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)
 
     async def error(self, error: ApiError) -> None:
         """An error as a status and a body, or as an event if the stream has begun."""
         if self.started:
             await self.finish(error.event())
             return
-        body = error.body()
-        headers = [*error.headers(), (b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id)]
-        self.started, self.status = True, error.status
-        await self._send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._whole(error.status, error.headers(), error.body())
+
+    async def _whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers += ((b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id))
+        self.started, self.status = True, status
+        if self._direct is None or not self._direct.answer(status, headers, body):
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
