@@ -54,6 +54,7 @@ CONSOLE = {
     "what-ifs": Reach(VIEWER),
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
+    "what-if-followed": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-report": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-charts": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-decisions": Reach(VIEWER, {"pk": "WHAT_IF", "letter": "A"}),

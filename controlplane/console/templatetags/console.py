@@ -248,6 +248,7 @@ def reason_dialog(
     *title* is a format of *of*. More may be `button`, its word; `cancel`, the other's; `grave`, for what is hard to undo.
     """
     shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel", **more}
+    shown["page_address"] = context.get("page_address")  # where only a part of the page is asked for
     return render_to_string("console/parts/reason_dialog.html", shown, context["request"])
 
 

@@ -122,7 +122,7 @@ function startWhatIf(live, refresh) {
   // What comes of the future that is the plan: instances come and go, plans are approved, requests are served.
   setInterval(() => {
     const followed = document.querySelector("[data-follows]");
-    if (followed && !document.hidden && !live?.paused) swap([followed.id]);
+    if (followed && !document.hidden && !live?.paused) swap([followed.id], followed.dataset.follows + location.search);
   }, FOLLOW_MS);
   const place = () => document.querySelector("[data-what-if]");
   let asked = null;

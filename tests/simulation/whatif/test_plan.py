@@ -1,5 +1,6 @@
 """A future becomes the plan: what it writes and proposes, what stops it, how it is taken back, and how it is followed."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -137,6 +138,20 @@ def test_it_is_followed(asked, operator, make_request):
     assert 0 <= seen["predicted_slo_met"] <= 1
     (place,) = seen["instances"]
     assert (place["model"], place["region"], place["ready"]) == (MODEL, "us-east", 1)
+
+
+def test_a_page_asks_for_what_comes_of_it_alone(asked, fleet_admin, client):
+    client.force_login(fleet_admin)
+    address = f"/what-if/{asked.pk}/"
+    assert client.get(f"{address}followed").content == b""  # nothing is followed
+    plan.make_plan(asked, "C", fleet_admin)
+    panel, page = (
+        re.sub(r'csrfmiddlewaretoken" value="\w+"', "", client.get(f"{address}{part}?region=us-east").content.decode())
+        for part in ("followed", "")
+    )
+    assert panel.strip().startswith('<section class="panel following" id="what-if-followed"')
+    assert f'name="next" value="{address}?region=us-east"' in panel
+    assert panel.strip() in page
 
 
 def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, deployment, monkeypatch):

@@ -3,8 +3,14 @@
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
 from django.utils import timezone
+from django.views.decorators.http import require_safe
 
+from controlplane.accounts.models import Role
+from controlplane.console.access.roles import fleet_role
 from controlplane.console.formats import milliseconds, percent_fine, signed
 from controlplane.console.pages.plans.cards import card_of
 from controlplane.console.selectors.names import place_titles
@@ -65,6 +71,18 @@ def following(row: WhatIf) -> dict[str, Any] | None:
         ],
         "endpoints": [_endpoint(each, titles) for each in came["instances"]],
     }
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def panel(request: HttpRequest, pk: int) -> HttpResponse:
+    """What comes of the plan alone, for a page of that what-if with the same query; empty once none is the plan."""
+    row = get_object_or_404(WhatIf, pk=pk)
+    came = following(row)
+    if came is None:
+        return HttpResponse()
+    page = f"{reverse('console:what-if', args=[pk])}?{request.GET.urlencode()}"
+    return render(request, "console/what_if/followed.html", {"followed": came, "what_if": row, "page_address": page})
 
 
 def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
