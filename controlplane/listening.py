@@ -49,7 +49,7 @@ class HeadWithBody:
             self.begun().write(self._head + data)
 
     def begun(self) -> asyncio.Transport:
-        """The transport itself: whoever writes the head writes the body with it."""
+        """The transport itself: what writes the head writes the body with it."""
         self._cycle.transport = self._transport
         return self._transport
 
