@@ -141,9 +141,11 @@ class Gateway:
                 upstream=self.upstream,
                 records=self.records,
                 clock=loop_clock,
+                max_depth=settings.MAX_JSON_DEPTH,
             ),
             self.records,
             owns=self.owns,
+            most_body_bytes=settings.MAX_BODY_BYTES,
         )
         self.ready = False
         self._refresh = asyncio.Event()

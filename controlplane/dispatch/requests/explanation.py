@@ -45,11 +45,10 @@ def explain(
     """
     policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
-    rows: list[Row] = [
-        row for row in candidates[: end - first].tolist() if row[INSTANCE] >= 0
-    ]  # there is room for more
+    rows: list[Row] = candidates[: end - first].tolist()
+    rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
     by_slot = topology.by_slot
-    if policy >= PRESERVE:
+    if policy >= PRESERVE and len(rows) > 1:
         rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
     seen = []
     for row in rows:

@@ -23,7 +23,8 @@ class TokenAccounts:
         request.replica = replica
         request.queued_tokens = request.expected_prompt
         replica.requests.add(request)
-        self.topology.fleet.running[replica.slot] += request.asked.sequences - 1
+        if request.asked.sequences > 1:
+            self.topology.fleet.running[replica.slot] += request.asked.sequences - 1
         replica.endpoint.running_sequences += request.asked.sequences
 
     def runs_unseen(self, request: Request, replica: Replica) -> None:
@@ -60,7 +61,8 @@ class TokenAccounts:
         if replica is not None:
             fleet = self.topology.fleet
             release(fleet, replica.slot, request.expected_tokens, request.counted_tokens)
-            fleet.running[replica.slot] -= request.asked.sequences - 1
+            if request.asked.sequences > 1:
+                fleet.running[replica.slot] -= request.asked.sequences - 1
             replica.endpoint.running_sequences -= request.asked.sequences
             replica.endpoint.running_output_tokens -= request.output_tokens
             replica.requests.discard(request)

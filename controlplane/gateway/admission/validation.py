@@ -53,7 +53,8 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int) -> Call:
         raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
-    _check_depth(body, max_depth)
+    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than it has brackets
+        _check_depth(body, max_depth)
 
     model = body.get("model")
     if not isinstance(model, str) or not model:
@@ -74,7 +75,7 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int) -> Call:
     elif kind is Kind.COMPLETION:
         prompts, prompt_tokens, prompt_characters = _prompt(body)
     if turns:
-        tools = _typed(body, "tools", (list,), "a list")
+        tools = _typed(body, "tools", (list,), "a list") if "tools" in body else None
         prompt_characters = characters(turns) + (len(orjson.dumps(tools)) if tools else 0)
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"`min_tokens` ({min_tokens}) is larger than `max_tokens` ({max_tokens}).", "min_tokens")
@@ -114,17 +115,19 @@ def _check_depth(body: dict[str, Any], max_depth: int) -> None:
 
 
 def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], words: str) -> Any:
-    value = body.get(name)
+    value = body[name]
     if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
         raise invalid(f"`{name}` must be {words}, not {type(value).__name__}.", name, "invalid_type")
     return value
 
 
 def _boolean(body: dict[str, Any], name: str) -> bool:
-    return bool(_typed(body, name, (bool,), "true or false"))
+    return name in body and bool(_typed(body, name, (bool,), "true or false"))
 
 
 def _integer(body: dict[str, Any], name: str, *, least: int, most: int | None = None) -> int | None:
+    if name not in body:
+        return None
     value: int | None = _typed(body, name, (int,), "an integer")
     if value is not None and (value < least or (most is not None and value > most)):
         bounds = f"at least {least}" if most is None else f"between {least} and {most}"
@@ -133,12 +136,16 @@ def _integer(body: dict[str, Any], name: str, *, least: int, most: int | None = 
 
 
 def _number(body: dict[str, Any], name: str, *, least: float, most: float) -> None:
+    if name not in body:
+        return
     value = _typed(body, name, (int, float), "a number")
     if value is not None and not least <= value <= most:
         raise invalid(f"`{name}` must be between {least:g} and {most:g}, not {value}.", name, "decimal_out_of_range")
 
 
 def _stream_options(body: dict[str, Any], stream: bool) -> bool:
+    if "stream_options" not in body:
+        return False
     options = _typed(body, "stream_options", (dict,), "an object")
     if options is None:
         return False
@@ -153,6 +160,8 @@ def _stream_options(body: dict[str, Any], stream: bool) -> bool:
 
 
 def _stop(body: dict[str, Any]) -> None:
+    if "stop" not in body:
+        return
     stop = _typed(body, "stop", (str, list), "a string or a list of strings")
     if isinstance(stop, list) and not all(isinstance(word, str) for word in stop):
         raise invalid("`stop` must be a string or a list of strings.", "stop", "invalid_type")

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from django.conf import settings
-
 from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.pace import Pace
 from controlplane.gateway.admission.validation import Kind
@@ -27,8 +25,16 @@ class Application:
     """*owns* says whether this process has the regions: otherwise another one serves."""
 
     def __init__(
-        self, keys: Keys, catalog: Catalog, completions: Completions, records: Records, *, owns: Callable[[], bool]
+        self,
+        keys: Keys,
+        catalog: Catalog,
+        completions: Completions,
+        records: Records,
+        *,
+        owns: Callable[[], bool],
+        most_body_bytes: int,
     ) -> None:
+        self.most_body_bytes = most_body_bytes
         self.keys = keys
         self.catalog = catalog
         self.completions = completions
@@ -66,7 +72,7 @@ class Application:
                 raise STANDING_BY
             if (wait := self.pace.enter()) is not None:
                 await wait
-            raw = await request.body(settings.MAX_BODY_BYTES)
+            raw = await request.body(self.most_body_bytes)
             await self.completions.complete(grant, raw, request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")

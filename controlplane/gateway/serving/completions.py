@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from django.conf import settings
-
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
@@ -50,7 +48,9 @@ class Completions:
         upstream: Upstream,
         records: Records,
         clock: Callable[[], float],
+        max_depth: int,
     ) -> None:
+        self.max_depth = max_depth  # of a body's JSON
         self.keys = keys
         self.limits = limits
         self.catalog = catalog
@@ -62,7 +62,7 @@ class Completions:
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
-        call = parse(raw, kind, max_depth=settings.MAX_JSON_DEPTH)
+        call = parse(raw, kind, max_depth=self.max_depth)
         model = self.catalog.model(call.model)
         known_classes = self.keys.known_classes
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)

@@ -20,7 +20,7 @@ class Responder:
         self.held: list[bytes] = []
         """What `write_now` could not write: `drain` does."""
         self._request_id = request_id.encode()
-        self.started = False
+        self.started = self.ended = False
         self.status = 0
         self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
         """Asked when the head of an answer other than an error is written."""
@@ -52,13 +52,16 @@ class Responder:
         await self.write(b"".join(held))
 
     async def finish(self, body: bytes = b"") -> None:
+        self.ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
         await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)
 
     async def error(self, error: ApiError) -> None:
-        """An error as a status and a body, or as an event if the stream has begun."""
+        """An error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""
+        if self.ended:
+            return
         if self.started:
             await self.finish(error.event())
             return
@@ -66,7 +69,7 @@ class Responder:
 
     async def _whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         headers += ((b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id))
-        self.started, self.status = True, status
+        self.started, self.ended, self.status = True, True, status
         if self._direct is None or not self._direct.answer(status, headers, body):
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})

@@ -9,6 +9,9 @@ A prediction never exceeds what the request allows (`max_tokens`), nor falls bel
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+Key = TypeVar("Key")
 
 CHARACTERS_PER_TOKEN = 4.0  # English text under the tokenizers of Llama and GPT; only until the first answer
 OUTPUT_TOKENS = 256.0  # until the first answer
@@ -69,11 +72,11 @@ class LengthPrior:
     def learn(self, query: OutputQuery, output_tokens: int, characters: int, prompt_tokens: int) -> None:
         """Take in one finished request; *characters* is 0 when its prompt came as token ids."""
         if characters and prompt_tokens:
-            self._characters.setdefault(query.model, _Mean()).add(characters / prompt_tokens)
+            _of(self._characters, query.model).add(characters / prompt_tokens)
         if query.ignore_eos or not output_tokens:
             return  # a forced length says nothing of what the model would do
         for key in self._keys(query):
-            self._output.setdefault(key, _Mean()).add(output_tokens / query.sequences)
+            _of(self._output, key).add(output_tokens / query.sequences)
 
     @staticmethod
     def _keys(query: OutputQuery) -> tuple[tuple[str, ...], ...]:
@@ -82,3 +85,10 @@ class LengthPrior:
             (query.model, query.slo_class),
             (query.model, query.tenant, query.slo_class),
         )
+
+
+def _of(means: dict[Key, _Mean], key: Key) -> _Mean:
+    mean = means.get(key)
+    if mean is None:
+        mean = means[key] = _Mean()
+    return mean
