@@ -43,6 +43,14 @@ class TestForecasts:
         assert fitted == [40, 40]  # taken in, not fitted anew
         assert rows[0].start_at == later.replace(second=0)
 
+    def test_what_is_slow_to_fit_is_never_fitted_for_a_single_class(self, make_minutes, settings):
+        settings.FORECASTER = "arima"
+        make_minutes(40)
+        make_minutes(40, prompt=6_000, slo_class="batch")
+        notes = {(row.slo_class, row.note) for row in forecasts.make_forecasts(NOW)}
+        assert ("batch", "arima is not fitted for single classes: blend stands in") in notes
+        assert ("", "arima is not fitted yet: blend stands in") in notes
+
     def test_what_is_slow_to_fit_is_fitted_by_its_own_job(self, make_minutes, settings):
         settings.FORECASTER = "arima"
         make_minutes(40)

@@ -203,7 +203,7 @@ class _Fitted:
 
 
 class NotFitted(Exception):
-    """A forecaster that takes long to fit has not been fitted yet; says which."""
+    """A forecaster that takes long to fit has not been fitted, and never is for a single class; says which."""
 
 
 class _Learner:
@@ -214,6 +214,7 @@ class _Learner:
 
         self.name = name or forecaster_name(key[0][0])
         self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
+        self.of_class = bool(key[2])
         self.file = _file(key, known.window_s, self.name)
         self.note = self.file.with_suffix(".json")
         self.refit_until_s = refit_until_s
@@ -229,7 +230,7 @@ class _Learner:
         if pair is None:
             if slow:
                 self.note.unlink(missing_ok=True)  # one that is kept cannot be used
-                raise NotFitted(f"{self.name} is not fitted yet")
+                raise NotFitted(f"{self.name} is not fitted " + ("for single classes" if self.of_class else "yet"))
             pair = self._fitted()
         forecaster, fitted = pair
         failed = len(forecaster.failed)
