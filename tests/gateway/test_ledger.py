@@ -1,5 +1,7 @@
 """What happens to ledger rows when the database does not do its part."""
 
+import asyncio
+
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
@@ -62,6 +64,23 @@ async def test_rows_and_minutes_agree(entries, tmp_path):
     minutes = await database_sync_to_async(lambda: list(MinuteRow.objects.order_by("minute")))()
     assert [minute.requests for minute in minutes] == [1, 2, 1]
     assert sum(minute.prompt_tokens for minute in minutes) == 40
+
+
+async def test_a_full_batch_is_written_before_its_time(entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_ROWS", 3)
+    ledger = Ledger(1000, tmp_path)
+    await ledger.start()
+    for entry in entries[:2]:
+        ledger.add(entry)
+    await asyncio.sleep(0.05)
+    assert ledger.written == 0
+    ledger.add(entries[2])
+    async with asyncio.timeout(30):
+        while ledger.written < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    ledger.add(entries[3])
+    await ledger.stop()
+    assert (ledger.held, ledger.written) == (0, 4)
 
 
 async def test_rows_wait_while_the_database_is_away(entries, tmp_path, monkeypatch):

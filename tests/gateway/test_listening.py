@@ -1,12 +1,15 @@
 """Many clients that connect at once are accepted within few iterations of the loop; an answer takes few system calls."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
 import uvicorn
 import uvloop
 
+from controlplane.gateway.errors import STOPPING
 from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.responder import Responder
 from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop
@@ -64,8 +67,9 @@ def test_what_the_loop_does_without_it():
         assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
-async def written_of(answer, *, method=b"POST", before=b"") -> list[bytes]:
-    """What one request has written to its transport, one by one, where *answer* is the ASGI application."""
+async def written_of(answer, *, method=b"POST", before=b"", times=1) -> list[bytes]:
+    """What one request has written to its transport, one by one, where *answer* is the ASGI application; or *times* of it,
+    one after the other."""
     writes: list[bytes] = []
 
     class Recorder(asyncio.Transport):
@@ -83,9 +87,10 @@ async def written_of(answer, *, method=b"POST", before=b"") -> list[bytes]:
     config.load()
     protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
     protocol.connection_made(Recorder())
-    protocol.data_received(b"%b / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % (method, before))
-    while protocol.tasks:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    for _ in range(times):
+        protocol.data_received(b"%b / HTTP/1.1\r\nHost: x\r\n%bContent-Length: 2\r\n\r\n{}" % (method, before))
+        while protocol.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     protocol.connection_lost(None)
     return writes
 
@@ -238,3 +243,35 @@ async def test_what_uvicorn_has_more_to_do_for_is_left_to_it(method, before, hea
     writes = await written_of(answer, method=method, before=before)
     assert writes[0].startswith(b"HTTP/1.1 200 OK\r\n")
     assert writes[-1] == b"closed"
+
+
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+async def test_a_request_that_was_answered_is_freed_at_once(method):
+    """Not by the garbage collector, which would have a dozen objects of each to walk, and all that waits beside."""
+    cycles = []
+
+    async def answer(scope, receive, send):
+        cycles.append(weakref.ref(send.__self__))
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    gc.disable()
+    try:
+        await written_of(answer, method=method, times=3)
+        assert [cycle() is None for cycle in cycles[:2]] == [True, True]  # the protocol holds the last
+    finally:
+        gc.enable()
+
+
+async def test_nothing_is_sent_after_the_end_of_an_answer():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    responder = Responder(send, "a-request")
+    await responder.whole(200, b"application/json", b"{}")
+    await responder.error(STOPPING)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert responder.status == 200
