@@ -58,6 +58,27 @@ def entered(**fields):
     return data
 
 
+def test_a_window_of_the_ledger_is_as_long_as_what_is_simulated(client, operator, deployment, make_request):
+    def looked_at(**fields):
+        return page(client, operator, f"{NEW}?{entered(start='ledger', **fields).urlencode()}")
+
+    at = timezone.now().replace(second=0, microsecond=0)
+    minute = "%Y-%m-%dT%H:%M"
+    assert "The ledger has no request from" in looked_at()  # the last hour
+    make_request(arrived_at=at - timedelta(minutes=20))
+    assert f'name="since" value="{timezone.now() - timedelta(hours=1):{minute}}"' in looked_at()
+    assert "Give since, before until." in looked_at(since="")
+    window = {"since": f"{at - timedelta(minutes=30):{minute}}", "until": f"{at:{minute}}"}
+    wanted = asked(entered(start="ledger", horizon="600", **window), NOW)
+    assert (wanted.errors, wanted.horizon_s) == ({}, 1800.0)
+    assert "crit-text" not in looked_at(**window)
+    assert "crit-text" not in looked_at(since=window["since"])  # until a moment with a zone: now
+    wrong = asked(entered(start="ledger", since="2026-01-01T00:00", until="2026-02-01T00:00"), NOW)
+    assert "7 days" in wrong.errors["until"]
+    assert "since" not in building.address_of(entered(start="fleet", **window), NOW)
+    assert "since" in building.address_of(entered(start="ledger", **window), NOW)
+
+
 def test_every_row_with_what_its_buttons_fill_in_is_a_change():
     for kind in (*OF_ALL, *OF_FLEET):
         for _, filled in kind.adds:

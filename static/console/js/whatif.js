@@ -60,7 +60,7 @@ function startForm() {
     else if (button) remove(button);
   });
   form().addEventListener("change", ({ target }) => {
-    if (target.name === "start") for (const part of form().querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== target.value;
+    if (target.name === "start") for (const part of form().querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(target.value);
     if (target.dataset.was !== undefined) target.toggleAttribute("data-differs", Number(target.value) !== Number(target.dataset.was));
   });
   document.addEventListener("keydown", (event) => {

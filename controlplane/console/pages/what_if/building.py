@@ -31,6 +31,7 @@ from controlplane.console.pages.what_if.forms import (
     asked,
     cells_of,
     start_of,
+    window_of,
 )
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
@@ -143,6 +144,8 @@ def address_of(data: QueryDict, scenario: Values) -> str:
     _, regions, prices = cells_of(data, scenario)
     cells = [*prices, *(cell for _, own in regions for cell in own)]
     left_out = {"csrfmiddlewaretoken", "one-seed", "keep", "draft"}
+    if data.get("start") != "ledger":
+        left_out |= {"since", "until"}
     left_out |= {cell["name"] for cell in cells if not cell["differs"]}
     return urlencode(
         [(name, value) for name, values in data.lists() if name not in left_out for value in values if value]
@@ -196,6 +199,7 @@ def _form(data: QueryDict, values: Values) -> dict[str, Any]:
     presets = data.getlist("preset") if "chosen" in data else list(USUAL_PRESETS)
     baselines = {preset.name for preset in BASELINES}
     gpu_types, regions, prices = cells_of(data, values)
+    since, until = window_of(data)
 
     def parts(kinds: tuple[Kind, ...]) -> list[tuple[Kind, list[dict[str, str]]]]:
         return [(kind, rows_of(kind, data)) for kind in kinds]
@@ -203,8 +207,8 @@ def _form(data: QueryDict, values: Values) -> dict[str, Any]:
     return {
         "starts": STARTS,
         "start": data.get("start") or "fleet",
-        "since": data.get("since", ""),
-        "until": data.get("until", ""),
+        "since": since,
+        "until": until,
         "traces": TraceFile.objects.defer("content"),
         "formats": sorted(FORMATS),
         "horizons": HORIZONS,

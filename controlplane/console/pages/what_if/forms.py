@@ -4,9 +4,11 @@ The address holds the whole draft, so that it can be sent and reloaded; the same
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.http import QueryDict
+from django.utils import timezone
 
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, Kind, Values, changes_of
 from controlplane.simulation.whatif.changes.base import ChangeError
@@ -18,6 +20,9 @@ HORIZONS: Final = (
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
 )  # fmt: skip
 USUAL_HORIZON: Final = "3600"
+HORIZON_S: Final = (60, 7 * 86_400)
+USUAL_WINDOW: Final = timedelta(hours=1)
+MINUTE: Final = "%Y-%m-%dT%H:%M"
 USUAL_SEEDS: Final = 5
 MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
@@ -68,6 +73,9 @@ def asked(data: QueryDict, now: Values) -> Asked:
         return made
 
     edits, start = changes(OF_ALL), start_of(data)
+    horizon_s = number("horizon", float(USUAL_HORIZON), *HORIZON_S)
+    if start["kind"] == "ledger":
+        horizon_s = _length_s(start, errors) or horizon_s
     if start["kind"] == "synthetic":  # its only demand is that of the tenants
         edits = [edit for edit in edits if edit["kind"] != "tenant"]
         if not start["tenants"]:
@@ -93,7 +101,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
     return Asked(
         title=data.get("title", "").strip()[:160],
         start=start,
-        horizon_s=number("horizon", float(USUAL_HORIZON), 60, 7 * 86_400),
+        horizon_s=horizon_s,
         warmup_s=60 * number("warmup", 0, 0, 24 * 60),
         seeds=int(number("seeds", USUAL_SEEDS, 1, MOST_SEEDS)),
         edits=edits + (fleet if of_all else []),
@@ -106,7 +114,8 @@ def start_of(data: QueryDict) -> Values:
     """Where it begins, in the words of the service."""
     match data.get("start", "fleet"):
         case "ledger":
-            return {"kind": "ledger", "since": data.get("since") or None, "until": data.get("until") or None}
+            since, until = window_of(data)
+            return {"kind": "ledger", "since": since or None, "until": until or None}
         case "trace":
             return {"kind": "trace", "trace": data.get("trace") or None}
         case "synthetic":
@@ -115,6 +124,29 @@ def start_of(data: QueryDict) -> Values:
             except ChangeError:  # which `asked` names
                 return {"kind": "synthetic", "tenants": []}
     return {"kind": "fleet"}
+
+
+def window_of(data: QueryDict) -> tuple[str, str]:
+    """From when and until when (UTC) the ledger is looked at, as the fields have it; the last hour in a new form."""
+    now = timezone.now()
+    usual = {"since": now - USUAL_WINDOW, "until": now}
+    since, until = (data.get(name, f"{at:{MINUTE}}") for name, at in usual.items())
+    return since, until
+
+
+def _length_s(start: Values, errors: dict[str, str]) -> float | None:
+    """Of the window of the ledger, which is what is simulated; None if it is no window: where it begins says so."""
+    try:
+        since, until = (datetime.fromisoformat(start[name] or "") for name in ("since", "until"))
+        length_s = (until - since).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    least, most = HORIZON_S
+    if not least <= length_s <= most:
+        if length_s > 0:
+            errors["until"] = f"the window is {length_s / 60:g} minutes long, not between 1 minute and 7 days"
+        return None
+    return length_s
 
 
 def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values]:

@@ -1,12 +1,13 @@
 """Starts by their kind: the living fleet, a window of the ledger, an uploaded trace, or a scenario's own clients."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from django.utils import timezone
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.fork import fork_fleet
 from controlplane.simulation.whatif.models import TraceFile
 from controlplane.simulation.whatif.selectors import present_scenario
@@ -20,7 +21,7 @@ class Begin(BaseModel):
 
     kind: Literal["fleet", "ledger", "trace", "synthetic"] = "fleet"
     since: datetime | None = None
-    """Of the ledger: from when."""
+    """Of the ledger: from when. A time without a zone is UTC."""
     until: datetime | None = None
     trace: int | None = None
     """Number of an uploaded trace, for the fleet as it is."""
@@ -28,6 +29,11 @@ class Begin(BaseModel):
     """Of a scenario's `[trace]`, such as `speed`, `model` and `models`: what the trace does not say."""
     scenario: dict[str, Any] = {}
     """Keys of a scenario file with clients: a fleet and a demand that are not those of today."""
+
+    @field_validator("since", "until")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
 
 
 def start_of(asked: Begin, horizon_s: float) -> Start:
@@ -41,6 +47,8 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
             since, until = asked.since, asked.until or timezone.now()
             if since is None or since >= until:
                 raise ActionError("Give since, before until.")
+            if not asked_rows(since, until).exists():
+                raise ActionError(f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC).")
             arrivals = {"kind": "ledger", "since": since.isoformat(), "until": until.isoformat()}
             return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals)
     if not TraceFile.objects.filter(pk=asked.trace or 0).exists():
