@@ -48,7 +48,9 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
             if since is None or since >= until:
                 raise ActionError("Give since, before until.")
             if not asked_rows(since, until).exists():
-                raise ActionError(f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC).")
+                raise ActionError(
+                    f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC)."
+                )
             arrivals = {"kind": "ledger", "since": since.isoformat(), "until": until.isoformat()}
             return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals)
     if not TraceFile.objects.filter(pk=asked.trace or 0).exists():
