@@ -79,6 +79,14 @@ function said({ done, seed, seeds, phase, eta_s: etaS }) {
   return `${Math.round(100 * done)} %, seed ${seed} of ${seeds}, ${phase}${left}`;
 }
 
+// The twin of `_in_words` in controlplane/console/pages/what_if/views.py, for a what-if that runs.
+function inWords({ seeds, seeds_done: done, elapsed_s: elapsedS, eta_s: etaS }) {
+  const words = [`${done} of ${seeds} runs`];
+  if (elapsedS !== null) words.push(`${FORMATS.duration(elapsedS)} elapsed`);
+  if (etaS) words.push(`about ${FORMATS.duration(etaS)} left. Results below change until all are done`);
+  return `${words.join("; ")}.`;
+}
+
 const choose = (letter) => {
   const radio = document.querySelector(`[type="radio"][name="future"][value="${letter}"]`);
   if (radio && !radio.checked) radio.click();
@@ -130,6 +138,7 @@ function startWhatIf(live, refresh) {
     const table = state.tables[`what-if:${place().dataset.whatIf}`];
     if (!table?.key) return;
     for (const row of rows(table)) {
+      if (!row.key && row.state === "running") document.querySelector("[data-run-said]").textContent = inWords(row);
       const item = row.key && document.querySelector(`[data-run-of="${CSS.escape(row.key)}"]`);
       if (!item) continue;
       item.querySelector("progress").value = row.done;
