@@ -51,7 +51,7 @@ class Dispatcher:
         self.deliver = deliver
         self.clock = clock
         self.on_submit: Callable[[Submit], None] = lambda asked: None
-        self.began_s = clock()
+        self.began_s = self.swept_s = clock()
         self._requests: dict[int, Request] = {}  # by number
         self._by_prefix = topology.by_prefix  # as of the last change
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
@@ -102,6 +102,7 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Move or refuse what waits in vain. Call it once a second."""
+        self.swept_s = self.clock()
         self.reordering.look()
         self.queue.keep_order()
         self.rehoming.sweep(self.clock())
@@ -191,7 +192,7 @@ class Dispatcher:
         self.times.finished(request, finished.output_tokens)
         replica = request.replica
         if replica is not None:
-            now_s = self.clock()
+            now_s = replica.ended_s = self.clock()
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, now_s - self.began_s)

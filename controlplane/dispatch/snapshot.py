@@ -6,7 +6,7 @@ negative.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,34 +21,43 @@ from scheduling.scaling.view import DEMAND_WINDOW_S
 
 
 class Snapshot:
-    """Call it for the snapshot. *report* has the dispatcher hear how far streams have come."""
+    """Call it for the snapshot. *report* has the dispatcher hear how far streams have come, and says when each was heard of
+    last, by number of the request on the dispatcher's clock."""
 
-    def __init__(self, dispatcher: Dispatcher, observation: Observation, report: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        observation: Observation,
+        report: Callable[[], Mapping[int, float]],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.dispatcher, self.observation, self.report = dispatcher, observation, report
+        self.wall_clock = wall_clock
 
     def __call__(self) -> dict[str, Any]:
         """Some 10 ms for a thousand requests."""
-        self.report()
+        heard = self.report()
         dispatcher, topology = self.dispatcher, self.dispatcher.topology
         now_s = dispatcher.clock()
         replicas = sorted(topology.replicas.values(), key=lambda one: one.name)
         numbers = {one.slot: at for at, one in enumerate(replicas)}
         waiting, places = self._waiting(now_s)
         return {
-            "at": time.time(),
-            "instances": [self._instance(one, now_s) for one in replicas],
+            "at": self.wall_clock(),
+            "instances": [self._instance(one, heard, now_s) for one in replicas],
             "running": [
                 self._running(request, at, now_s)
                 for at, one in enumerate(replicas)
-                for request in sorted(one.requests, key=lambda each: each.placed_s)
+                for request in sorted(one.requests, key=_placed)
             ],
             "waiting": waiting,
             "endpoints": [self._endpoint(each, numbers, now_s) for each in topology.endpoints],
             "groups": self._groups(numbers, places, now_s),
+            "swept_s": dispatcher.swept_s - now_s,
         }
 
-    def _instance(self, replica: Replica, now_s: float) -> dict[str, Any]:
-        fleet, wall_s = self.dispatcher.topology.fleet, time.time()
+    def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> dict[str, Any]:
+        fleet, wall_s = self.dispatcher.topology.fleet, self.wall_clock()
         spec = replica.spec
         return {
             "name": spec.name,
@@ -63,7 +72,15 @@ class Snapshot:
             "max_num_seqs": int(fleet.max_num_seqs[replica.slot]),
             "kv_tokens": int(fleet.kv_capacity_tokens[replica.slot]),
             "round_trips": self._round_trips(replica, now_s),
+            "iteration_s": self._iteration_s(replica, heard, now_s),
         }
+
+    def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
+        """When an iteration ended last at *replica*: all that decodes there gets a token at its end. None if none is known."""
+        ended_s = [heard[number] for number in (each.asked.number for each in replica.requests) if number in heard]
+        if replica.ended_s is not None:
+            ended_s.append(replica.ended_s)
+        return max(ended_s) - now_s if ended_s else None
 
     def _round_trips(self, replica: Replica, now_s: float) -> list[float]:
         """Its row of `FleetArrays.round_trips`, with the moment in it from now on."""
@@ -171,11 +188,20 @@ class Snapshot:
                     "members": members,
                 }
             )
-        known = int(arrays.counters[KNOWN_CLASSES])
+        known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
+        made, left = scheduler.tried
         classes = zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)
         return {
             "groups": groups,
             "classes": list(classes),
             "mean_tokens": arrays.mean_tokens[: len(self.dispatcher.topology.endpoints)].tolist(),
             "next_number": int(arrays.counters[NEXT_NUMBER]),
+            "tried": [made, arrays.groups.size - left] if made >= 0 else None,
+            "tried_s": max(scheduler.tried_s + shift_s, -1e9),
+            "short_instances": list(scheduler.short_instances.items()),
         }
+
+
+def _placed(request: Request) -> tuple[float, float, int]:
+    """The order in which requests were given out: those of one moment by what their queue orders them by."""
+    return request.placed_s, request.queue_key_s, request.asked.number

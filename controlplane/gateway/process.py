@@ -127,7 +127,7 @@ class Gateway:
             QueueOperations(self.dispatcher),
             self.owns,
             jobs.add("queue-commands", LOOK_S, "redis"),
-            Snapshot(self.dispatcher, self.floor.observation, self.requests.report),
+            Snapshot(self.dispatcher, self.floor.observation, self.requests.last_heard),
         )
         self.http = Application(
             self.keys,

@@ -29,7 +29,7 @@ def snapshot(served):
     observation = Observation(
         dispatcher.topology, dispatcher.waiting_at, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
     )
-    return Snapshot(dispatcher, observation, lambda: None)
+    return Snapshot(dispatcher, observation, dict)
 
 
 def test_all_that_runs_and_waits_is_there_with_its_age(served, snapshot):

@@ -66,6 +66,7 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
+    ended_s: float | None = None  # when it ended a request last, on the clock
     requests: set["Request"] = field(default_factory=set)
 
     @property

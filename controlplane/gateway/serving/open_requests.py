@@ -93,6 +93,15 @@ class OpenRequests:
         if moved:
             self._send(Progress(tuple(moved)))
 
+    def last_heard(self) -> dict[int, float]:
+        """When each stream was heard of last, by number, on the clock; all that has come is reported."""
+        self.report()
+        return {
+            ticket.asked.number: ticket.connection.heard_s
+            for ticket in self.streaming
+            if ticket.connection is not None
+        }
+
     def finished(self, ticket: Ticket) -> None:
         """*ticket* was answered whole."""
         if self._close(ticket):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from controlplane.gateway.errors import ApiError
     from controlplane.gateway.lengths.prediction import Prediction
     from controlplane.gateway.serving.continuation import Kept
+    from controlplane.gateway.upstream.connections import Connection
     from controlplane.gateway.upstream.failures import RefusedByInstance
     from forecasting.lengths import OutputQuery
 
@@ -124,7 +125,8 @@ class Ticket:
     placement: asyncio.Future[Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
     evicting: bool = False
-    leave_instance: Callable[[], None] | None = None  # while an instance answers
+    leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
+    connection: Connection | None = None
 
     def evict(self) -> None:
         """Leave the instance, if what it emitted can be continued, or it has emitted nothing."""

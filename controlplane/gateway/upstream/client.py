@@ -114,6 +114,7 @@ class Upstream:
             if ticket.evicting:
                 raise Evicted
             ticket.leave_instance = partial(connection.stop, Evicted())
+            ticket.connection = connection
             # The heartbeat watches an instance that is silent before a whole answer.
             await connection.ask(head, body, self.silence_s if streamed else None)
             if connection.status != 200:
@@ -149,7 +150,7 @@ class Upstream:
                 raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
             raise
         finally:
-            ticket.leave_instance = None
+            ticket.leave_instance = ticket.connection = None
             if connection is not None:
                 self.connections.put_back(connection)
         return usage

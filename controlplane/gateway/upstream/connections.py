@@ -35,6 +35,7 @@ class Connection(asyncio.Protocol):
         self.content_type = b""
         self.complete = True  # the answer is here to its end
         self.idle_since_s = 0.0
+        self.heard_s = 0.0  # when bytes last came
         self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -50,7 +51,6 @@ class Connection(asyncio.Protocol):
         self._keep = True
         self._paused = False
         self._silence_s = 0.0
-        self._heard_s = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.status, self.content_type, self.complete = 0, b"", False
         self._headers_came = self._framed = self._between_chunks = False
         if silence_s:
-            self._silence_s, self._heard_s = silence_s, self._loop.time()
+            self._silence_s, self.heard_s = silence_s, self._loop.time()
             self._silence_timer = self._loop.call_later(silence_s, self._listen)
         if len(body) < JOINED_BYTES:
             transport.write(head + body)
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
     def resume(self) -> None:
         """Take bytes again."""
         if self._paused:
-            self._paused, self._heard_s = False, self._loop.time()
+            self._paused, self.heard_s = False, self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
             self._keep = False
             self.close()
             return
-        self._heard_s = self._loop.time()
+        self.heard_s = self._loop.time()
         if self._between_chunks and self._take_chunk is not None:
             begin = chunk_begin(data)
             if begin and self._take_chunk(data, begin):
@@ -240,8 +240,8 @@ class Connection(asyncio.Protocol):
         """Fail if nothing came for too long; else look again when that may be so. While we do not read, none can come."""
         now_s = self._loop.time()
         if self._paused:
-            self._heard_s = now_s
-        left_s = self._heard_s + self._silence_s - now_s
+            self.heard_s = now_s
+        left_s = self.heard_s + self._silence_s - now_s
         if left_s <= 0:
             self._fail(TimeoutError(f"no byte for {self._silence_s:g} s"))
         else:

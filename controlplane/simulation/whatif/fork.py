@@ -92,7 +92,7 @@ def _state(seen: dict[str, Any], fleet: inventory.Fleet, at: datetime) -> tuple[
         remarks.append(
             f"{count - len(silent)} of {count} instances answered; {len(silent)} taken as at their last heartbeat{since}."
         )
-    known = {name: seen[name] for name in ("instances", "running", "waiting", "endpoints", "groups")}
+    known = {name: seen[name] for name in ("instances", "running", "waiting", "endpoints", "groups", "swept_s")}
     return known | {"lengths": _lengths(at), "memory": _memory(at)}, remarks
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from scheduling.fleet.profile import Profile, step_time_s
 from scheduling.queueing.ordering import ORDERINGS, QLM, engine_priority, queue_key
+from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
@@ -48,7 +49,7 @@ class Forked:
 
     instances: Sequence[Mapping[str, Any]]
     """name, model, region, gpu (`instance_gpu`), state (a name of `State`), since_s, ends_s (None: until somebody decides),
-    swap_group, round_trips."""
+    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows)."""
     running: Sequence[Mapping[str, Any]]
     """What `_request` reads, and instance (a place in `instances`), placed_s, streamed, output_tokens, expected_prompt,
     expected_tokens, ahead."""
@@ -57,7 +58,10 @@ class Forked:
     endpoints: Sequence[Mapping[str, Any]]
     """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens."""
     groups: Mapping[str, Any] | None = None
-    """groups, classes, mean_tokens, next_number, by places in the others."""
+    """groups, classes, mean_tokens, next_number, by places in the others; and of the global scheduler tried, tried_s and
+    short_instances (`state.records.Groups`)."""
+    swept_s: float = 0.0
+    """When what waits was looked at last."""
     lengths: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By model: true over predicted output of requests that ended, from which what is still to come is drawn."""
     memory: Mapping[str, float] = field(default_factory=dict)
@@ -150,13 +154,16 @@ class _Placing:
             InstanceState(int(spec.state), self.endpoint_of[spec.model, spec.region], loading_s=spec.start_s)
             for spec in specs
         ]
+        ended_s: dict[int, float | None] = {}
         for at, slot in self.slot_of.items():
-            self._instance(instances[slot], self.forked.instances[at], slot)
+            row = self.forked.instances[at]
+            self._instance(instances[slot], row, slot)
+            ended_s[slot] = row.get("iteration_s")
         waiting = [self._held(row) for row in self.forked.waiting if id(row) in self.rows]
         lost = self._run(instances)
         waiting += [self._held(row) for row in lost]
-        for instance in instances:
-            self._set_going(instance)
+        for slot, instance in enumerate(instances):
+            self._set_going(instance, ended_s.get(slot))
         return FleetState(
             now_s=0.0,
             requests=self.requests,
@@ -166,6 +173,7 @@ class _Placing:
             waiting=waiting,
             groups=self._groups() if not lost else None,
             asked_tokens=self._asked(),
+            sweep_s=max(0.0, self.forked.swept_s + SWEEP_S) if waiting else inf,
         )
 
     def _instance(self, instance: InstanceState, row: Mapping[str, Any], slot: int) -> None:
@@ -237,8 +245,11 @@ class _Placing:
         most = max(1, int(row["predicted_tokens"]))
         return 0 if left_s < 0 else min(1 + int(left_s / step_s), most)
 
-    def _set_going(self, instance: InstanceState) -> None:
-        """When the engine of *instance* began its iteration, by what it has and what takes how long."""
+    def _set_going(self, instance: InstanceState, ended_s: float | None) -> None:
+        """When the engine of *instance* began its iteration: as the last one ended, at *ended_s*.
+
+        Where nobody knows that, by what it has and what takes how long.
+        """
         running = [one for one in instance.requests if one.where is Where.RUNNING]
         pending = [one for one in instance.requests if one.where is Where.WAITING]
         if not running and not pending:
@@ -247,13 +258,17 @@ class _Placing:
         profile = next(spec.engine.profile for spec in self.cluster.instances if (spec.model, spec.region) == key)
         context = sum(int(self.requests.prompt_tokens[one.request]) + one.produced_tokens for one in running)
         decode_s = _step_s(profile, 0, len(running), context) if running else 0.0
-        if not pending:
-            instance.begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s
-            return
-        prompts = sum(int(self.requests.prompt_tokens[one.request]) for one in pending)
+        first_s = min((one.reaches_s for one in pending), default=inf)
+        if ended_s is not None:
+            begins_s = ended_s if running else max(ended_s, first_s)
+        elif pending:
+            begins_s = first_s + decode_s / 2
+        else:
+            begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s
+        # It is not over: who is late by more than an iteration takes ends it at once.
+        prompts = sum(int(self.requests.prompt_tokens[one.request]) for one in pending if one.reaches_s <= begins_s)
         step_s = _step_s(profile, prompts, len(running), context)
-        first_s = min(one.reaches_s for one in pending)
-        instance.begins_s = float(np.clip(first_s + decode_s / 2, -0.999 * step_s, -1e-6))
+        instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 
     def _held(self, row: Mapping[str, Any]) -> Held:
         """*row* as it waits, with the queue key that its endpoint gives it."""
@@ -324,7 +339,17 @@ class _Placing:
             )
             for place, row in enumerate(one for one in given["groups"] if one["endpoint"] in numbers)
         ]
-        return Groups(groups, mean_tokens, [tuple(each) for each in given["classes"]], given["next_number"], [])
+        return Groups(
+            groups,
+            mean_tokens,
+            [tuple(each) for each in given["classes"]],
+            given["next_number"],
+            [],
+            looked_s=self.forked.swept_s,
+            tried=tuple(given.get("tried") or (-1, -1)),
+            tried_s=float(given.get("tried_s", -inf)),
+            short_instances={numbers[at]: count for at, count in given.get("short_instances", ()) if at in numbers},
+        )
 
 
 _GROUP = (

@@ -131,7 +131,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)))
         url = await stack.enter_async_context(serving(gateway))
         await until(lambda: gateway.topology.fleet.accepting.sum() == INSTANCES)
-        snapshot = Snapshot(gateway.dispatcher, gateway.floor.observation, gateway.requests.report)
+        snapshot = Snapshot(gateway.dispatcher, gateway.floor.observation, gateway.requests.last_heard)
         sending = asyncio.create_task(send(http, url, WARM_UP_S + WATCHED_S, np.random.default_rng(1)))
         await asyncio.sleep(WARM_UP_S)
         began_s = time.perf_counter()

@@ -1,0 +1,288 @@
+"""A living fleet on a virtual clock: the gateway's dispatcher over engines of emulated servers, and the ledger of what it did.
+
+What a fork is made of is the real thing: rows of the inventory as the gateway reads them, its dispatcher, its snapshot. In
+the place of HTTP stands a list of events in order of time, so that nothing depends on the machine.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import inf
+from typing import Any
+
+import orjson
+
+from controlplane.accounts.models import Tenant
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.snapshot import Snapshot
+from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
+from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.upstream.payload import upstream_priority
+from scheduling.queueing.ordering import ORDERINGS, due_s
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+
+SWEEP_S = 1.0
+BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
+"""When the virtual clock stands at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that comes."""
+
+    arrived_s: float
+    region: str
+    slo_class: str
+    prompt_tokens: int
+    output_tokens: int
+    predicted_tokens: int
+
+
+@dataclass(slots=True)
+class Course:
+    """How it goes."""
+
+    asked: Asked
+    placed: Placed | None = None
+    first_queue_s: float | None = None
+    first_token_s: float | None = None
+    token_s: float | None = None
+    finished_s: float | None = None
+    tokens: int = 0
+    reported_tokens: int = 0
+    refused: str = ""
+    evictions: int = 0
+    decided: list[tuple[float, str]] = field(default_factory=list)
+
+
+class VirtualFleet:
+    """*count_s*: how often the dispatcher hears how far streams have come; 0 for at once."""
+
+    def __init__(self, model: str, round_trip_s: float, count_s: float = 0.0) -> None:
+        self.model, self.round_trip_s, self.count_s = model, round_trip_s, count_s
+        self.now_s = self.swept_s = 0.0
+        self.topology = Topology()
+        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self._hear)
+        self.dispatcher.apply_inventory(inventory.read())
+        self.topology.fleet.round_trips[:, ROUND_TRIP_S] = round_trip_s
+        self.observation = Observation(
+            self.topology,
+            self.dispatcher.waiting_at,
+            self.dispatcher.outlook,
+            lambda: self.now_s,
+            wall_clock=self.wall_s,
+        )
+        self.dispatcher.on_submit = self.observation.arrived
+        self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
+        replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
+        self.slot_of = {one.name: one.slot for one in replicas}
+        deployments = {row.region.name: row for row in Deployment.objects.select_related("region", "model")}
+        self.engines = [ReferenceEngine(_engine(deployments[one.spec.region], one.spec)) for one in replicas]
+        self.steps: list[StepResult | None] = [None] * len(self.engines)
+        self.events_s = [inf] * len(self.engines)
+        self.sent: deque[tuple[float, int, int]] = deque()
+        self.courses: list[Course] = []
+        self.leaving: set[int] = set()
+        self.classes = {row.name: row for row in SloClass.objects.all()}
+        self.tenant = Tenant.objects.get()
+
+    def wall_s(self) -> float:
+        return BEGAN_AT.timestamp() + self.now_s
+
+    def seen(self) -> Any:
+        """What another process gets of the snapshot."""
+        return orjson.loads(orjson.dumps(self.snapshot()))
+
+    def report(self) -> dict[int, float]:
+        """Have the dispatcher hear how far streams have come; when each was heard of last."""
+        moved = []
+        for number, course in enumerate(self.courses):
+            if course.finished_s is None and course.tokens != course.reported_tokens:
+                course.reported_tokens = course.tokens
+                moved.append((number, course.tokens))
+        if moved:
+            self.dispatcher.take(Progress(tuple(moved)))
+        return {
+            number: course.token_s
+            for number, course in enumerate(self.courses)
+            if course.token_s is not None and course.finished_s is None
+        }
+
+    # What happens
+
+    def run(self, asked: Sequence[Asked], until_s: float = inf) -> None:
+        """Let come what is *asked*, in order of time, and everything else happen before *until_s*."""
+        arrivals = deque(asked)
+        while True:
+            arrival_s = arrivals[0].arrived_s if arrivals else inf
+            sent_s = self.sent[0][0] if self.sent else inf
+            event_s, slot = min((each_s, slot) for slot, each_s in enumerate(self.events_s))
+            open_still = min(arrival_s, sent_s, event_s) < inf or self.dispatcher.waiting_count
+            if not open_still:
+                return
+            sweep_s = self.swept_s + SWEEP_S
+            count_s = (self.now_s // self.count_s + 1) * self.count_s if self.count_s else inf
+            now_s = min(arrival_s, sent_s, event_s, sweep_s, count_s)
+            if now_s >= until_s:
+                self.now_s = until_s
+                return
+            self.now_s = now_s
+            if now_s == sent_s:
+                _, to, number = self.sent.popleft()
+                self._land(to, number)
+            elif now_s == arrival_s:
+                self._arrive(arrivals.popleft())
+            elif now_s == event_s:
+                self._work(slot)
+            elif now_s == sweep_s:
+                self.swept_s = sweep_s
+                self.dispatcher.sweep()
+            else:
+                self.report()
+
+    def _arrive(self, asked: Asked) -> None:
+        number, slo = len(self.courses), self.classes[asked.slo_class]
+        self.courses.append(Course(asked))
+        targets_s = (inf if ms is None else ms / 1000 for ms in (slo.e2e_target_ms, slo.ttft_target_ms))
+        within_s = due_s(inf if slo.deadline_s is None else slo.deadline_s, *targets_s)
+        self.dispatcher.take(
+            Submit(
+                number,
+                f"r{number}",
+                self.model,
+                asked.region,
+                tenant_id=self.tenant.pk,
+                priority=slo.priority,
+                due_s=within_s if within_s < inf else None,
+                deadline_s=slo.deadline_s,
+                slo_class=slo.name,
+                evictable=True,
+                arrived_at=self.wall_s(),
+                arrived_s=self.now_s,
+                prompt_tokens=asked.prompt_tokens,
+                predicted_tokens=asked.predicted_tokens,
+                max_tokens=None,
+                sequences=1,
+                streamed=True,
+                prefix_hashes=(),
+                block_tokens=0,
+            )
+        )
+
+    def _hear(self, record: object) -> None:
+        """What the gateway hears."""
+        match record:
+            case Placed():
+                course = self.courses[record.number]
+                course.placed = record
+                course.decided.append((self.now_s, record.instance))
+                if course.first_queue_s is None:
+                    course.first_queue_s = self.now_s - course.asked.arrived_s
+                self.sent.append((self.now_s + self.round_trip_s, self.slot_of[record.instance], record.number))
+            case Refused():
+                self.courses[record.number].refused = record.code
+            case Evict():
+                self.leaving.add(record.number)
+
+    def _land(self, slot: int, number: int) -> None:
+        course = self.courses[number]
+        placed, asked = course.placed, course.asked
+        assert placed is not None
+        priority = upstream_priority(
+            ORDERINGS[placed.ordering], self.classes[asked.slo_class].priority, None, placed.queue_key_s
+        )
+        prompt, output = asked.prompt_tokens + course.tokens, asked.output_tokens - course.tokens
+        self.engines[slot].add(EngineRequest(str(number), prompt, output, priority, self.now_s))
+        if self.steps[slot] is None:
+            self.events_s[slot] = self.now_s
+
+    def _work(self, slot: int) -> None:
+        step, self.steps[slot] = self.steps[slot], None
+        if step is not None:
+            self._hand_out(step)
+            engine = self.engines[slot]
+            for number in [int(one) for one in (*engine._running, *engine.waiting_in_order())]:
+                if number in self.leaving:
+                    self._evict(number, engine)
+        self.steps[slot] = step = self.engines[slot].step(self.now_s)
+        self.events_s[slot] = inf if step is None else step.ends_s
+
+    def _hand_out(self, step: StepResult) -> None:
+        for request_id in step.emitted:
+            course = self.courses[int(request_id)]
+            course.tokens += 1
+            course.token_s = self.now_s
+            course.first_token_s = course.first_token_s or self.now_s
+        if not self.count_s:
+            self.report()
+        for request_id in step.finished:
+            number = int(request_id)
+            self.leaving.discard(number)
+            self.courses[number].finished_s = self.now_s
+            self.dispatcher.take(Finished(number, self.courses[number].tokens))
+
+    def _evict(self, number: int, engine: ReferenceEngine) -> None:
+        course = self.courses[number]
+        self.leaving.discard(number)
+        engine.abort(str(number))
+        course.evictions += 1
+        self.dispatcher.take(Left(number, again=True, evicted=True, kept_tokens=course.tokens))
+
+    # What is written
+
+    def write_ledger(self) -> None:
+        """A row for each request that came."""
+        LedgerRow.objects.bulk_create(self._row(number, course) for number, course in enumerate(self.courses))
+
+    def _row(self, number: int, course: Course) -> LedgerRow:
+        asked, placed = course.asked, course.placed
+        done = course.finished_s is not None
+        first_s, ended_s = course.first_token_s, course.finished_s
+
+        def since_ms(moment_s: float | None) -> float | None:
+            return None if moment_s is None else 1000 * (moment_s - asked.arrived_s)
+
+        return LedgerRow(
+            request_id=f"r{number}",
+            arrived_at=BEGAN_AT + timedelta(seconds=asked.arrived_s),
+            tenant=self.tenant,
+            model=self.model,
+            slo_class=asked.slo_class,
+            region=placed.region if placed else asked.region,
+            own_region=asked.region if placed and placed.region != asked.region else "",
+            instance=placed.instance if placed else "",
+            streamed=True,
+            outcome=Outcome.DONE if done else Outcome.REJECTED,
+            status_code=200 if done else 503,
+            prompt_tokens=asked.prompt_tokens,
+            output_tokens=course.tokens,
+            predicted_prompt_tokens=asked.prompt_tokens,
+            predicted_output_tokens=asked.predicted_tokens,
+            queue_ms=None if course.first_queue_s is None else 1000 * course.first_queue_s,
+            ttft_ms=since_ms(first_s),
+            e2e_ms=since_ms(ended_s),
+            unserved=not done,
+            attempts=len(course.decided),
+            evictions=course.evictions,
+        )
+
+
+def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
+    """The engine of an emulated server of that deployment, with the memory that *spec* says."""
+    block_tokens = 16
+    profile = PerformanceProfile.objects.get().coefficients()
+    return EngineConfig(
+        max_num_seqs=row.max_num_seqs,
+        max_num_batched_tokens=row.max_num_batched_tokens,
+        block_size_tokens=block_tokens,
+        kv_blocks=spec.kv_capacity_tokens // block_tokens,
+        policy=row.scheduling_policy,
+        max_model_len=row.model.context_tokens,
+        profile=profile,
+    )
