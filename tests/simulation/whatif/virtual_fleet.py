@@ -52,7 +52,7 @@ class Course:
     placed: Placed | None = None
     first_queue_s: float | None = None
     first_token_s: float | None = None
-    token_s: float | None = None
+    token_s: float = -inf
     finished_s: float | None = None
     tokens: int = 0
     reported_tokens: int = 0
@@ -66,7 +66,7 @@ class VirtualFleet:
 
     def __init__(self, model: str, round_trip_s: float, count_s: float = 0.0) -> None:
         self.model, self.round_trip_s, self.count_s = model, round_trip_s, count_s
-        self.now_s = self.swept_s = 0.0
+        self.now_s = self.swept_s = self.counted_s = self.forked_s = 0.0
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self._hear)
         self.dispatcher.apply_inventory(inventory.read())
@@ -88,6 +88,8 @@ class VirtualFleet:
         self.events_s = [inf] * len(self.engines)
         self.sent: deque[tuple[float, int, int]] = deque()
         self.courses: list[Course] = []
+        self.streaming: dict[int, None] = {}
+        """Numbers of those that an instance has, in order of their first tokens there."""
         self.leaving: set[int] = set()
         self.classes = {row.name: row for row in SloClass.objects.all()}
         self.tenant = Tenant.objects.get()
@@ -96,23 +98,21 @@ class VirtualFleet:
         return BEGAN_AT.timestamp() + self.now_s
 
     def seen(self) -> Any:
-        """What another process gets of the snapshot."""
+        """What another process gets of the snapshot, which is taken now."""
+        self.forked_s = self.now_s
         return orjson.loads(orjson.dumps(self.snapshot()))
 
     def report(self) -> dict[int, float]:
         """Have the dispatcher hear how far streams have come; when each was heard of last."""
         moved = []
-        for number, course in enumerate(self.courses):
-            if course.finished_s is None and course.tokens != course.reported_tokens:
+        for number in self.streaming:
+            course = self.courses[number]
+            if course.tokens != course.reported_tokens:
                 course.reported_tokens = course.tokens
                 moved.append((number, course.tokens))
         if moved:
             self.dispatcher.take(Progress(tuple(moved)))
-        return {
-            number: course.token_s
-            for number, course in enumerate(self.courses)
-            if course.token_s is not None and course.finished_s is None
-        }
+        return {number: self.courses[number].token_s for number in self.streaming}
 
     # What happens
 
@@ -127,7 +127,7 @@ class VirtualFleet:
             if not open_still:
                 return
             sweep_s = self.swept_s + SWEEP_S
-            count_s = (self.now_s // self.count_s + 1) * self.count_s if self.count_s else inf
+            count_s = self.counted_s + self.count_s if self.count_s else inf
             now_s = min(arrival_s, sent_s, event_s, sweep_s, count_s)
             if now_s >= until_s:
                 self.now_s = until_s
@@ -144,6 +144,7 @@ class VirtualFleet:
                 self.swept_s = sweep_s
                 self.dispatcher.sweep()
             else:
+                self.counted_s = count_s
                 self.report()
 
     def _arrive(self, asked: Asked) -> None:
@@ -219,12 +220,14 @@ class VirtualFleet:
             course.tokens += 1
             course.token_s = self.now_s
             course.first_token_s = course.first_token_s or self.now_s
+            self.streaming[int(request_id)] = None
         if not self.count_s:
             self.report()
         for request_id in step.finished:
             number = int(request_id)
             self.leaving.discard(number)
             self.courses[number].finished_s = self.now_s
+            del self.streaming[number]
             self.dispatcher.take(Finished(number, self.courses[number].tokens))
 
     def _evict(self, number: int, engine: ReferenceEngine) -> None:
@@ -232,6 +235,7 @@ class VirtualFleet:
         self.leaving.discard(number)
         engine.abort(str(number))
         course.evictions += 1
+        self.streaming.pop(number, None)
         self.dispatcher.take(Left(number, again=True, evicted=True, kept_tokens=course.tokens))
 
     # What is written
