@@ -60,5 +60,5 @@ def test_another_process_is_answered_with_it(served, snapshot):
         "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0), snapshot
     )
     answer = orjson.loads(orjson.dumps(commands.answer({"command": "snapshot", "values": {}})))["answer"]
-    assert {"at", "instances", "running", "waiting", "endpoints", "groups"} == set(answer)
+    assert {"at", "instances", "running", "waiting", "endpoints", "groups", "swept_s"} == set(answer)
     assert answer["endpoints"][0]["ordering"] == "qlm"

@@ -86,13 +86,8 @@ class Both:
 
     def decisions_of_the_fleet(self) -> list[tuple[float, int, int]]:
         """Seconds after the fork, number of the request, and slot of the instance, in order of time."""
-        rows = [
-            (at_s - self.live.forked_s, number, self.live.slot_of[instance])
-            for number, course in enumerate(self.live.courses)
-            for at_s, instance in course.decided
-            if at_s >= self.live.forked_s
-        ]
-        return sorted(rows, key=lambda row: row[0])
+        began_s = self.live.forked_s
+        return [(at_s - began_s, number, slot) for at_s, number, slot in self.live.decided if at_s >= began_s]
 
     def decisions_of_the_simulation(self) -> list[tuple[float, int, int]]:
         came = len(self.live.courses) - len(self.rows)

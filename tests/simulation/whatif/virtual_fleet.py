@@ -6,7 +6,7 @@ the place of HTTP stands a list of events in order of time, so that nothing depe
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
@@ -58,7 +58,6 @@ class Course:
     reported_tokens: int = 0
     refused: str = ""
     evictions: int = 0
-    decided: list[tuple[float, str]] = field(default_factory=list)
 
 
 class VirtualFleet:
@@ -91,6 +90,8 @@ class VirtualFleet:
         self.streaming: dict[int, None] = {}
         """Numbers of those that an instance has, in order of their first tokens there."""
         self.leaving: set[int] = set()
+        self.decided: list[tuple[float, int, int]] = []
+        """When a request of which number was given to which slot, in that order."""
         self.classes = {row.name: row for row in SloClass.objects.all()}
         self.tenant = Tenant.objects.get()
 
@@ -182,7 +183,7 @@ class VirtualFleet:
             case Placed():
                 course = self.courses[record.number]
                 course.placed = record
-                course.decided.append((self.now_s, record.instance))
+                self.decided.append((self.now_s, record.number, self.slot_of[record.instance]))
                 if course.first_queue_s is None:
                     course.first_queue_s = self.now_s - course.asked.arrived_s
                 self.sent.append((self.now_s + self.round_trip_s, self.slot_of[record.instance], record.number))
@@ -272,7 +273,7 @@ class VirtualFleet:
             ttft_ms=since_ms(first_s),
             e2e_ms=since_ms(ended_s),
             unserved=not done,
-            attempts=len(course.decided),
+            attempts=placed.attempt if placed else 0,
             evictions=course.evictions,
         )
 
