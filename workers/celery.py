@@ -4,6 +4,7 @@
 processor-bound work. A node agent is a Celery worker that also listens on its node's own queue, `node.<name>`.
 """
 
+import functools
 import gc
 import logging
 import os
@@ -19,6 +20,10 @@ from workers import tasks
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 # Django's checks read every page, address and admin class, which neither worker nor beat needs; `manage.py check` runs them.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
+
+
+SIMULATION = "simulation"
+"""The queue of long work."""
 
 
 def without_traceback_of_a_lost_process(record: logging.LogRecord) -> bool:
@@ -42,10 +47,23 @@ def packages() -> list[str]:
     return [] if "beat" in sys.argv[1:] else [tasks.__name__]
 
 
+@functools.cache
+def load_simulations() -> None:
+    """Once; a worker goes on without what cannot be loaded."""
+    from controlplane.simulation.running import warm_up
+
+    try:
+        warm_up()
+    except Exception:
+        logging.getLogger(__name__).exception("simulations are loaded by the first that is asked for")
+
+
 @signals.worker_before_create_process.connect
 def share_memory(**_: Any) -> None:
-    """Take what is imported out of the garbage collector's sight, which would write to its pages and so copy them into each
-    process of the pool."""
+    """Load what simulations need, for all processes of the pool at once, and take what is imported out of the garbage
+    collector's sight, which would write to its pages and so copy them into each process."""
+    if SIMULATION in " ".join(sys.argv):
+        load_simulations()
     gc.collect()
     gc.freeze()
 

@@ -45,6 +45,8 @@ class SeriesForecasts:
     _fitted_windows: int = field(default=0, init=False)
     """Windows of the simulation that were known when it was fitted."""
     _known: int = field(default=0, init=False)
+    _made: tuple[int, int, Band] | None = field(default=None, init=False)
+    """The last forecast, by the windows known and asked for: it stays the same until the next window is known."""
 
     def ahead(self, now_s: float, count: int) -> Band:
         """The *count* windows from the one that *now_s* is in."""
@@ -57,8 +59,10 @@ class SeriesForecasts:
             seen = self.minutes[max(0, until - RECENT_MINUTES) : until]
             highest = np.full(count, float(seen.max(initial=0.0)))
             return Band(highest, highest)
-        made = self._up_to(now).predict(count)
-        return Band(made.mean, made.upper_80)
+        if self._made is None or self._made[:2] != (now, count):
+            made = self._up_to(now).predict(count)
+            self._made = now, count, Band(made.mean, made.upper_80)
+        return self._made[2]
 
     def _up_to(self, now: int) -> Fallback:
         """The forecaster that knows the windows before *now*; fitted anew after `refit_s`, or with half as many more."""

@@ -159,10 +159,11 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
 def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
     """By (model, GPUs of an instance): as given, else as live by a simulation of the performance profile.
 
-    For requests as long as those to come, the strictest of the interactive promises and the burstiest endpoint's arrivals.
+    For requests as long as the recent ones, or else those to come, the strictest of the interactive promises and the
+    burstiest endpoint's arrivals.
     """
     given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
-    requests, cluster = staged.requests, staged.cluster
+    requests, cluster = staged.recent or staged.requests, staged.cluster
     promise, percentile = _strictest(scenario)
     minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
     shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]

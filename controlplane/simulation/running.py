@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.simulation.planner import Planner, planner_of
+from scheduling.planning.solvers import kernels
+from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import Measures
 from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging import Stage
+from scheduling.simulation.staging import Stage, stage
 from scheduling.simulation.strategies import Made
 
 MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
@@ -139,3 +141,54 @@ def compile_for(staged: Stage) -> None:
         prefix_first=staged.requests.prefix_first[:2],
     )
     Simulation(staged.cluster, first).run()
+
+
+def warm_up() -> None:
+    """Load what simulations need: their kernels, planner and solver. Nothing happens where kernels must be compiled first.
+
+    Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
+    """
+    if not (_on_disk(loop._enter) and _on_disk(kernels.improve)):
+        return
+    scenario = Scenario.model_validate(SMALL)
+    run(scenario, Path("small"), stage(scenario, Path("small")))
+
+
+def _on_disk(kernel: Any) -> bool:
+    """Whether *kernel*, a `compiled` function, was compiled before and its code kept: it is loaded in a moment."""
+    folder = kernel.stats.cache_path
+    return folder is not None and any(Path(folder).glob(f"*.{kernel.__name__}-*.nbi"))
+
+
+SMALL: Final[dict[str, Any]] = {
+    "until_h": 0.5,
+    "models": {"m": {"context_tokens": 2048}},
+    "gpus": {"g": {"usd_per_hour": 1.0}},
+    "regions": {"here": {}, "there": {}},
+    "latency_ms": {"here": {"there": 10.0}},
+    "profiles": [
+        {
+            "model": "m",
+            "gpu": "g",
+            "prefill": {"a_s": 0.02, "b_s_per_token": 1e-4},
+            "decode": {"a_s": 0.01, "b_s_per_sequence": 1e-3},
+        }
+    ],
+    "fleet": [{"model": "m", "regions": ["here", "there"], "gpu": "g", "instances": 1, "empty": 3, "kv_tokens": 8192}],
+    "classes": {"interactive": {"ttft_ms": 2000.0}},
+    "policies": {"routing": "preserve", "ordering": "qlm"},
+    "scaling": {"strategy": "pilothouse", "min_instances": 1, "max_instances": 4},
+    "planner": {"period_s": 600.0, "capability_instances": 1},
+    "clients": [
+        {
+            "tenant": "some",
+            "model": "m",
+            "slo_class": "interactive",
+            "requests_per_s": 1.0,
+            "prompt": {"median": 200.0, "p95": 400.0, "maximum": 800},
+            "output": {"median": 50.0, "p95": 100.0, "maximum": 200},
+        }
+    ],
+    "demand": {"duration_h": 0.4},
+}
+"""A scenario with a little of everything."""

@@ -97,9 +97,7 @@ class OpenRequests:
         """When each stream was heard of last, by number, on the clock; all that has come is reported."""
         self.report()
         return {
-            ticket.asked.number: ticket.connection.heard_s
-            for ticket in self.streaming
-            if ticket.connection is not None
+            ticket.asked.number: ticket.connection.heard_s for ticket in self.streaming if ticket.connection is not None
         }
 
     def finished(self, ticket: Ticket) -> None:

@@ -129,6 +129,20 @@ def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
     return _together(parts)
 
 
+def recent(arrivals: dict[str, Any]) -> Workload:
+    """The requests that *arrivals*, those of `forecast_arrivals`, are drawn from, with the first of each stream at 0."""
+    parts = []
+    for stream in arrivals["streams"]:
+        count = len(stream["prompt_tokens"])
+        names = {name: Coded(np.zeros(count, np.int32), [stream[name]]) for name in ("model", "region")}
+        lengths = {
+            name: np.array(stream[name], np.int32) for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
+        }
+        of = {name: _picked(stream[name], np.arange(count)) for name in ("slo_class", "tenant")}
+        parts.append(Workload(arrival_s=np.cumsum([0.0, *stream["gaps"]]), **lengths, **names, **of))
+    return _together(parts)
+
+
 def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generator) -> Workload:
     rates = stream["requests_per_s"]
     mean, lower, upper = (np.array(rates[name], np.float64) for name in ("mean", "lower", "upper"))

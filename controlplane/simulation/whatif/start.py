@@ -1,6 +1,7 @@
 """Where a what-if begins: the moment, the scenario, what runs and waits then, and how requests come after it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -8,14 +9,15 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from controlplane.simulation.whatif.arrivals import drawn, recorded
+from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.state import with_state
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage, stage
 from scheduling.simulation.staging.demand import demand_of
+from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
-from scheduling.simulation.workload.edits import Edit, edited
+from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
 
 SOURCE: Final = Path("scenario")
 """What errors call a scenario that is no file."""
@@ -60,6 +62,10 @@ def stage_start(
             workload = workload.select(workload.arrival_s < horizon_s)
         workload = edited(workload, edits, seed=seed, horizon_s=horizon_s)
     made = stage(scenario, SOURCE, seed, workload)
+    if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):
+        # Of all seeds the same, so that what an instance serves is measured once for all of them.
+        before = recent(start.arrivals)
+        made = replace(made, recent=requests_of(scenario, made.cluster, before, seed) if len(before) else None)
     if start.state is None:
         return made
     return with_state(start.state, scenario, made, seed, recorded=start.arrivals["kind"] == "ledger")

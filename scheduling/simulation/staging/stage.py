@@ -47,6 +47,8 @@ class Stage:
     until_s: float
     state: FleetState | None = None
     """What runs and waits at the begin, in the place of an idle fleet."""
+    recent: Requests | None = None
+    """Requests before the begin, by whose lengths and bursts planners know what an instance serves; None: those to come."""
 
     def run(
         self,

@@ -1,4 +1,4 @@
-"""A living fleet on a virtual clock: the gateway's dispatcher over engines of emulated servers, and the ledger of what it did.
+"""A living fleet on a virtual clock: the gateway's dispatcher over engines of emulated servers, and their ledger.
 
 What a fork is made of is the real thing: rows of the inventory as the gateway reads them, its dispatcher, its snapshot. In
 the place of HTTP stands a list of events in order of time, so that nothing depends on the machine.
