@@ -76,7 +76,7 @@ class Snapshot:
         }
 
     def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
-        """When an iteration ended last at *replica*, None if nobody knows: all that decodes there gets a token at its end."""
+        """When an iteration ended last at *replica*, None if unknown: all that decodes there gets a token at its end."""
         ended_s = [heard[number] for number in (each.asked.number for each in replica.requests) if number in heard]
         if replica.ended_s is not None:
             ended_s.append(replica.ended_s)

@@ -55,6 +55,16 @@ def test_groups_stand_as_they_do(served, snapshot):
     assert [row["pinned"] for row in again] == [True, False, False]
 
 
+def test_an_iteration_ended_when_a_stream_was_heard_of_or_a_request_ended(served, snapshot):
+    (replica,) = served.dispatcher.topology.replicas.values()
+    (request,) = replica.requests
+    assert snapshot()["instances"][0]["iteration_s"] is None
+    snapshot.report = lambda: {request.asked.number: served.now_s - 0.25, -1: served.now_s}
+    assert snapshot()["instances"][0]["iteration_s"] == -0.25
+    replica.ended_s = served.now_s - 0.125
+    assert snapshot()["instances"][0]["iteration_s"] == -0.125
+
+
 def test_another_process_is_answered_with_it(served, snapshot):
     commands = Commands(
         "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0), snapshot

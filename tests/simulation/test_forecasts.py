@@ -24,6 +24,14 @@ def test_what_comes_later_changes_no_forecast(name: str) -> None:
     assert not np.array_equal(one.ahead(later, 3).mean, two.ahead(later, 3).mean)
 
 
+def test_within_a_window_nothing_is_forecast_anew() -> None:
+    one = series("ets", 50 + 20 * np.sin(np.arange(240) / 20))
+    before = one.ahead(1200.0, 3)
+    assert one.ahead(1799.0, 3) is before
+    assert one.ahead(1799.0, 4).mean.size == 4
+    assert not np.array_equal(one.ahead(1800.0, 3).mean, before.mean)
+
+
 def test_an_oracle_knows_the_windows_from_now_on() -> None:
     minutes = np.arange(60, dtype=np.float64)
     band = series("oracle", minutes).ahead(1500.0, 5)

@@ -133,13 +133,20 @@ def recent(arrivals: dict[str, Any]) -> Workload:
     """The requests that *arrivals*, those of `forecast_arrivals`, are drawn from, with the first of each stream at 0."""
     parts = []
     for stream in arrivals["streams"]:
-        count = len(stream["prompt_tokens"])
-        names = {name: Coded(np.zeros(count, np.int32), [stream[name]]) for name in ("model", "region")}
-        lengths = {
-            name: np.array(stream[name], np.int32) for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
-        }
-        of = {name: _picked(stream[name], np.arange(count)) for name in ("slo_class", "tenant")}
-        parts.append(Workload(arrival_s=np.cumsum([0.0, *stream["gaps"]]), **lengths, **names, **of))
+        arrival_s = np.cumsum([0.0, *stream["gaps"]])[: len(stream["prompt_tokens"])]
+        count = arrival_s.size
+        parts.append(
+            Workload(
+                arrival_s=arrival_s,
+                prompt_tokens=np.array(stream["prompt_tokens"][:count], np.int32),
+                output_tokens=np.array(stream["output_tokens"][:count], np.int32),
+                model=Coded(np.zeros(count, np.int32), [stream["model"]]),
+                region=Coded(np.zeros(count, np.int32), [stream["region"]]),
+                slo_class=_picked(stream["slo_class"], np.arange(count)),
+                tenant=_picked(stream["tenant"], np.arange(count)),
+                predicted_tokens=np.array(stream["predicted_tokens"][:count], np.int32),
+            )
+        )
     return _together(parts)
 
 

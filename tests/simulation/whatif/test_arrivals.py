@@ -10,7 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.models import Forecast
-from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recorded
+from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recent, recorded
 
 AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
@@ -65,6 +65,15 @@ def test_gaps_keep_their_burstiness():
     spread = [np.diff(each).std() / np.diff(each).mean() for each in (bursty, even)]
     assert spread[0] > 2.5
     assert 0.9 < spread[1] < 1.1
+
+
+def test_what_is_drawn_from_stands_as_it_came():
+    workload = recent(arrivals(stream(gaps=[5.0]), stream(model="n", region="west", gaps=[2.0])))
+    workload.check()
+    assert workload.arrival_s.tolist() == [0.0, 0.0, 2.0, 5.0]
+    assert workload.prompt_tokens.tolist() == [10, 10, 20, 20]
+    assert [workload.model.names[code] for code in workload.model.codes] == ["m", "n", "n", "m"]
+    assert [workload.slo_class.names[code] for code in workload.slo_class.codes] == ["fast", "fast", "slow", "slow"]
 
 
 def test_the_same_seed_draws_the_same():
