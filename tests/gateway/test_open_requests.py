@@ -51,6 +51,19 @@ async def side() -> GatewaySide:
     return GatewaySide()
 
 
+async def test_a_stream_says_when_it_was_heard_of_last(side):
+    ticket = side.ticket()
+    side.placed(ticket)
+    ticket.connection = SimpleNamespace(heard_s=9.5)
+    assert side.requests.last_heard() == {}, "it has not begun"
+    side.requests.began(ticket)
+    ticket.course.output_tokens = 3
+    assert side.requests.last_heard() == {ticket.asked.number: 9.5}
+    assert side.records[-1] == Progress(((ticket.asked.number, 3),))
+    ticket.connection = None
+    assert side.requests.last_heard() == {}, "its instance has gone"
+
+
 async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     ticket = side.ticket()
     assert side.records == [ticket.asked]
