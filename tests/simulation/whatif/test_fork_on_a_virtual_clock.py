@@ -45,7 +45,6 @@ def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
     bounds = {"min_instances": INSTANCES, "max_instances": INSTANCES}
     values = {"routing_policy": routing, "ordering_policy": ordering, "max_num_batched_tokens": 2048} | bounds
     Deployment.objects.update(**values | deployment)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
 
 
 def requests(at_s: float, per_s: float) -> list[Asked]:
@@ -123,6 +122,7 @@ def fork_and_go_on(at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0
         ("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}),
         ("join_shortest_queue", "qlm", {"at_s": 151.3, "per_s": 2.5, "evictions": 2}),
         ("least_request", "slack", {"at_s": 140.5}),
+        ("join_shortest_queue", "fcfs", {"blocks": 60}),
         ("preserve", "priority", {}),
         ("preserve", "ssjf", {"at_s": 133.77, "ahead": None}),
     ],
@@ -132,9 +132,12 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     limits = {"requests_ahead_limit": options.pop("ahead", 0)}
     make_fleet(routing, ordering, **limits)
     put("EVICTION_LIMIT", options.pop("evictions", 0), "test")
+    short = "blocks" in options
+    Instance.objects.update(kv_capacity_tokens=16 * options.pop("blocks", 1024))
     both = fork_and_go_on(**options)
     assert len(both.held) > 3, "or it would be a fork of little"
     assert max(both.outcomes["queue_s"]) > 1.0, "or order would hardly matter"
+    assert short == any(engine.preemptions_total for engine in both.live.engines)
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
@@ -149,6 +152,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
 def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, ordering):
     """As the gateway does: its dispatcher knows a little less than a simulation's, and decides nearly alike."""
     make_fleet(routing, ordering, requests_ahead_limit=0)
+    Instance.objects.update(kv_capacity_tokens=16 * 1024)
     both = fork_and_go_on(count_s=COUNT_S)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 0.1

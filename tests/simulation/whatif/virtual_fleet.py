@@ -134,13 +134,13 @@ class VirtualFleet:
                 self.now_s = until_s
                 return
             self.now_s = now_s
-            if now_s == sent_s:
-                _, to, number = self.sent.popleft()
-                self._land(to, number)
-            elif now_s == arrival_s:
+            if now_s == arrival_s:
                 self._arrive(arrivals.popleft())
             elif now_s == event_s:
                 self._work(slot)
+            elif now_s == sent_s:  # of two that reach an idle instance together, it begins with the first
+                _, to, number = self.sent.popleft()
+                self._land(to, number)
             elif now_s == sweep_s:
                 self.swept_s = sweep_s
                 self.dispatcher.sweep()
