@@ -8,6 +8,7 @@ import time
 import pytest
 import redis
 
+from controlplane.console.live import hub as module
 from controlplane.console.live.hub import LiveHub
 from controlplane.console.live.state import Source
 from controlplane.dispatch.wire import LIVE_CHANNEL, SUMMARY_KEY
@@ -98,6 +99,19 @@ def test_a_redis_that_is_not_there_is_said_at_once(make_hub):
     assert state.source == Source.UNREACHABLE
     assert not state.known
     assert time.monotonic() - began < 10
+
+
+def test_what_nobody_expects_does_not_end_it(make_hub, monkeypatch, caplog):
+    def fail():
+        raise RuntimeError("nobody expected this")
+
+    hub = make_hub("redis://127.0.0.1:1/0")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "queue_bounds", fail)
+        hub.start()
+        until(lambda: "begins anew" in caplog.text and "waits anew" in caplog.text)
+    until(lambda: hub.latest().source == Source.UNREACHABLE)
+    assert hub._thread.is_alive()
 
 
 def test_what_cannot_be_read_is_left_out(make_hub, live, caplog):

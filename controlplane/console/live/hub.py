@@ -131,9 +131,9 @@ class LiveHub:
 
     def _run(self) -> None:
         retry_s = RETRY_S[0]
-        self._read_known()
         while not self._stopping.is_set():
             try:
+                self._read_known()
                 with redis.Redis.from_url(
                     self._redis_url or settings.REDIS_URL,
                     socket_connect_timeout=2,
@@ -151,10 +151,17 @@ class LiveHub:
                 self._looked.set()
             except Exception:
                 logger.exception("live hub: begins anew")
-            until = time.monotonic() + retry_s * random.uniform(0.75, 1.25)
-            while time.monotonic() < until and not self._stopping.wait(0.25):
-                self._do_due(None)
+            try:
+                self._wait(retry_s * random.uniform(0.75, 1.25))
+            except Exception:
+                logger.exception("live hub: waits anew")
             retry_s = min(retry_s * 2, RETRY_S[1])
+
+    def _wait(self, wait_s: float) -> None:
+        """Do without Redis what is due, for *wait_s* or until the hub stops."""
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until and not self._stopping.wait(0.25):
+            self._do_due(None)
 
     def _follow(self, client: redis.Redis) -> None:
         """Take what is there, then what comes, until Redis goes away or the hub stops."""
