@@ -4,21 +4,24 @@ Numba decides whether a cached kernel is still good by the modification time of 
 calls another one in a second file keeps the old code of the callee when only the second file changes. So the kernels of
 a file are cached in a folder named after a digest of that file and of all that it imports from its package, directly or not:
 a change there opens a new one, and kernels that it does not concern stay compiled.
+
+Numba itself is imported by the first call of a kernel. That takes most of a second, and most commands and processes that
+import kernels call none: to check a scenario, to write rows, to show a page.
 """
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-import numba
-import numba.core.config
 import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,21 +39,27 @@ def source_files(file: Path, root: Path) -> set[Path]:
     """*file* and every file under the folder *root* that it imports, directly or not; *root* is where imports begin."""
     files, unread = {file}, [file]
     while unread:
-        for module, names, plain in IMPORT.findall(unread.pop().read_bytes()):
-            wanted = [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())
-            wanted += [f"{module.decode()}.{name}" for name in re.findall(r"\w+", names.decode())]
-            for name in wanted:
-                path = root.joinpath(*name.split("."))
-                for source in (path.with_suffix(".py"), path / "__init__.py"):
-                    if source not in files and source.is_file():
-                        files.add(source)
-                        unread.append(source)
+        for name in _imported(unread.pop()):
+            path = root.joinpath(*name.split("."))
+            for source in (path.with_suffix(".py"), path / "__init__.py"):
+                if source not in files and source.is_file():
+                    files.add(source)
+                    unread.append(source)
     return files
+
+
+def _imported(file: Path) -> list[str]:
+    """What *file* may import: modules, and names in them that may be modules."""
+    wanted = []
+    for module, names, plain in IMPORT.findall(file.read_bytes()):
+        wanted += [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())
+        wanted += [f"{module.decode()}.{name}" for name in re.findall(r"\w+", names.decode())]
+    return wanted
 
 
 def source_digest(file: Path, root: Path) -> str:
     """Sixteen hexadecimal digits that change when a file that the kernels in *file* may use, or Numba itself, changes."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(importlib.metadata.version("numba").encode())
     for path in sorted(source_files(file, root)):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -90,7 +99,57 @@ def _folder(file: str) -> Path | None:
     return cache_folder(path, ROOT)
 
 
-config: Any = numba.core.config
+class Kernel:
+    """*function*, to be compiled with Numba's *options*, and kept on disk if *kept*; Numba is imported when that is needed.
+
+    Other kernels call it as they would Numba's own. What it has no attribute for is asked of Numba's.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], kept: bool) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func, self._options, self._kept = function, options, kept
+        self._call = self._first_call
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._call(*arguments, **named)
+
+    def _first_call(self, *arguments: Any, **named: Any) -> Any:
+        self._call = self.dispatcher
+        return self._call(*arguments, **named)
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """What Numba made of it: compiled code by types of arguments. Without compilation, the function itself."""
+        import numba
+        import numba.core.config
+
+        config: Any = numba.core.config
+        with IN_NUMBA:
+            if "dispatcher" in self.__dict__:
+                return self.__dict__["dispatcher"]
+            folder = _folder(self.py_func.__code__.co_filename) if self._kept else None
+            previous = config.CACHE_DIR
+            if folder is not None:
+                config.CACHE_DIR = str(folder)  # read once, by the decorator; other users of Numba keep theirs
+            try:
+                made = numba.njit(cache=folder is not None, **self._options)(self.py_func)
+            finally:
+                config.CACHE_DIR = previous
+            return self.__dict__.setdefault("dispatcher", made)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What it is to compiled code that calls it."""
+        return self.dispatcher._numba_type_
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # asked of everything, by what copies or looks at objects
+        return getattr(self.dispatcher, name)
+
+
+IN_NUMBA: Final = threading.RLock()
+"""Around what changes Numba's configuration for a moment."""
 
 
 def compiled(function: Function) -> Function:
@@ -100,15 +159,7 @@ def compiled(function: Function) -> Function:
     The uncompiled function stays at `.py_func`. A kernel counts no references (inside the simulator's loop that cost more
     than all the work), so it reads and writes arrays but must not make or return any.
     """
-    previous, folder = config.CACHE_DIR, _folder(function.__code__.co_filename)
-    if folder is not None:
-        config.CACHE_DIR = str(folder)  # read once, by the decorator; other users of Numba keep theirs
-    try:
-        return cast(
-            Function, cast(Any, numba.njit)(cache=folder is not None, _nrt=False, error_model="numpy")(function)
-        )
-    finally:
-        config.CACHE_DIR = previous
+    return cast(Function, Kernel(function, {"_nrt": False, "error_model": "numpy"}, kept=True))
 
 
 def compiled_inline(function: Function) -> Function:
@@ -117,20 +168,20 @@ def compiled_inline(function: Function) -> Function:
     It counts no references: it must not make arrays, and its caller's arguments must outlive it, as those of a `compiled`
     function do. (Counting cost fifteen times the work itself.) Python cannot call it, and it has no cache of its own.
     """
-    options = {
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "_nrt": False,
-        "error_model": "numpy",
-        "forceinline": True,
-    }
-    return cast(Function, cast(Any, numba.njit)(**options)(function))
+    return cast(Function, Kernel(function, {**INTERNAL, "forceinline": True}, kept=False))
 
 
 def compiled_internal(function: Function) -> Function:
     """Compile *function* as `compiled_inline` does, but not inlined: off the hot path, so that callers stay small."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
-    return cast(Function, cast(Any, numba.njit)(**options)(function))
+    return cast(Function, Kernel(function, INTERNAL, kept=False))
+
+
+def uncompiled(kernel: Function) -> Function:
+    """The function of *kernel* as it stands: for few calls on plain numbers, which must not wait for Numba."""
+    return cast(Function, kernel.py_func) if isinstance(kernel, Kernel) else kernel
+
+
+INTERNAL: Final = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
 
 
 def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from scheduling.compiled import Kernel
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_LOOKS = 64
@@ -21,18 +23,19 @@ def direct(kernel: Function) -> Function:
 
     A call with others goes through Numba, which raises for what cannot be; then those are the known ones. The last tuples
     are held, so that nothing else can come to be in their place. Every argument has to be given, none by name. Without
-    compilation (NUMBA_DISABLE_JIT) it is *kernel* itself.
+    compilation (NUMBA_DISABLE_JIT) every call is one of *kernel* itself.
     """
-    if not hasattr(kernel, "overloads"):
+    if not isinstance(kernel, Kernel):
         return kernel
-    numba_kernel: Any = kernel
+    named: Kernel = kernel
     known: dict[tuple[type, ...], tuple[Callable[..., Any], tuple[tuple[int, Any], ...]]] = {}
     looks = 0
 
     def through_numba(kinds: tuple[type, ...], arguments: tuple[Any, ...]) -> Any:
         nonlocal looks
+        numba_kernel = named.dispatcher
         answer = numba_kernel(*arguments)
-        if looks < MOST_LOOKS:
+        if looks < MOST_LOOKS and hasattr(numba_kernel, "overloads"):
             looks += 1
             overload = numba_kernel.overloads.get(tuple(map(numba_kernel.typeof_pyval, arguments)))
             if overload is not None:

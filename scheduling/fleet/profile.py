@@ -8,7 +8,7 @@ models, prompts up to 8,192 tokens, held-out configurations).
 import math
 from dataclasses import dataclass, fields
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, uncompiled
 
 
 @compiled
@@ -88,7 +88,7 @@ class Profile:
 
     def step_time_s(self, prefill_tokens: int, decode_sequences: int, context_tokens: int) -> float:
         """Seconds of one engine step; see the kernel of the same name."""
-        return step_time_s(
+        return uncompiled(step_time_s)(
             self.prefill_t0_s,
             self.prefill_a_s,
             self.prefill_b_s_per_token,
@@ -103,7 +103,7 @@ class Profile:
 
     def service_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
         """Seconds that a request takes alone; see the kernel of the same name."""
-        return service_time_s(
+        return uncompiled(service_time_s)(
             self.prefill_t0_s,
             self.prefill_a_s,
             self.prefill_b_s_per_token,

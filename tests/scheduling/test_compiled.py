@@ -2,6 +2,7 @@ import os
 import time
 
 import pytest
+from numba.core import config
 
 from scheduling import compiled
 
@@ -101,7 +102,7 @@ def test_the_projects_kernels_stay_when_what_they_do_not_use_changes():
 
 
 def test_numbas_setting_is_left_as_it_was():
-    setting = compiled.config.CACHE_DIR
+    setting = config.CACHE_DIR
     kernel = compiled.compiled(lambda number: number + 1)
-    assert setting == compiled.config.CACHE_DIR
     assert kernel(1) == 2
+    assert setting == config.CACHE_DIR

@@ -3,10 +3,10 @@
 All kernels stand in this one file, so Numba's cache on disk (by the file's time) cannot go stale.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,11 +39,22 @@ MOST_COUNTED: Final = 20000.0
 
 
 def compiled(function: Function) -> Function:
-    """*function*, compiled on its first call and kept on disk where a place can be written."""
-    try:
-        return cast(Function, cast(Any, numba.njit)(cache=True, nogil=True)(function))
-    except RuntimeError:  # no folder for a cache
-        return cast(Function, cast(Any, numba.njit)(nogil=True)(function))
+    """*function*, compiled on its first call, which imports Numba, and kept on disk where a place can be written."""
+
+    @functools.cache
+    def kernel() -> Any:
+        import numba
+
+        try:
+            return numba.njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no folder for a cache
+            return numba.njit(nogil=True)(function)
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return kernel()(*arguments)
+
+    return cast(Function, call)
 
 
 @compiled
