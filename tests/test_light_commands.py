@@ -1,12 +1,19 @@
-"""Everyday commands start in under a second: what computes, draws or serves is read by those alone that need it."""
+"""Commands start in a second or two: what computes, draws or serves is read when it is needed, and not for `--help`."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 EVERYDAY = ("accounts.sign_in_link", "accounts.create_key", "fleet.apply", "fleet.describe_node")
+COMPUTING = (
+    "simulation.simulate", "experiments.reproduce", "simulation.fit_profiles", "simulation.export_ledger",
+    "planning.backtest", "planning.export_scenario", "planning.seed_demo", "gateway.replay", "gateway.up",
+    "gateway.demo_traffic", "lengths.train_lengths",
+)  # fmt: skip
 HEAVY = {"numba", "torch", "plotly", "pandas", "ninja", "sklearn", "statsmodels", "highspy"}
 
 STARTED = """
@@ -20,13 +27,20 @@ for name in sys.argv[1:]:
     made = import_module(f"controlplane.{app}.management.commands.{command}").Command()
     assert made.requires_system_checks == [], f"{name} checks all URLs first, which reads everything"
     made.create_parser("manage.py", command)
+    if command == "simulate":  # a scenario is checked, and its requests drawn, before anything is compiled or loaded
+        from pathlib import Path
+        from scheduling.simulation.scenario import load_scenario
+        from scheduling.simulation.staging import stage
+        path = Path("docs/scenarios/reactive.toml")
+        stage(load_scenario(path), path)
 print(" ".join({module.partition(".")[0] for module in sys.modules}))
 """
 
 
-def test_everyday_commands_read_nothing_heavy() -> None:
+@pytest.mark.parametrize("commands", [EVERYDAY, COMPUTING], ids=["everyday", "computing"])
+def test_commands_read_nothing_heavy_before_they_work(commands: tuple[str, ...]) -> None:
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "PILOTHOUSE_DEBUG": "1"}
-    command = [sys.executable, "-c", STARTED, *EVERYDAY]
+    command = [sys.executable, "-c", STARTED, *commands]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert not HEAVY & set(done.stdout.split())

@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.admission.validation import Call
+from scheduling.compiled import uncompiled
 from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 
 BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
-PLACES = tuple(covered(number) for number in range(MOST_NOTED + 1))
+PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
 """Where noted blocks end, in blocks."""
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
