@@ -44,8 +44,7 @@ from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
-from scheduling.queueing import waiting_in_queues, waiting_time
-from scheduling.queueing.reordering import scheduler
+from scheduling.queueing import global_scheduler, waiting_in_queues, waiting_time
 from scheduling.scaling import FLOOR
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
@@ -173,7 +172,7 @@ class Gateway:
         await asyncio.to_thread(waiting_time.warm_up)
         await asyncio.to_thread(waiting_in_queues.warm_up)
         await asyncio.to_thread(floor.warm_up)
-        await asyncio.to_thread(scheduler.warm_up)
+        await asyncio.to_thread(global_scheduler.warm_up)
         await self.upstream.start()
         await self.ledger.start()
         await self.lengths.start()

@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, assign_endpoint
 from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, put_before, unqueue
+from scheduling.queueing.reordering import scheduler
 from scheduling.queueing.reordering.bound import shortage
 from scheduling.queueing.reordering.problem import Order, Problem
 from scheduling.queueing.reordering.rules import SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, reorder
 from scheduling.queueing.running import Running
 from scheduling.queueing.snapshot import Snapshot, snapshot
-from scheduling.queueing.virtual_queues import insert
-from scheduling.queueing.waiting_set import WaitingArrays
+from scheduling.queueing.virtual_queues import insert, insert_loose
+from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue
 
 NONE: Final = -1
 
@@ -212,3 +213,18 @@ class GlobalScheduler:
         if answer.before.objective > 0.0 or self.by != SEARCH:
             self.tried, self.tried_s = self._known(waiting), now_s
         return Reordered(now_s, seen.numbers.size, moved, answer)
+
+
+def warm_up() -> None:
+    """Load every kernel that looks at living queues or orders them, or compile it: else the first look stops all else."""
+    scheduler.warm_up()
+    fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 4, 1)
+    assign_endpoint(fleet, endpoints, 0, 0)
+    fleet.accepting[0], fleet.max_num_seqs[0], fleet.kv_capacity_tokens[0] = 1, 1, 100
+    waiting.groups.limit[0] = 1
+    for _ in range(2):
+        enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
+        insert_loose(fleet, endpoints, waiting, 0)
+    seen = snapshot(fleet, endpoints, waiting, 0.0)
+    assert seen is not None, "two requests wait, each in a group of its own"
+    merge(fleet, endpoints, waiting, seen, solve(seen, moves=1)._replace(changed=True))

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduling.queueing import global_scheduler
 from scheduling.queueing.global_scheduler import GlobalScheduler, merge, solve
 from scheduling.queueing.reordering.problem import Order, broken_rules
 from scheduling.queueing.snapshot import snapshot
@@ -128,3 +129,13 @@ def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
             group = int(waiting.groups.groups[group].preceding)
         assert backwards[::-1] == queue_of(waiting, queue)
     assert reordered.answer.after.objective <= reordered.answer.before.objective
+
+
+def test_after_warming_up_a_look_compiles_nothing():
+    kernels = (global_scheduler._put_in_order, global_scheduler._insert_each, insert_loose)
+    global_scheduler.warm_up()
+    before = [len(kernel.signatures) for kernel in kernels]
+    fleet, endpoints, waiting = queues(2, [3.0, 1.0, 2.0])
+    seen = snapshot(fleet, endpoints, waiting, 0.0)
+    assert merge(fleet, endpoints, waiting, seen, reversed_answer(seen)) > 0
+    assert [len(kernel.signatures) for kernel in kernels] == before
