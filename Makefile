@@ -4,6 +4,9 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some machines forbid Python to keep compiled modules. Tests and the stack start many processes, and each would compile all that
+# it imports for itself, which is more than half of the time that a command takes to start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python on PATH that is new enough; `make run PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \

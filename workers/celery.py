@@ -4,6 +4,7 @@
 processor-bound work. A node agent is a Celery worker that also listens on its node's own queue, `node.<name>`.
 """
 
+import ctypes
 import functools
 import gc
 import logging
@@ -76,6 +77,14 @@ def share_memory(**_: Any) -> None:
     load_kernels()
     gc.collect()
     gc.freeze()
+
+
+@signals.task_postrun.connect
+def give_memory_back(task: Any, **_: Any) -> None:
+    """What a long task has freed goes back to the machine: glibc keeps it, in one process of the pool after another."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if task.soft_time_limit and trim is not None:
+        trim(0)
 
 
 app = Celery("pilothouse", task_cls="controlplane.jobs.task:RecordedTask")

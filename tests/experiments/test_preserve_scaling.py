@@ -41,6 +41,7 @@ def without_times(value):
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
+    monkeypatch.setattr(sageserve, "WINDOW_S", 1800.0)  # a third of the windows to walk through
 
 
 def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):

@@ -110,12 +110,12 @@ def test_orders_are_searched_once(monkeypatch):
     monkeypatch.setattr(arima, "SEARCH_WINDOWS", 40)
     monkeypatch.setattr(arima, "ITERATIONS", 2)
     model = ArimaModel()
-    model.fit(series(), SEASON)
+    model.fit(series(60), SEASON)
     order = model.order
-    model.fit(series(seed=5), SEASON)
+    model.fit(series(60, seed=5), SEASON)
     twin = ArimaModel()
     twin.restore(model.state())
-    twin.fit(series(seed=6), SEASON)
+    twin.fit(series(60, seed=6), SEASON)
     assert searched == [40]
     assert order == model.order == twin.order
     assert model.tried()[0] == f"ARIMA{order}".replace(" ", "")
