@@ -87,7 +87,7 @@ def signed(value: float | None) -> str:
     """`+2`, or a one with a true minus before it."""
     if value is None:
         return NONE
-    return f"{'+' if value >= 0 else MINUS}{fixed(abs(value), 0)}"
+    return f"{'+' if round(value) >= 0 else MINUS}{fixed(abs(value), 0)}"
 
 
 def usd_signed(amount: float | None) -> str:
