@@ -51,6 +51,8 @@ DEMO_PACE = {
     "PILOTHOUSE_LENGTH_ENCODER_LAYERS": "2",
     "PILOTHOUSE_LENGTH_ENCODER_SAMPLES": "256",
 }
+# glibc gives each thread an arena that keeps what it frees; under Python's interpreter lock two serve all threads.
+ALLOCATION = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Stack:
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self.plan, self.screen = plan, screen
-        self.keeper = Keeper(screen, (DEMO_PACE if plan.demo else {}) | dict(os.environ), self._publish)
+        self.keeper = Keeper(screen, ALLOCATION | (DEMO_PACE if plan.demo else {}) | dict(os.environ), self._publish)
         self.link = ""
         self._stop_asked = asyncio.Event()
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from controlplane.console.charts.previews import preview
 from controlplane.console.filters import Order
+from controlplane.console.formats import MINUS, NONE, signed
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
@@ -424,3 +425,7 @@ def test_other_decisions_methods_and_addresses_are_refused(acting, usable):
     assert acting.get(url("train-lengths")).status_code == 405
     answer = acting.post(url("decide-length-version", 3, "reject"), {"reason": "x", "next": "https://evil.example/"})
     assert answer["Location"] == url()
+
+
+def test_a_bias_that_rounds_to_nought_has_no_minus():
+    assert [signed(value) for value in (-0.4, 0.0, 1.6, -1.6, None)] == ["+0", "+0", "+2", f"{MINUS}2", NONE]
