@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -64,17 +64,29 @@ def note_done(stamp: Path) -> None:
     stamp.write_text("\n".join([state(), *sorted(kept())]))
 
 
+class Silent:
+    """A planner that advises nothing."""
+
+    def advise(self, now_s: float, views: Sequence[object]) -> list[None]:
+        return [None] * len(views)
+
+
 def compile_simulator() -> None:
     import numpy as np
 
-    from scheduling.simulation import warm_up
+    from scheduling.scaling import make_strategy
     from scheduling.simulation.engine.lookahead import memory_held
     from scheduling.simulation.simulator import Simulation
+    from scheduling.simulation.strategies import Bounds, run_strategy
     from scheduling.simulation.workload.requests import make_requests
     from tests.scheduling.simulation.small import cluster, instance
 
-    warm_up.warm_up()
-    world = Simulation(cluster(instance()), make_requests([0.0], [100], [20])).world
+    requests = make_requests([0.0, 0.1], [100, 100], [20, 20])
+    for name in ("reactive", "preserve"):  # one asks for the load of endpoints, the other for their look-ahead maps too
+        strategy = make_strategy(name)
+        advisor = Silent() if strategy.plans_for else None
+        run_strategy(cluster(instance()), requests, strategy, bounds=Bounds(1, 2), advisor=advisor, until_s=60.0)
+    world = Simulation(cluster(instance()), requests).world
     memory_held(world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1))  # what experiments scale by
 
 

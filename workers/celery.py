@@ -23,10 +23,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 
-SIMULATION = "simulation"
-"""The queue of long work."""
-
-
 def without_traceback_of_a_lost_process(record: logging.LogRecord) -> bool:
     """A process of the pool that was killed has no traceback to show: Celery's is of its own supervision."""
     if WorkerLostError.__name__ in record.getMessage():  # what was raised is wrapped, with the traceback as a text
