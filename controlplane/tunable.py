@@ -220,6 +220,9 @@ class Queues(Group):
     """In which order requests leave their group: as they came, or the shortest predicted first."""
     EVICTION_LIMIT: Annotated[int, Field(ge=0, le=100), PER_MODEL] = 0
     """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never."""
+    SWAP_BY_QUEUE: Annotated[bool, PER_MODEL] = True
+    """Instances that share GPUs have one virtual queue together, and the model of its first request group is swapped to;
+    where it is off for a model among them, each has its own and swaps are made on demand. Of the order `qlm`."""
 
 
 class Floor(Group):

@@ -112,6 +112,7 @@ class Gateway:
             rows,
             waiting=self.dispatcher.waiting_at,
             queue=self.dispatcher.queue,
+            pump=self.dispatcher.placement.pump,
             outlook=self.dispatcher.outlook,
             short=self.dispatcher.reordering.short_instances,
             evicted=self.dispatcher.reordering.evicted,

@@ -19,15 +19,16 @@ class Swapping:
     """Call it with the simulation at every look; it does nothing where no GPUs are shared.
 
     Instances of endpoints with request groups share a virtual queue, and its order says who is swapped to; of others, and
-    of all unless *by_queue*, that is decided on demand.
+    where one of them has `Cluster.swap_by_queue` off, that is decided on demand.
     """
 
-    def __init__(self, simulation: Simulation, *, by_queue: bool = True) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         groups: dict[int, list[int]] = {}
         for instance, group in enumerate(simulation.world.lives.instances["swap_group"].tolist()):
             if group >= 0:
                 groups.setdefault(group, []).append(instance)
-        self._groups, self._by_queue = groups, by_queue
+        cluster = simulation.cluster
+        self._groups, self._by_queue = groups, [cluster.of(cluster.swap_by_queue, key) for key in cluster.endpoints]
         self._share(simulation)
 
     def __call__(self, simulation: Simulation) -> None:
@@ -47,7 +48,8 @@ class Swapping:
         arrays, endpoints, sharing = simulation.waiting.groups, simulation.fleet.endpoint, []
         for members in self._groups.values():
             up = [instance for instance in members if simulation.states[instance] not in AWAY]
-            if self._by_queue and all(arrays.limit[endpoints[instance]] > 0 for instance in up):
+            theirs = [int(endpoints[instance]) for instance in up]
+            if all(self._by_queue[endpoint] and arrays.limit[endpoint] > 0 for endpoint in theirs):
                 sharing.append({instance: _swap_s(simulation, instance) for instance in up})
         if sharing and share_queues(arrays, sharing):
             reassign(simulation.fleet, simulation.endpoints, simulation.waiting)

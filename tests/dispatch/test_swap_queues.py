@@ -17,7 +17,6 @@ from controlplane.dispatch.live_fleet.inventory import (
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import Values
 
 S = InstanceState
@@ -31,22 +30,24 @@ class Pair:
 
     def __init__(self, ordering="qlm"):
         self.now_s, self.placed, self.number = 100.0, [], 0
-        self.ordering, self.target, self.floor = ordering, None, True
+        self.ordering, self.target, self.rows = ordering, None, {}
         self.states = {1: S.READY, 2: S.SLEEPING}
         self.since_s = {1: 0.0, 2: 0.0}
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
-        self.swapping = Swapping(self.topology, self.dispatcher.waiting_at, self.dispatcher.queue)
+        self.swapping = Swapping(
+            self.topology, self.dispatcher.waiting_at, self.dispatcher.queue, self.dispatcher.placement.pump
+        )
 
     def apply(self):
-        values = Values({} if self.floor else {"": {"FLOOR": False}})
+        values = Values(self.rows)
         self.dispatcher.apply_inventory(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in MODELS.values()},
                 endpoints=tuple(
                     EndpointSpec(model, "east", "join_shortest_queue", self.ordering, 1000, shares_gpus=True,
-                                 tuned=Tunable())
+                                 tuned=values.of(model))
                     for model in MODELS.values()
                 ),
                 instances=tuple(
@@ -89,9 +90,7 @@ class Pair:
     def look(self, after_s=1.0):
         self.now_s += after_s
         self.dispatcher.sweep()
-        swaps = list(self.swapping.wanted(self.now_s, self.now_s))
-        self.dispatcher.pump_all()
-        return swaps
+        return list(self.swapping.wanted(self.now_s, self.now_s))
 
     def finish(self):
         self.dispatcher.take(Finished(self.placed[-1].number))
@@ -170,11 +169,12 @@ def test_where_no_swap_can_be_asked_for_who_is_awake_goes_on(pair):
     pair.look()
     pair.finish()
     pair.swapping.keep()
-    pair.dispatcher.pump_all()
     assert pair.placed[-1].number == own
 
 
-@pytest.mark.parametrize("change", ["the order is another", "the floor is off", "it failed", "it is stopped"])
+@pytest.mark.parametrize(
+    "change", ["the order is another", "the floor is off", "swaps by queue are off", "it failed", "it is stopped"]
+)
 def test_without_swaps_by_queue_each_has_its_own(pair, change):
     arrays = pair.dispatcher.queue.arrays.groups
     slots = [replica.slot for replica in pair.topology.replicas.values()]
@@ -184,7 +184,9 @@ def test_without_swaps_by_queue_each_has_its_own(pair, change):
         case "the order is another":
             pair.ordering = "fcfs"
         case "the floor is off":
-            pair.floor = False
+            pair.rows = {"": {"FLOOR": False}}
+        case "swaps by queue are off":
+            pair.rows = {"b": {"SWAP_BY_QUEUE": False}}
         case "it failed":
             pair.states[2] = S.FAILED
         case _:
@@ -193,5 +195,22 @@ def test_without_swaps_by_queue_each_has_its_own(pair, change):
     arrays = pair.dispatcher.queue.arrays.groups
     assert arrays.queue_of.tolist() == list(range(arrays.queue_of.size))
     assert all(math.isinf(seconds) for seconds in arrays.swap_s)
-    if change in ("the order is another", "it is stopped"):
+    if change in ("the order is another", "swaps by queue are off", "it is stopped"):
         assert pair.look()[0][0] == 2, "on demand"
+
+
+def test_swaps_by_queue_are_switched_off_and_on_while_requests_wait(pair):
+    pair.ask("a", 600.0)
+    pair.ask("a", 600.0)
+    pair.ask("b", 600.0)
+    assert pair.order() == ["a", "b"]
+    pair.rows = {"": {"SWAP_BY_QUEUE": False}}
+    pair.apply()
+    assert pair.order() == ["a"], "b has a queue of its own"
+    pair.rows = {}
+    pair.apply()
+    assert pair.order() == ["a", "b"]
+    pair.finish()
+    pair.finish()
+    assert len(pair.placed) == 2
+    assert pair.look()[0][0] == 2

@@ -49,6 +49,39 @@ class RecordingDispatcher(Dispatcher):
         return self._explain(request, endpoint, replica, pulled)
 
 
+def inventory_of(fleet: simulated.Cluster) -> Inventory:
+    """*fleet* as the rows would have it, with every instance ready."""
+    return Inventory(
+        models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
+        endpoints=tuple(
+            EndpointSpec(
+                model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
+                ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
+                tuned=Tunable().model_copy(
+                    update={
+                        "SPILL_ABOVE": fleet.of(fleet.threshold, (model, region)),
+                        "GROUP_BATCHES": fleet.group_batches,
+                        "GROUP_ORDER": fleet.group_order,
+                        "EVICTION_LIMIT": fleet.eviction_limit,
+                        "SWAP_BY_QUEUE": fleet.swap_by_queue,
+                    }
+                ),
+            )
+            for model, region in fleet.endpoints
+        ),
+        instances=tuple(
+            InstanceSpec(
+                number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
+                spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
+                profile=spec.engine.profile,
+                requests_ahead_limit=fleet.ahead_limit((spec.model, spec.region)),
+            )
+            for number, spec in enumerate(fleet.instances)
+        ),
+        ttft_slo_ms=None,
+    )  # fmt: skip
+
+
 class Live:
     """The dispatcher, a clock that is set, and an engine for each instance."""
 
@@ -59,36 +92,7 @@ class Live:
         """Of the leading blocks of prompts, by number of the request."""
         self.now_s = 0.0
         self.topology = Topology()
-        self.topology.apply(
-            Inventory(
-                models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
-                endpoints=tuple(
-                    EndpointSpec(
-                        model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
-                        ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
-                        tuned=Tunable().model_copy(
-                            update={
-                                "SPILL_ABOVE": fleet.of(fleet.threshold, (model, region)),
-                                "GROUP_BATCHES": fleet.group_batches,
-                                "GROUP_ORDER": fleet.group_order,
-                                "EVICTION_LIMIT": fleet.eviction_limit,
-                            }
-                        ),
-                    )
-                    for model, region in fleet.endpoints
-                ),
-                instances=tuple(
-                    InstanceSpec(
-                        number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
-                        spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
-                        profile=spec.engine.profile,
-                        requests_ahead_limit=fleet.ahead_limit((spec.model, spec.region)),
-                    )
-                    for number, spec in enumerate(fleet.instances)
-                ),
-                ttft_slo_ms=None,
-            )
-        )  # fmt: skip
+        self.topology.apply(inventory_of(fleet))
         self.round_trip_s = fleet.dispatch_round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
@@ -110,6 +114,19 @@ class Live:
         self.leaving = set()
         """Numbers of those that are to leave at the end of an iteration."""
         self.evicted = 0
+        self.sweep_s = NEVER
+        """When what waits is looked at next; as in the simulator that is due once anything waits."""
+
+    def looks(self):
+        """What is done at a look at the queues, once a second."""
+        self.dispatcher.reordering.look()
+
+    def change_s(self) -> float:
+        """When the state of an instance changes next."""
+        return NEVER
+
+    def change(self):
+        """Let it change."""
 
     def arrive(
         self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due, deadline_s
@@ -209,28 +226,27 @@ class Live:
             arrival_s = float(requests.arrival_s[arrived]) if arrived < requests.arrival_s.size else NEVER
             event_s, slot = min((event_s, slot) for slot, event_s in enumerate(self.events_s))
             sent_s = self.sent[0][0] if self.sent else NEVER
-            sweep_s = look_s = NEVER
+            change_s, look_s = self.change_s(), NEVER
+            next_s = min(arrival_s, event_s, change_s, sent_s)
             if fleet.ordering == "qlm" and self.dispatcher.waiting_count:
                 look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
-            if look_s < NEVER and look_s <= min(arrival_s, event_s, sent_s):
+            if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
                 self.now_s = look_s
-                self.dispatcher.reordering.look()
+                self.looks()
                 self.give()
                 continue
-            if fleet.sweeps and self.dispatcher.waiting_count:  # at other times there is nothing to look at
-                sweep_s = (self.now_s // SWEEP_S + 1) * SWEEP_S
-            if sweep_s < min(arrival_s, event_s, sent_s):
-                self.now_s = sweep_s
-                self.dispatcher.sweep()
+            if fleet.sweeps and self.dispatcher.waiting_count and self.sweep_s == NEVER:
+                self.sweep_s = (self.now_s // SWEEP_S + 1) * SWEEP_S
+            if self.sweep_s < next_s:
+                self.now_s, self.sweep_s = self.sweep_s, NEVER
+                self.dispatcher.queue.keep_order()
+                self.dispatcher.rehoming.sweep(self.now_s)
                 self.give()
                 continue
-            self.now_s = min(arrival_s, event_s, sent_s)
+            self.now_s = next_s
             if self.now_s >= until_s:
                 return
-            if sent_s < min(arrival_s, event_s):
-                _, slot, request = self.sent.popleft()
-                self.land(slot, request)
-            elif arrival_s <= event_s:
+            if arrival_s == next_s:
                 self.arrive(
                     arrived,
                     fleet.models[requests.model[arrived]],
@@ -243,8 +259,14 @@ class Live:
                     None if deadlines is None else deadlines[arrived],
                 )
                 arrived += 1
-            else:
+            elif event_s == next_s:
                 self.work(slot)
+            elif change_s == next_s:
+                self.change()
+                self.give()
+            else:
+                _, slot, request = self.sent.popleft()
+                self.land(slot, request)
 
 
 ROUTINGS = ["join_shortest_queue", "minimum_use", "least_request", "round_robin", *PREDICTIVE]

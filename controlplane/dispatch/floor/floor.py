@@ -87,7 +87,7 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*waiting*, *outlook* and *short*: see `Observation`; *queue*: see `Swapping`. *evicted* has what is to become events.
+    """*waiting*, *outlook* and *short*: see `Observation`; *queue* and *pump*: see `Swapping`. *evicted* has what is to become events.
     *owns* says whether this process has the regions; *read_inventory* lets the topology agree with the rows."""
 
     def __init__(
@@ -97,6 +97,7 @@ class Floor:
         *,
         waiting: Callable[[Endpoint], int],
         queue: WaitingQueue,
+        pump: Callable[[Endpoint], None],
         outlook: Callable[[Endpoint], Outlook],
         short: Callable[[Endpoint], int],
         evicted: deque[Evicted],
@@ -114,7 +115,7 @@ class Floor:
         self._began_s = clock()
         self.observation = Observation(topology, waiting, outlook, clock, short=short)
         self.decision = Decision(topology, self._began_s)
-        self.swapping = Swapping(topology, waiting, queue)
+        self.swapping = Swapping(topology, waiting, queue, pump)
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False

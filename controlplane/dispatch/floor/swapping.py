@@ -27,13 +27,20 @@ class _Shared:
 
 
 class Swapping:
-    """*waiting* counts the requests that an endpoint holds; *queue* has the request groups, *clock_s* is of the same clock
-    as the `now_s` of `wanted`."""
+    """*waiting* counts the requests that an endpoint holds, *queue* has the request groups, and *pump* gives out what an
+    endpoint holds where there is room: its groups may stand first again."""
 
-    def __init__(self, topology: Topology, waiting: Callable[[Endpoint], int], queue: WaitingQueue) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        waiting: Callable[[Endpoint], int],
+        queue: WaitingQueue,
+        pump: Callable[[Endpoint], None],
+    ) -> None:
         self.topology = topology
         self._waiting = waiting
         self._queue = queue
+        self._pump = pump
         self._asked_s: dict[str, float] = {}  # by group
         self._by_queue: set[str] = set()  # groups of which a swap by queue was asked for and is not seen yet
         self._refused_s: dict[str, float] = {}
@@ -44,6 +51,7 @@ class Swapping:
             shared = self._shared(group)
             if group.in_progress:
                 self._by_queue.discard(group.name)
+                self._asked_s.pop(group.name, None)  # the rows show it
                 self._keep(shared)
             elif now_s - self._asked_s.get(group.name, -RETRY_S) < RETRY_S:
                 continue
@@ -82,7 +90,9 @@ class Swapping:
 
         fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.now_s(now_s)
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
-        if swap is None:  # one that is stopped stands in no queue
+        if swap is None:
+            self._go_on(shared)
+            # One that is stopped stands in no queue.
             return swap_wanted(self._resting(group, stopped=True), holder)
         self._by_queue.add(group.name)
         return swap
@@ -108,6 +118,12 @@ class Swapping:
         """Let the model that is awake or comes up be served first."""
         if shared is not None and shared.serves != NONE:
             put_first(self._queue.arrays.groups, shared.queue, shared.serves)
+            self._go_on(shared)
+
+    def _go_on(self, shared: _Shared) -> None:
+        """Give out what waits for the model that has the GPUs."""
+        if shared.serves != NONE:
+            self._pump(self.topology.endpoints[shared.serves])
 
     def _resting(self, group: SwapGroupSpec, stopped: bool = False) -> Iterator[Resting]:
         for member in group.members:

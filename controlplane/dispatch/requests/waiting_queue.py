@@ -85,13 +85,15 @@ class WaitingQueue:
             reassign(self.topology.fleet, self.topology.arrays, self.arrays)
 
     def _share_queues(self) -> None:
-        """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups and
-        the floor, which asks for swaps, is on. One that is stopped has no slot: it is swapped to on demand."""
+        """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups whose
+        models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped has no slot: it is
+        swapped to on demand."""
         topology, sharing = self.topology, list[dict[int, float]]()
         for group in topology.swap_groups if topology.tuned.FLOOR else ():
             seconds = {member.instance_id: member.swap_s for member in group.members if member.state != FAILED}
             replicas = [topology.replicas[key] for key in seconds if key in topology.replicas]
-            if all(self.grouped(replica.endpoint) for replica in replicas):
+            endpoints = [replica.endpoint for replica in replicas]
+            if all(self.grouped(endpoint) and endpoint.spec.tuned.SWAP_BY_QUEUE for endpoint in endpoints):
                 sharing.append({replica.slot: seconds[replica.spec.instance_id] for replica in replicas})
         share_queues(self.arrays.groups, sharing)
 

@@ -91,6 +91,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
                 "group_batches": tuned(model).GROUP_BATCHES,
                 "group_order": tuned(model).GROUP_ORDER,
                 "eviction_limit": tuned(model).EVICTION_LIMIT,
+                "swap_by_queue": tuned(model).SWAP_BY_QUEUE,
                 "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
                 "requests_ahead_limit": row.requests_ahead_limit,
                 "region_threshold": tuned(model).SPILL_ABOVE,

@@ -143,6 +143,9 @@ class Cluster:
     """Of `qlm`: in which order the requests of a group leave it, a name in `scheduling.queueing.groups.GROUP_ORDERS`."""
     eviction_limit: PerEndpoint[int] = 0
     """Of `qlm`: how often the global scheduler may evict one request; 0: it evicts none."""
+    swap_by_queue: PerEndpoint[bool] = True
+    """Of `qlm`: whether instances that share GPUs have one virtual queue, whose first group says which is swapped to. Of
+    all endpoints of a swap group, or swaps are made on demand."""
     reordering: str = SEARCH
     """Of `qlm`: what the global scheduler goes by, the search or a rule of `reordering.rules`."""
     dispatch_round_trip_s: PerEndpoint[float] = 0.0
@@ -242,6 +245,8 @@ class Cluster:
         evictions = self.of(self.eviction_limit, key)
         if not 0 <= evictions <= MOST_EVICTIONS:
             raise ValueError(f"{where}: eviction_limit must be from 0 to {MOST_EVICTIONS}, not {evictions}")
+        if not isinstance(self.of(self.swap_by_queue, key), bool):
+            raise ValueError(f"{where}: swap_by_queue must be true or false, not {self.of(self.swap_by_queue, key)!r}")
         round_trip_s, ahead = self.round_trip_s(key), self.of(self.requests_ahead_limit, key)
         if not 0 <= round_trip_s < np.inf:
             raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")

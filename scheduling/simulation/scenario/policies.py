@@ -62,6 +62,7 @@ class EndpointOf(Part):
     group_batches: Positive | None = None
     group_order: GroupOrder | None = None
     eviction_limit: EvictionLimit | None = None
+    swap_by_queue: bool | None = None
     dispatch_round_trip_ms: AtLeast0 | None = None
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 | None = None
@@ -101,6 +102,8 @@ class Policies(Part):
     """in which order requests leave it,"""
     eviction_limit: EvictionLimit = 0
     """how often the global scheduler may evict one request,"""
+    swap_by_queue: bool = True
+    """whether the virtual queue of instances that share GPUs says which is swapped to,"""
     reordering: Reordering = SEARCH
     """and what the global scheduler goes by, its search or a simple rule in its place."""
     dispatch_round_trip_ms: AtLeast0 = 0.0

@@ -120,6 +120,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             group_batches=per_endpoint("group_batches"),
             group_order=per_endpoint("group_order"),
             eviction_limit=per_endpoint("eviction_limit"),
+            swap_by_queue=per_endpoint("swap_by_queue"),
             reordering=scenario.policies.reordering,
             dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
             requests_ahead_limit=per_endpoint("requests_ahead_limit"),

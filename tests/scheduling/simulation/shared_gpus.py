@@ -36,8 +36,8 @@ def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm"):
         instance(name, engine=ENGINE, state=state, sharing=Sharing("pair", 1.0, 2.0, 20.0, 1.0))
         for name, state in (("a", State.READY), ("b", State.ASLEEP))
     ]
-    simulation = Simulation(cluster(*specs, ordering=ordering, sweeps=True), requests)
-    result = simulation.run(Swapping(simulation, by_queue=by_queue), LOOK_S, until_s=4 * FOR_S)
+    simulation = Simulation(cluster(*specs, ordering=ordering, sweeps=True, swap_by_queue=by_queue), requests)
+    result = simulation.run(Swapping(simulation), LOOK_S, until_s=4 * FOR_S)
     done = result.outcomes["state"] == Outcome.DONE
     assert done.all(), "somebody was lost"
     return result.outcomes, result.outcomes["ttft_s"] <= deadline_s, int(result.counters["swaps"])

@@ -1,0 +1,181 @@
+"""Swaps under both clocks: the live dispatcher and the floor's rule for shared GPUs beside the simulator, on one trace.
+
+Two models have the same GPUs. Who is put to sleep and woken when, and which instance gets which request at which moment,
+must be the same.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch.floor.swapping import Swapping
+from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
+from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.fleet.profile import Profile
+from scheduling.scaling.swapping import LOOK_S
+from scheduling.simulation import swapping as simulated_swapping
+from scheduling.simulation.cluster import description as simulated
+from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
+from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, inventory_of
+
+S = InstanceState
+SHARING = simulated.Sharing("pair", 1.0, 2.0, 20.0, 1.0)
+FOR_S = 150.0
+
+
+class Sharing(Live):
+    """In place of rows and workers: who has the GPUs of the pair sleeps when it is idle, then the other wakes."""
+
+    def __init__(self, fleet: simulated.Cluster):
+        self.states = {number: S.SLEEPING if spec.state == State.ASLEEP else S.READY
+                       for number, spec in enumerate(fleet.instances)}  # fmt: skip
+        self.since_s = dict.fromkeys(self.states, 0.0)
+        self.shares = [number for number, spec in enumerate(fleet.instances) if spec.sharing is not None]
+        self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
+        super().__init__(fleet)
+        self.apply()
+        self.swapping = Swapping(
+            self.topology, self.dispatcher.waiting_at, self.dispatcher.queue, self.dispatcher.placement.pump
+        )
+
+    def apply(self):
+        rows = inventory_of(self.fleet)
+        self.dispatcher.apply_inventory(
+            replace(
+                rows,
+                endpoints=tuple(replace(one, shares_gpus=True) for one in rows.endpoints),
+                instances=tuple(replace(one, state=self.states[one.instance_id]) for one in rows.instances),
+                swap_groups=(SwapGroupSpec("pair", tuple(map(self.member, self.shares)), self.target),),
+            )
+        )
+        self.dispatcher.pump_all()
+
+    def member(self, number):
+        spec = self.fleet.instances[number]
+        seconds = spec.sharing.sleep_s + spec.sharing.wake_s
+        return SwapMemberSpec(
+            number, f"i{number}", spec.model, spec.region, self.states[number], self.since_s[number], seconds
+        )
+
+    def move(self, number, state):
+        self.states[number], self.since_s[number] = state, self.now_s
+        if state != S.SLEEPING:
+            self.changed.append((self.now_s, number, state))
+
+    def holder(self):
+        return next((one for one in self.shares if self.states[one] != S.SLEEPING), None)
+
+    def looks(self):
+        super().looks()
+        for target, _ in self.swapping.wanted(self.now_s, self.now_s):
+            self.target = target
+            self.move(self.holder(), S.DRAINING)
+            self.apply()
+            self.settle()
+
+    def settle(self):
+        """Whoever drains and runs nothing more falls asleep."""
+        holder = self.holder()
+        drained = self.target is not None and self.states[holder] == S.DRAINING
+        if drained and self.changes_s == NEVER and not self.topology.replicas[holder].requests:
+            self.changes_s = self.now_s + self.fleet.instances[holder].sharing.sleep_s
+
+    def work(self, slot):
+        super().work(slot)
+        self.settle()
+
+    def change_s(self):
+        return self.changes_s
+
+    def change(self):
+        holder = self.holder()
+        if holder != self.target:
+            self.move(holder, S.SLEEPING)
+            self.move(self.target, S.LOADING)
+            self.changes_s = self.now_s + self.fleet.instances[self.target].sharing.wake_s
+        else:
+            self.move(holder, S.READY)
+            self.target, self.changes_s = None, NEVER
+        self.apply()
+
+
+def fleet_of(*, alone=False, **policies):
+    """Two models on the same GPUs; with *alone* the first has an instance to itself beside."""
+    engine = EngineConfig(
+        max_num_seqs=8, max_num_batched_tokens=64, block_size_tokens=BLOCK_TOKENS, kv_blocks=600, policy="priority",
+        max_model_len=400, profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
+    )  # fmt: skip
+    specs = [
+        simulated.InstanceSpec("m", "here", engine, sharing=SHARING),
+        simulated.InstanceSpec("n", "here", engine, state=State.ASLEEP, sharing=SHARING),
+        *([simulated.InstanceSpec("m", "here", engine)] if alone else []),
+    ]
+    return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, **policies)
+
+
+def mixed(random, per_s, due_s):
+    """Poisson arrivals of both models for `FOR_S`, each due within its *due_s* or, one in ten, at any time."""
+    arrival_s = [random.uniform(0.0, FOR_S, random.poisson(rate * FOR_S)) for rate in per_s]
+    model = np.repeat([0, 1], [each.size for each in arrival_s])
+    arrival_s = np.concatenate(arrival_s)
+    order = np.argsort(arrival_s)
+    model, count = model[order], order.size
+    output = np.clip(random.geometric(1 / 40, count), 1, 150)
+    return make_requests(
+        arrival_s[order],
+        random.integers(1, 40, count),
+        output,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, count), 1, None),
+        model=model,
+        deadline_s=np.where(random.random(count) < 0.9, np.array(due_s)[model], NEVER),
+    )
+
+
+SWAPS = {State.DRAINING: S.DRAINING, State.FALLING_ASLEEP: S.DRAINING, State.WAKING: S.LOADING, State.READY: S.READY}
+
+
+def changes_of(result):
+    """(moment, instance, state) as the live rows have them: one that falls asleep is said to drain."""
+    rows = [
+        (float(one["time_s"]), int(one["instance"]), SWAPS[State(int(one["after"]))])
+        for one in result.changes
+        if one["after"] in SWAPS and not (one["before"] == State.DRAINING)
+    ]
+    return [row for row in rows if row[0] > 0.0]
+
+
+@pytest.mark.parametrize(
+    ("per_s", "due_s", "options"),
+    [
+        ((1.5, 1.5), (20.0, 60.0), {}),
+        ((2.5, 2.5), (20.0, 120.0), {}),
+        ((2.5, 0.5), (10.0, 60.0), {"eviction_limit": 2}),
+        ((3.0, 2.0), (20.0, 30.0), {"alone": True}),
+        ((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}),
+        ((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}),
+    ],
+)
+async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
+    random = np.random.default_rng([17, int(10 * sum(per_s))])
+    fleet, requests = fleet_of(**options), mixed(random, per_s, due_s)
+    live = Sharing(fleet)
+    live.run(fleet, requests)
+    simulation = Simulation(fleet, requests, decisions=True)
+    result = simulation.run(simulated_swapping.Swapping(simulation), LOOK_S)
+
+    assert (result.outcomes["state"] == Outcome.DONE).all()
+    decided = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    simulated_changes = changes_of(result)
+    assert [row[1:] for row in simulated_changes] == [row[1:] for row in live.changed]
+    np.testing.assert_allclose([row[0] for row in simulated_changes], [row[0] for row in live.changed], atol=1e-6)
+    assert result.counters["swaps"] == sum(state == S.LOADING for _, _, state in live.changed) >= 3
+    assert result.counters["evictions"] == live.evicted
+    assert result.counters["reorderings"] == len(live.dispatcher.reordering.recent)
+    shared = len(set(live.dispatcher.queue.arrays.groups.queue_of[live.shares].tolist())) == 1
+    assert shared == fleet.swap_by_queue
