@@ -11,6 +11,7 @@ import pytest
 
 from controlplane.dispatch.floor.swapping import Swapping
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
+from controlplane.dispatch.requests.reordering import KEPT
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.scaling.swapping import LOOK_S
@@ -78,7 +79,7 @@ class Sharing(Live):
             self.settle()
 
     def settle(self):
-        """Whoever drains and runs nothing more falls asleep."""
+        """Who drains and runs nothing more falls asleep."""
         holder = self.holder()
         drained = self.target is not None and self.states[holder] == S.DRAINING
         if drained and self.changes_s == NEVER and not self.topology.replicas[holder].requests:
@@ -143,7 +144,7 @@ def changes_of(result):
     rows = [
         (float(one["time_s"]), int(one["instance"]), SWAPS[State(int(one["after"]))])
         for one in result.changes
-        if one["after"] in SWAPS and not (one["before"] == State.DRAINING)
+        if one["after"] in SWAPS and one["before"] != State.DRAINING
     ]
     return [row for row in rows if row[0] > 0.0]
 
@@ -154,7 +155,7 @@ def changes_of(result):
         ((1.5, 1.5), (20.0, 60.0), {}),
         ((2.5, 2.5), (20.0, 120.0), {}),
         ((2.5, 0.5), (10.0, 60.0), {"eviction_limit": 2}),
-        ((3.0, 2.0), (20.0, 30.0), {"alone": True}),
+        ((4.5, 1.0), (10.0, 40.0), {"alone": True}),
         ((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}),
         ((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}),
     ],
@@ -176,6 +177,6 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     np.testing.assert_allclose([row[0] for row in simulated_changes], [row[0] for row in live.changed], atol=1e-6)
     assert result.counters["swaps"] == sum(state == S.LOADING for _, _, state in live.changed) >= 3
     assert result.counters["evictions"] == live.evicted
-    assert result.counters["reorderings"] == len(live.dispatcher.reordering.recent)
+    assert min(result.counters["reorderings"], KEPT) == len(live.dispatcher.reordering.recent)
     shared = len(set(live.dispatcher.queue.arrays.groups.queue_of[live.shares].tolist())) == 1
     assert shared == fleet.swap_by_queue

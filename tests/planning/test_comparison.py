@@ -329,6 +329,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
     tuning.change("FLOOR_COOLDOWN_S", 30.0, "test", model=model)
+    tuning.change("SWAP_BY_QUEUE", False, "test", model=model)
     floors = []
 
     def run(cluster, requests, strategy, *, floor, **options):
@@ -341,6 +342,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
     assert last_hours.cluster.threshold == {PLACE: 0.55}
     assert last_hours.cluster.reordering == "shepherd"
+    assert last_hours.cluster.swap_by_queue == {PLACE: False}
     assert set(last_hours.requests.hold_s) == {40.0}
     last_hours.line("reactive")
     tuning.change("FLOOR", False, "test")

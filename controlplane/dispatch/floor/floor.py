@@ -87,8 +87,9 @@ class Rows(Protocol):
 
 
 class Floor:
-    """*waiting*, *outlook* and *short*: see `Observation`; *queue* and *pump*: see `Swapping`. *evicted* has what is to become events.
-    *owns* says whether this process has the regions; *read_inventory* lets the topology agree with the rows."""
+    """*waiting*, *outlook* and *short*: see `Observation`; *queue* and *pump*: see `Swapping`. *evicted* has what is to
+    become events. *owns* says whether this process has the regions; *read_inventory* lets the topology agree with the
+    rows."""
 
     def __init__(
         self,

@@ -48,9 +48,11 @@ floor_above = 0.8
 model = "m"
 region = "west"
 floor_cooldown_s = 60
+swap_by_queue = false
 [classes.iw]"""
     made = staged(tmp_path, RIGHT.replace("[classes.iw]", own))
     assert made.cluster.threshold == {("m", "east"): 0.5, ("m", "west"): 0.5}
+    assert made.cluster.swap_by_queue == {("m", "east"): True, ("m", "west"): False}
     assert made.scaled is not None
     assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
     result = made.run().result
