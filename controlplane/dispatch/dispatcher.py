@@ -55,7 +55,7 @@ class Dispatcher:
         self._requests: dict[int, Request] = {}  # by number
         self._by_prefix = topology.by_prefix  # as of the last change
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
-        self.queue = WaitingQueue(topology, self.began_s)
+        self.queue = WaitingQueue(topology, self.began_s, clock)
         self.accounts = TokenAccounts(topology, self.anticipation)
         self.times = WaitingTimes(topology, self.queue)
         self.placement = Placement(topology, self.queue, self.anticipation, self.accounts, self.times, clock, deliver)

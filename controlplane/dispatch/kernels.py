@@ -4,6 +4,7 @@ from scheduling import dispatch as decisions
 from scheduling.direct import direct
 from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_in_queues, waiting_set, waiting_time
+from scheduling.queueing.swapping import timeline
 from scheduling.routing import candidates, predictive, prefix_affinity, regions, requests_ahead, routers
 
 choose_region = direct(regions.choose_region)
@@ -20,6 +21,8 @@ free_slot = direct(waiting_set.free_slot)
 waiting_tokens = direct(outlook.waiting_tokens)
 ahead = direct(waiting_time.ahead)
 ahead_in_queue = direct(waiting_in_queues.ahead_in_queue)
+runs_ahead = direct(waiting_in_queues.runs_ahead)
+change_s = direct(timeline.change_s)
 prefilled = direct(routers.prefilled)
 release = direct(routers.release)
 note_end = direct(requests_ahead.note_end)

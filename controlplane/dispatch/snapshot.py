@@ -16,6 +16,7 @@ from controlplane.dispatch.floor.observation import Observation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.requests.request import Request
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
 from scheduling.scaling.view import DEMAND_WINDOW_S
 
@@ -67,6 +68,7 @@ class Snapshot:
             "state": spec.state,
             "since_s": spec.state_changed_at - wall_s,
             "swap_group": spec.swap_group,
+            **self._swap(replica, now_s),
             "reachable": replica.reachable,
             "heartbeat_s": None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             "max_num_seqs": int(fleet.max_num_seqs[replica.slot]),
@@ -81,6 +83,13 @@ class Snapshot:
         if replica.ended_s is not None:
             ended_s.append(replica.ended_s)
         return max(ended_s) - now_s if ended_s else None
+
+    def _swap(self, replica: Replica, now_s: float) -> dict[str, Any]:
+        """Whether *replica* leaves its GPUs for another, is the one that waits for that, or when it is up on them."""
+        arrays, slot = self.dispatcher.queue.arrays.groups, replica.slot
+        phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
+        up_s = float(arrays.up_s[slot]) + self.dispatcher.began_s - now_s if phase == COMES else None
+        return {"leaves": phase == LEAVES, "waits": phase == WAITS, "up_s": up_s}
 
     def _round_trips(self, replica: Replica, now_s: float) -> list[float]:
         """Its row of `FleetArrays.round_trips`, with the moment in it from now on."""
@@ -160,7 +169,12 @@ class Snapshot:
         if not arrays.limit.any():
             return None
         shift_s = self.dispatcher.began_s - now_s
-        by_queue = {int(arrays.queue_of[slot]): at for slot, at in numbers.items() if slot < arrays.queue_of.size}
+        endpoints = self.dispatcher.topology.fleet.endpoint
+        pulling = {
+            (int(arrays.queue_of[slot]), int(endpoints[slot])): at
+            for slot, at in numbers.items()
+            if slot < arrays.queue_of.size
+        }
         groups = []
         for place in np.flatnonzero(arrays.groups["endpoint"] >= 0).tolist():
             this: Any = arrays.groups[place]
@@ -183,7 +197,7 @@ class Snapshot:
                     "hold_until_s": max(float(this.hold_until_s) + shift_s, -1e9),
                     "pinned": bool(this.pinned),
                     "is_open": int(arrays.open[this.endpoint, this.kind]) == place,
-                    "instance": by_queue.get(int(this.queue)),
+                    "instance": pulling.get((int(this.queue), int(this.endpoint))),
                     "rank": rank,
                     "members": members,
                 }
@@ -195,6 +209,7 @@ class Snapshot:
             "groups": groups,
             "classes": list(classes),
             "mean_tokens": arrays.mean_tokens[: len(self.dispatcher.topology.endpoints)].tolist(),
+            "mean_output": arrays.mean_output[: len(self.dispatcher.topology.endpoints)].tolist(),
             "next_number": int(arrays.counters[NEXT_NUMBER]),
             "tried": [made, arrays.groups.size - left] if made >= 0 else None,
             "tried_s": max(scheduler.tried_s + shift_s, -1e9),

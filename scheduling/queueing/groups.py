@@ -10,7 +10,6 @@ k-means does (docs/queueing.md compares them), and all groups can be made anew f
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -87,10 +86,17 @@ class GroupArrays(NamedTuple):
     queues: NDArray[np.void]
     """QUEUE."""
     queue_of: NDArray[np.int32]
-    """By instance: the virtual queue that it pulls from. Those that share their GPUs have one together (`share_queues`)."""
+    """By instance: the virtual queue that it pulls from. Those that share their GPUs have one together
+    (`swapping.sharing`)."""
     swap_s: NDArray[np.float64]
-    """By instance: seconds until it serves in the place of another that has its GPUs, when nothing runs there any more;
-    infinity where its virtual queue is its own."""
+    """By instance: seconds until it serves once it has the GPUs that it shares; infinity where its virtual queue is its
+    own."""
+    sleep_s: NDArray[np.float64]
+    """By instance: seconds until it has left those GPUs when nothing runs on it any more."""
+    phase: NDArray[np.uint8]
+    """By instance: where it is in a swap, a constant of `swapping.sharing`."""
+    up_s: NDArray[np.float64]
+    """By instance that comes up: when it serves."""
     limit: NDArray[np.int64]
     """By endpoint: requests after which a group is closed; 0 where requests are not grouped."""
     token_s: NDArray[np.float64]
@@ -100,6 +106,10 @@ class GroupArrays(NamedTuple):
     """By endpoint: BY_ARRIVAL or BY_LENGTH."""
     mean_tokens: NDArray[np.float64]
     """By endpoint: prompt and expected output of a request, smoothed over the last ones; 0 before the first."""
+    mean_output: NDArray[np.float64]
+    """The same of the output alone."""
+    moment_s: NDArray[np.float64]
+    """One element: when a request joined a group last."""
     open: NDArray[np.int32]
     """endpoints x KINDS: the group that is joined; -1 for none."""
     class_priority: NDArray[np.int64]
@@ -124,10 +134,15 @@ def allocate_groups(endpoints: int, slots: int, instances: int) -> GroupArrays:
         queues=queues,
         queue_of=np.arange(instances, dtype=np.int32),
         swap_s=np.full(instances, np.inf),
+        sleep_s=np.zeros(instances),
+        phase=np.zeros(instances, np.uint8),
+        up_s=np.zeros(instances),
         limit=np.zeros(endpoints, np.int64),
         token_s=np.zeros((endpoints, 2)),
         within=np.zeros(endpoints, np.uint8),
         mean_tokens=np.zeros(endpoints),
+        mean_output=np.zeros(endpoints),
+        moment_s=np.full(1, -np.inf),
         open=np.full((endpoints, KINDS), NONE, np.int32),
         class_priority=np.zeros(CLASSES, np.int64),
         class_due_ms=np.zeros(CLASSES, np.int64),
@@ -149,22 +164,6 @@ def grow_groups(old: GroupArrays, endpoints: int, slots: int, instances: int) ->
     grown.counters[:] = old.counters
     grown.counters[FREE_GROUPS] = free + added
     return grown
-
-
-def share_queues(arrays: GroupArrays, sharing: Iterable[Mapping[int, float]]) -> bool:
-    """Let the instances of each of *sharing* (instance: seconds of a swap to it) have one virtual queue together, and every
-    other one its own (QLM section 4: the queue of a GPU holds groups of all models that it may serve).
-
-    Whether anything but the seconds is another than before: then groups may stand where nobody pulls them (`reassign`).
-    """
-    queue_of, swap_s = np.arange(arrays.queue_of.size, dtype=np.int32), np.full(arrays.swap_s.size, np.inf)
-    for members in sharing:
-        if len(members) > 1:
-            queue_of[list(members)], swap_s[list(members)] = min(members), list(members.values())
-    changed = not np.array_equal(queue_of, arrays.queue_of)
-    changed = changed or not np.array_equal(np.isfinite(swap_s), np.isfinite(arrays.swap_s))
-    arrays.queue_of[:], arrays.swap_s[:] = queue_of, swap_s
-    return changed
 
 
 @compiled
@@ -275,7 +274,10 @@ def join(
     expected output.
     """
     tokens, mean = prompt_tokens + output_tokens, arrays.mean_tokens[endpoint]
-    arrays.mean_tokens[endpoint] = tokens if mean == 0.0 else mean + MEAN_WEIGHT * (tokens - mean)
+    weight = 1.0 if mean == 0.0 else MEAN_WEIGHT
+    arrays.mean_tokens[endpoint] = mean + weight * (tokens - mean)
+    arrays.mean_output[endpoint] += weight * (output_tokens - arrays.mean_output[endpoint])
+    arrays.moment_s[0] = max(arrays.moment_s[0], now_s)
     group = int(arrays.open[endpoint, kind])
     if group < 0 or _is_full(arrays, group):
         free = arrays.counters[FREE_GROUPS] - 1

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import FleetArrays
-from scheduling.queueing.virtual_queues import USUAL_PREFILL_S, USUAL_STEP_S
+from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
 
 OVERRUN_SHARE: Final = 0.5
 """Of what it has emitted, that a request emits which has more than was expected of it: nobody knows better by then."""

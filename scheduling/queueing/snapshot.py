@@ -14,7 +14,8 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.reordering.problem import Order, Problem
 from scheduling.queueing.running import Room, Running, left_s
-from scheduling.queueing.virtual_queues import due_at, request_s
+from scheduling.queueing.swapping.service import batch_of, drain_s, due_at, request_s
+from scheduling.queueing.swapping.timeline import having
 from scheduling.queueing.waiting_set import WaitingArrays
 
 NONE: Final = -1
@@ -106,8 +107,8 @@ def snapshot(
 
     *running* says when instances have room for the first group; None: at once. Groups that are pinned stay, and are left out
     unless *pinned* asks for them. The queue of instances
-    that share GPUs serves what any of them does, each after a swap; while one is in progress it serves the model of its
-    first group once that is up.
+    that share GPUs serves what any of them does, each after a swap; while one is in progress it serves the model that comes
+    up, once it is up.
     """
     arrays = waiting.groups
     grouped = np.flatnonzero(arrays.limit > 0)
@@ -131,7 +132,7 @@ def snapshot(
     serving_rows, swap_rows, drain_rows = [], [], []
     queue_type = np.zeros(queue_ids.size, np.int64)
     loaded = np.full(queue_ids.size, NONE, np.int64)
-    batches, usual_tokens = batches_of(fleet, arrays), 0.5 * arrays.mean_tokens
+    batches = batches_of(fleet, arrays)
     free_s, ends_s = np.zeros(queue_ids.size), None if running is None else left_s(fleet, running)
     for at, queue in enumerate(queue_ids.tolist()):
         pulling = [instance for instance in members if arrays.queue_of[instance] == queue]
@@ -149,10 +150,9 @@ def snapshot(
                     room_s = Room(fleet, running, ends_s, each).take(usual)
                     free_s[at] = room_s if math.isfinite(room_s) else 0.0
         if loaded[at] < 0:
-            coming = arrays.groups[arrays.queues[queue]["first"]] if arrays.queues[queue]["first"] >= 0 else None
-            for each in pulling:
-                if coming is not None and fleet.endpoint[each] == coming["endpoint"]:
-                    loaded[at], free_s[at] = fleet.endpoint[each], arrays.swap_s[each]
+            coming, until_s, _ = having(fleet, arrays, queue, now_s)
+            if coming != NONE:
+                loaded[at], free_s[at] = fleet.endpoint[coming], until_s
         if serves not in kinds:
             kinds[serves] = len(kinds)
             serving, swap, drain = (
@@ -163,9 +163,8 @@ def snapshot(
                 serving[endpoint] = each
                 if arrays.swap_s[each] < math.inf:
                     swap[endpoint] = arrays.swap_s[each]
-                    drain[endpoint] = batches[each] * request_s(
-                        fleet, each, usual_tokens[endpoint], usual_tokens[endpoint]
-                    )
+                    batch = batch_of(fleet, arrays, each)
+                    drain[endpoint] = drain_s(fleet, arrays, each, batch) + arrays.sleep_s[each]
             serving_rows.append(serving)
             swap_rows.append(swap)
             drain_rows.append(drain)

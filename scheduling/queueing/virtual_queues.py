@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import (
     BUCKETS,
     FREE_GROUPS,
@@ -35,37 +35,11 @@ from scheduling.queueing.groups import (
     put_before,
     unqueue,
 )
+from scheduling.queueing.swapping.service import due_at, group_s, request_s
+from scheduling.queueing.swapping.timeline import place_in_shared
 from scheduling.queueing.waiting_set import WaitingArrays, join_group, peek
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import has_room
-
-USUAL_PREFILL_S: Final = 1e-4
-"""For a token of a prompt, where no profile is known."""
-USUAL_STEP_S: Final = 0.02
-"""For a step of decoding, where no profile is known."""
-
-
-@compiled
-def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_tokens: float) -> float:
-    """Seconds of the busy *instance* that one request of such lengths takes up: W of QLM's equation 2 is the sum of them.
-
-    Output over throughput, with as many sequences as its memory holds (equations 15 and 16), and its prefill, during which
-    the others wait.
-    """
-    profile = fleet.profile
-    batch = float(fleet.max_num_seqs[instance])
-    tokens = max(prompt_tokens + output_tokens, 1.0)
-    memory = float(memory_tokens(fleet, instance))
-    if memory > 0.0:
-        batch = min(batch, memory / tokens)
-    batch = max(batch, 1.0)
-    if profile[instance, 4] <= 0.0:
-        return output_tokens * USUAL_STEP_S / batch + USUAL_PREFILL_S * prompt_tokens
-    context = batch * (prompt_tokens + 0.5 * output_tokens)
-    step_s = profile[instance, 4] + profile[instance, 5] * batch + profile[instance, 6] * context
-    prefill_s = profile[instance, 1] + profile[instance, 2] * prompt_tokens
-    prefill_s = max(profile[instance, 0], prefill_s + profile[instance, 3] * prompt_tokens * prompt_tokens)
-    return float(output_tokens * step_s / batch + prefill_s)
 
 
 @compiled
@@ -86,20 +60,6 @@ def fit_groups(
     arrays.token_s[endpoint, 0] = prompt_s / (0.5 * usual * count) if known else 0.0
     arrays.token_s[endpoint, 1] = output_s / (0.5 * usual * count) if known else 0.0
     return int(limit_of(fleet, endpoints, arrays, endpoint, batches))
-
-
-@compiled
-def group_s(fleet: FleetArrays, arrays: GroupArrays, group: int, instance: int) -> float:
-    """Seconds of the busy *instance* that what waits in *group* takes up."""
-    this = arrays.groups[group]
-    count = max(float(this.count), 1.0)
-    return count * request_s(fleet, instance, this.prompt_tokens / count, this.output_tokens / count)
-
-
-@compiled
-def due_at(waiting: WaitingArrays, group: int) -> float:
-    """When the first of *group* is due: its queue key, for an endpoint with groups orders by deadline."""
-    return float(waiting.key[waiting.groups.groups[group].first])
 
 
 @compiled
@@ -191,81 +151,6 @@ def place_in(
         wait_s += group_s(fleet, arrays, at, instance)
         at = int(arrays.groups[at].following)
     after, behind = at, 0.0
-    while at >= 0:
-        behind += arrays.groups[at].count
-        at = int(arrays.groups[at].following)
-    return wait_s, behind, after
-
-
-@compiled_inline
-def _awake_in(fleet: FleetArrays, arrays: GroupArrays, queue: int) -> int:
-    """The endpoint that the virtual *queue*, which several instances share, serves now; -1 while a swap is in progress."""
-    for instance in range(arrays.queue_of.size):
-        if arrays.queue_of[instance] == queue and fleet.accepting[instance] != 0:
-            return int(fleet.endpoint[instance])
-    return NONE
-
-
-@compiled_inline
-def _member_of(endpoints: EndpointArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:
-    """The instance that serves *endpoint* out of the virtual *queue*; -1 for none."""
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        if arrays.queue_of[endpoints.members[at]] == queue:
-            return int(endpoints.members[at])
-    return NONE
-
-
-@compiled
-def place_in_shared(
-    fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
-) -> tuple[float, float, int]:
-    """As `place_in`, where the instances of several models share *queue*: seconds of swaps count.
-
-    *group* stands with those of its model, by due time, where that makes none late that it passes and was not late
-    before (then the instance is not swapped for it); else at the end. While a swap is in progress nothing is put before
-    the model that comes up, or it would be swapped away without having served. Being late is reckoned from when *group*
-    was opened, and O(groups of the queue).
-    """
-    arrays, own, due_s = waiting.groups, int(waiting.groups.groups[group].endpoint), due_at(waiting, group)
-    own_s, now_s = group_s(fleet, arrays, group, instance), float(arrays.groups[group].opened_s)
-    awake = _awake_in(fleet, arrays, queue)
-    first = int(arrays.queues[queue].first)
-    model, coming = awake, awake < 0
-    # The last that *group* may not pass: its place is behind it.
-    barrier, time_s, at = NONE, 0.0, first
-    while at >= 0:
-        this = arrays.groups[at]
-        member = _member_of(endpoints, arrays, queue, int(this.endpoint))
-        member = instance if member < 0 else member
-        coming = coming and this.endpoint == arrays.groups[first].endpoint
-        if this.endpoint != model:
-            time_s += arrays.swap_s[member]
-        model = int(this.endpoint)
-        if this.endpoint == own:
-            passes = due_at(waiting, at) > due_s
-        else:
-            passes = not coming and now_s + time_s + own_s <= due_at(waiting, at)
-        if this.pinned != 0 or not passes:
-            barrier = at
-        time_s += group_s(fleet, arrays, at, member)
-        at = int(this.following)
-    # Behind that: after a group of its own model, before the first of them, or at once if its model is served there.
-    after = first if barrier < 0 else int(arrays.groups[barrier].following)
-    served = awake if barrier < 0 else int(arrays.groups[barrier].endpoint)
-    if served != own:
-        while after >= 0 and arrays.groups[after].endpoint != own:
-            after = int(arrays.groups[after].following)
-    wait_s, behind, model, at = 0.0, 0.0, awake, first
-    while at >= 0 and at != after:
-        member = _member_of(endpoints, arrays, queue, int(arrays.groups[at].endpoint))
-        member = instance if member < 0 else member
-        if arrays.groups[at].endpoint != model:
-            wait_s += arrays.swap_s[member]
-        model = int(arrays.groups[at].endpoint)
-        wait_s += group_s(fleet, arrays, at, member)
-        at = int(arrays.groups[at].following)
-    if own != model:
-        wait_s += arrays.swap_s[instance]
     while at >= 0:
         behind += arrays.groups[at].count
         at = int(arrays.groups[at].following)

@@ -19,7 +19,9 @@ import numpy as np
 
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.queueing.groups import NONE, GroupArrays, put_first
-from scheduling.queueing.virtual_queues import due_at, group_s, head, request_s
+from scheduling.queueing.swapping.service import due_at, group_s
+from scheduling.queueing.swapping.timeline import change_s
+from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 
 SWAPPING_SHARE: Final = 0.1
@@ -111,10 +113,8 @@ def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int,
     group = head(arrays, queue, now_s)
     endpoint = int(arrays.groups[group]["endpoint"])
     member, holder = _member(fleet, arrays, queue, endpoint), _member(fleet, arrays, queue, serves)
-    time_s = now_s + float(arrays.swap_s[member])
-    if holder != NONE:
-        usual = 0.5 * float(arrays.mean_tokens[serves])
-        time_s += float(fleet.running[holder]) * request_s(fleet, holder, usual, usual)
+    running = 0.0 if holder == NONE else float(fleet.running[holder])
+    time_s = now_s + float(change_s(fleet, arrays, holder, running, member))
     while group >= 0 and arrays.groups[group]["endpoint"] == endpoint:
         time_s += group_s(fleet, arrays, group, member)
         least_s = min(least_s, due_at(waiting, group) - time_s)

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from scheduling.queueing.groups import NONE, share_queues
+from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
+from scheduling.queueing.groups import NONE
+from scheduling.queueing.swapping.sharing import Swap, share_queues
 from scheduling.queueing.virtual_queues import reassign
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue, swap_wanted
 from scheduling.simulation.cluster.state_changes import COMING, WITHOUT_GPUS
@@ -50,7 +52,7 @@ class Swapping:
             up = [instance for instance in members if simulation.states[instance] not in AWAY]
             theirs = [int(endpoints[instance]) for instance in up]
             if all(self._by_queue[endpoint] and arrays.limit[endpoint] > 0 for endpoint in theirs):
-                sharing.append({instance: _swap_s(simulation, instance) for instance in up})
+                sharing.append({instance: _swap(simulation, instance) for instance in up})
         if sharing and share_queues(arrays, sharing):
             reassign(simulation.fleet, simulation.endpoints, simulation.waiting)
 
@@ -63,7 +65,7 @@ def _by_queue(simulation: Simulation, group: int, members: list[int]) -> tuple[i
     serves = having if serves == NONE else serves
 
     def resting(endpoint: int) -> Resting | None:
-        return _as_resting(simulation, at_rest[endpoint]) if endpoint in at_rest else None
+        return _as_resting(simulation, at_rest[endpoint], having) if endpoint in at_rest else None
 
     holder = None
     if having != NONE:
@@ -79,7 +81,7 @@ def _by_queue(simulation: Simulation, group: int, members: list[int]) -> tuple[i
 
 
 def _resting(simulation: Simulation, members: list[int]) -> Iterator[Resting]:
-    world, states = simulation.world, simulation.states
+    world, states, having = simulation.world, simulation.states, _having(simulation, members)
     for instance in members:
         endpoint = int(simulation.fleet.endpoint[instance])
         if not world.waiting.size[endpoint] or states[instance] not in AT_REST:
@@ -87,24 +89,32 @@ def _resting(simulation: Simulation, members: list[int]) -> Iterator[Resting]:
         first, last = world.endpoints.first[endpoint : endpoint + 2].tolist()
         if any(COMING >> int(states[other]) & 1 for other in world.endpoints.members[first:last]):
             continue
-        yield _as_resting(simulation, instance)
+        yield _as_resting(simulation, instance, having)
 
 
-def _as_resting(simulation: Simulation, instance: int) -> Resting:
+def _as_resting(simulation: Simulation, instance: int, having: int) -> Resting:
+    """*instance* beside the one that has the GPUs, -1 for nobody."""
     endpoint = int(simulation.fleet.endpoint[instance])
     model, _ = simulation.cluster.endpoints[endpoint]
-    waiting = int(simulation.waiting.size[endpoint])
-    return Resting(instance, str(instance), model, waiting, _swap_s(simulation, instance))
+    sleep_s = 0.0 if having == NONE else _swap(simulation, having).sleep_s
+    swap_s = sleep_s + _swap(simulation, instance).load_s
+    return Resting(instance, str(instance), model, int(simulation.waiting.size[endpoint]), swap_s)
 
 
-def _swap_s(simulation: Simulation, instance: int) -> float:
-    """What a swap to *instance* takes when nothing runs any more on who is awake."""
-    life: Any = simulation.world.lives.instances[instance]
+def _swap(simulation: Simulation, instance: int) -> Swap:
+    """What *instance* takes to leave its GPUs, and to come back from where its weights are, or would be."""
+    lives = simulation.world.lives
+    life: Any = lives.instances[instance]
+    group: Any = lives.groups[life.swap_group]
     state = simulation.states[instance]
-    load_s = life.local_weights_s if state == State.EMPTY else life.wake_s
-    if state == State.ASLEEP and not life.in_memory:
-        load_s = life.reload_s
-    return float(life.sleep_s + load_s)
+    if state == State.EMPTY:
+        return Swap(float(life.sleep_s), float(life.local_weights_s))
+    if state == State.ASLEEP:
+        in_memory = bool(life.in_memory)
+    else:
+        level = sleep_level(float(life.weights_bytes), float(group.held_bytes), float(group.memory_bytes))
+        in_memory = level == IN_MEMORY
+    return Swap(float(life.sleep_s), float(life.wake_s if in_memory else life.reload_s))
 
 
 def _having(simulation: Simulation, members: list[int]) -> int:

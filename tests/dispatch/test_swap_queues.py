@@ -61,7 +61,7 @@ class Pair:
                 swap_groups=(
                     SwapGroupSpec("pair", tuple(
                         SwapMemberSpec(number, f"i{number}", model, "east", self.states[number], self.since_s[number],
-                                       SWAP_S)
+                                       SWAP_S, SWAP_S / 2, SWAP_S / 2)
                         for number, model in MODELS.items()
                     ), self.target),
                 ),

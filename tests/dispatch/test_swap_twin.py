@@ -24,7 +24,7 @@ from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, inventory_of
 
 S = InstanceState
-SHARING = simulated.Sharing("pair", 1.0, 2.0, 20.0, 1.0)
+SHARING = {"m": simulated.Sharing("pair", 1.0, 2.0, 20.0, 1.0), "n": simulated.Sharing("pair", 0.4, 3.0, 20.0, 1.0)}
 FOR_S = 150.0
 
 
@@ -56,11 +56,12 @@ class Sharing(Live):
         self.dispatcher.pump_all()
 
     def member(self, number):
-        spec = self.fleet.instances[number]
-        seconds = spec.sharing.sleep_s + spec.sharing.wake_s
+        spec, holder = self.fleet.instances[number], self.holder()
+        seconds = spec.sharing.wake_s + (0.0 if holder is None else self.fleet.instances[holder].sharing.sleep_s)
         return SwapMemberSpec(
-            number, f"i{number}", spec.model, spec.region, self.states[number], self.since_s[number], seconds
-        )
+            number, f"i{number}", spec.model, spec.region, self.states[number], self.since_s[number], seconds,
+            spec.sharing.sleep_s, spec.sharing.wake_s,
+        )  # fmt: skip
 
     def move(self, number, state):
         self.states[number], self.since_s[number] = state, self.now_s
@@ -111,8 +112,8 @@ def fleet_of(*, alone=False, **policies):
         max_model_len=400, profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
     )  # fmt: skip
     specs = [
-        simulated.InstanceSpec("m", "here", engine, sharing=SHARING),
-        simulated.InstanceSpec("n", "here", engine, state=State.ASLEEP, sharing=SHARING),
+        simulated.InstanceSpec("m", "here", engine, sharing=SHARING["m"]),
+        simulated.InstanceSpec("n", "here", engine, state=State.ASLEEP, sharing=SHARING["n"]),
         *([simulated.InstanceSpec("m", "here", engine)] if alone else []),
     ]
     return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, **policies)

@@ -292,6 +292,10 @@ class TestScaling:
         assert world.states()["a"] == S.PROVISIONING
 
 
+def queue_of(topology: Topology) -> WaitingQueue:
+    return WaitingQueue(topology, 0.0, lambda: 0.0)
+
+
 class TestGateway:
     """What the gateway knows of groups, and what the floor asks of them."""
 
@@ -303,7 +307,7 @@ class TestGateway:
 
     def floor(self, topology, **waiting) -> list[tuple[int, str]]:
         swapping = Swapping(
-            topology, lambda endpoint: waiting.get(endpoint.model.replace("-", "_"), 0), WaitingQueue(topology, 0.0)
+            topology, lambda one: waiting.get(one.model.replace("-", "_"), 0), queue_of(topology), lambda endpoint: None
         )
         return list(swapping.wanted(0.0, time.time()))
 
@@ -364,7 +368,9 @@ class TestGateway:
         assert spare["model-b"] == (0, 0)
 
     def test_it_asks_once_in_a_while(self, world, topology):
-        swapping = Swapping(topology, lambda endpoint: int(endpoint.model == "model-b"), WaitingQueue(topology, 0.0))
+        swapping = Swapping(
+            topology, lambda one: int(one.model == "model-b"), queue_of(topology), lambda endpoint: None
+        )
         asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = floor.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")

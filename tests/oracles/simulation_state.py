@@ -208,6 +208,8 @@ def _groups(simulation: "Simulation", slots: dict[int, int]) -> Groups:
     return Groups(
         groups=groups,
         mean_tokens=arrays.mean_tokens.tolist(),
+        mean_output=arrays.mean_output.tolist(),
+        joined_s=float(arrays.moment_s[0]),
         classes=list(zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)),
         next_number=int(arrays.counters[NEXT_NUMBER]),
         free_places=reused,

@@ -1,6 +1,6 @@
-"""Where a group goes in the virtual queue of instances that share their GPUs, said as plainly as can be."""
+"""Where a group goes in the virtual queue of instances that share their GPUs, and what it waits for, said plainly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -14,26 +14,53 @@ class PlainGroup(NamedTuple):
     pinned: bool = False
 
 
-def starts(queue: Sequence[PlainGroup], awake: int, swap_s: Mapping[int, float]) -> tuple[list[float], float, int]:
-    """When each group of *queue* begins; when all are served, and which model is up then."""
-    begins, time_s, model = [], 0.0, awake
+class PlainGpus(NamedTuple):
+    """The GPUs that models share."""
+
+    sleep_s: Mapping[int, float]
+    load_s: Mapping[int, float]
+    batch: Mapping[int, float]
+    """Requests that run at once, by model."""
+    drain_s: Callable[[int, float], float]
+    """Seconds until so many requests of a model have ended."""
+    model: int = -1
+    """That has the GPUs, or comes up; -1 for none."""
+    ready_s: float = 0.0
+    """Until it serves; above 0 for one that comes up."""
+    running: float = 0.0
+    comes: bool = False
+
+    def change_s(self, before: int, running: float, after: int) -> float:
+        if before == -1:
+            return self.load_s[after]
+        return self.drain_s(before, running) + self.sleep_s[before] + self.load_s[after]
+
+
+def walk(queue: Sequence[PlainGroup], gpus: PlainGpus) -> tuple[list[float], float, int, float]:
+    """When each group of *queue* begins; when all are served, which model is up then, and how many requests it runs."""
+    begins, time_s, model, running = [], gpus.ready_s, gpus.model, gpus.running
     for group in queue:
-        time_s += swap_s[group.model] if group.model != model else 0.0
+        if group.model != model:
+            time_s += gpus.change_s(model, running, group.model)
+            model, running = group.model, 0.0
         begins.append(time_s)
-        time_s, model = time_s + group.service_s, group.model
-    return begins, time_s, model
+        time_s += group.service_s
+        running = min(gpus.batch[model], running + group.count)
+    return begins, time_s, model, running
 
 
-def place(
-    queue: Sequence[PlainGroup], new: PlainGroup, awake: int, swap_s: Mapping[int, float]
-) -> tuple[float, int, int]:
-    """When *new* begins, the requests behind it, and the group before which it stands (the length of *queue*: at the end).
+def until_up(queue: Sequence[PlainGroup], model: int, gpus: PlainGpus) -> float:
+    """When a group of *model* behind *queue* begins."""
+    _, time_s, up, running = walk(queue, gpus)
+    return time_s if up == model else time_s + gpus.change_s(up, running, model)
 
-    *awake*: the model that has the GPUs, -1 while a swap is in progress.
-    """
-    begins, _, _ = starts(queue, awake, swap_s)
-    coming = 0  # groups at the front of the model that comes up
-    while awake < 0 and coming < len(queue) and queue[coming].model == queue[0].model:
+
+def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tuple[float, int, int]:
+    """When *new* begins, the requests behind it, and before which group it stands (the length of *queue*: at the end)."""
+    begins, *_ = walk(queue, gpus)
+    coming = 0  # groups at the front of the model that comes up, or would where nobody has the GPUs
+    comes_up = gpus.model if gpus.model >= 0 else queue[0].model if queue else -1
+    while (gpus.comes or gpus.model < 0) and coming < len(queue) and queue[coming].model == comes_up:
         coming += 1
 
     def may_be_passed(at: int) -> bool:
@@ -47,8 +74,6 @@ def place(
     at = len(queue)
     while at > 0 and may_be_passed(at - 1):
         at -= 1
-    if (queue[at - 1].model if at else awake) != new.model:
+    if (queue[at - 1].model if at else gpus.model) != new.model:
         at = next((other for other in range(at, len(queue)) if queue[other].model == new.model), len(queue))
-    _, time_s, model = starts(queue[:at], awake, swap_s)
-    time_s += swap_s[new.model] if model != new.model else 0.0
-    return time_s, sum(group.count for group in queue[at:]), at
+    return until_up(queue[:at], new.model, gpus), sum(group.count for group in queue[at:]), at

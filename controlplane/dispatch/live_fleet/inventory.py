@@ -87,6 +87,10 @@ class SwapMemberSpec:
     state_changed_at: float  # epoch seconds
     swap_s: float
     """How long a swap to it takes when nothing runs any more on who is awake: as measured, else usual."""
+    sleep_s: float
+    """In which it leaves the GPUs when nothing runs on it any more, and"""
+    load_s: float
+    """in which it comes up from where its weights are, or would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,8 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
                     one.instance.state,
                     one.instance.state_changed_at.timestamp(),
                     one.seconds,
+                    one.leave.seconds,
+                    one.back.seconds,
                 )
                 for one in status.members
             ),

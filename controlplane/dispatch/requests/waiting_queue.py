@@ -6,16 +6,19 @@ It is the only owner of who waits where. Beside a request stands how its prompt 
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
-from controlplane.dispatch.live_fleet.inventory import FAILED
+from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
-from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS, share_queues
+from controlplane.fleet.lifecycle.states import AWAKE, COMING
+from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
 from scheduling.queueing.ordering import ORDERINGS, QLM, queue_key
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign, regroup
 from scheduling.queueing.waiting_set import (
     allocate_waiting,
@@ -29,13 +32,13 @@ from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
 class WaitingQueue:
-    """*began_s* is where the clock of the waiting set begins."""
+    """*clock* is that of the dispatcher; *began_s* is where that of the waiting set begins, on it."""
 
-    def __init__(self, topology: Topology, began_s: float) -> None:
+    def __init__(self, topology: Topology, began_s: float, clock: Callable[[], float]) -> None:
         self.topology = topology
         self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
-        self._began_s = began_s
+        self._began_s, self._clock = began_s, clock
         self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self.by_tenant: Counter[tuple[int, str]] = Counter()
@@ -88,14 +91,31 @@ class WaitingQueue:
         """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups whose
         models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped has no slot: it is
         swapped to on demand."""
-        topology, sharing = self.topology, list[dict[int, float]]()
+        topology, sharing = self.topology, list[dict[int, Swap]]()
+        self._note_phases()
         for group in topology.swap_groups if topology.tuned.FLOOR else ():
-            seconds = {member.instance_id: member.swap_s for member in group.members if member.state != FAILED}
-            replicas = [topology.replicas[key] for key in seconds if key in topology.replicas]
+            swaps = {one.instance_id: Swap(one.sleep_s, one.load_s) for one in group.members if one.state != FAILED}
+            replicas = [topology.replicas[key] for key in swaps if key in topology.replicas]
             endpoints = [replica.endpoint for replica in replicas]
             if all(self.grouped(endpoint) and endpoint.spec.tuned.SWAP_BY_QUEUE for endpoint in endpoints):
-                sharing.append({replica.slot: seconds[replica.spec.instance_id] for replica in replicas})
+                sharing.append({replica.slot: swaps[replica.spec.instance_id] for replica in replicas})
         share_queues(self.arrays.groups, sharing)
+
+    def _note_phases(self) -> None:
+        """Note where the instances that share GPUs are in a swap; one that comes up is counted on after what that took
+        before, from when it was seen to."""
+        arrays, replicas, phases = self.arrays.groups, self.topology.replicas, dict[int, tuple[int, float]]()
+        for group in self.topology.swap_groups:
+            for member in group.members:
+                if (replica := replicas.get(member.instance_id)) is not None:
+                    known_s = float(arrays.swap_s[replica.slot])
+                    load_s = known_s if known_s < math.inf else member.load_s
+                    phases[replica.slot] = _phase(group, member.instance_id, member.state), load_s
+        for slot in np.flatnonzero(arrays.phase).tolist():
+            phases.setdefault(slot, (STAYS, 0.0))
+        now_s = self.now_s(self._clock())
+        for slot, (phase, load_s) in phases.items():
+            note_phase(arrays, slot, phase, now_s + load_s)
 
     def _limit(self, endpoint: Endpoint) -> int:
         topology = self.topology
@@ -243,6 +263,15 @@ class WaitingQueue:
         if hashes:
             self.affinity.noted[request.slot, : len(hashes)] = hashes
             self.affinity.block_tokens[request.slot] = request.asked.block_tokens
+
+
+def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
+    """Of one of *group* that is in *state*."""
+    if not group.in_progress or state == FAILED:
+        return STAYS
+    if instance_id != group.target:
+        return LEAVES if state in AWAKE else STAYS
+    return COMES if state in COMING else STAYS if state in AWAKE else WAITS
 
 
 def _queue_key(

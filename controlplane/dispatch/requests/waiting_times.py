@@ -1,14 +1,17 @@
 """What waiting requests are expected to wait, and what they then waited: the RWT estimator over the live queues."""
 
-from dataclasses import dataclass
+import itertools
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from controlplane.dispatch.kernels import ahead, ahead_in_queue
+from controlplane.dispatch.kernels import ahead, ahead_in_queue, change_s, runs_ahead
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.correction import Correction
+from scheduling.queueing.waiting_in_queues import INSTANCE, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
 from scheduling.queueing.waiting_time import (
     EXPECTED_COLUMNS,
     History,
@@ -35,6 +38,38 @@ class Estimate:
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
     says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
     batch: float = 1.0
+    others_s: float = 0.0  # of the mean: until its own model is up, where instances share their GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What waits before a request for the model of the request, and what goes before all of that."""
+
+    requests: float
+    mean: float
+    variance: float
+    error: float
+    others: Wait = field(default_factory=Wait)
+    """Until the model is up."""
+    others_requests: float = 0.0
+    empty: bool = False
+    """Nothing runs there by then: a whole batch begins at once."""
+
+
+def _of_run(row: list[float], others: Wait | None = None, others_requests: float = 0.0, *, empty: bool) -> _Ahead:
+    """Of a run of one model, as `runs_ahead` has it, behind *others*."""
+    mean, variance, error = row[TOKENS:]
+    return _Ahead(row[REQUESTS], mean, variance, error, others or Wait(), others_requests, empty)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A pace as what was waited corrects it."""
+
+    pace: "_Pace"
+    correction: Correction
+    tokens_per_s: float
+    relative_variance: float
 
 
 @dataclass(slots=True)
@@ -55,6 +90,7 @@ class WaitingTimes:
         self._expected = np.zeros((0, EXPECTED_COLUMNS))
         self._paces: dict[tuple[int, int], _Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class; "": of all
+        self._runs = np.zeros((MOST_RUNS, RUN_COLUMNS))
 
     def note(self, request: Request) -> None:
         """Reckon with the output of *request*, which waits from now on."""
@@ -74,7 +110,7 @@ class WaitingTimes:
 
     def of_next(self, endpoint: Endpoint, now_s: float) -> Wait | None:
         """Of a request that would come last in the queue of *endpoint* now; nobody waits where nobody is ahead."""
-        if not self.queue.count(endpoint):
+        if not self.queue.count(endpoint) and self._up(endpoint):
             return Wait()
         return self._estimate(endpoint, -1, "", now_s).wait
 
@@ -96,7 +132,8 @@ class WaitingTimes:
             correction = self._corrections.get((request.endpoint.index, name))
             if correction is None:
                 correction = self._correction(request.endpoint, name)
-            correction.learn(estimate.uncorrected_s, request.placed_s - request.asked.arrived_s, estimate.batch)
+            waited_s = request.placed_s - request.asked.arrived_s - estimate.others_s
+            correction.learn(estimate.uncorrected_s, waited_s, estimate.batch)
 
     def finished(self, request: Request, output_tokens: int) -> None:
         """*request* was answered with *output_tokens*."""
@@ -108,49 +145,112 @@ class WaitingTimes:
                 )
 
     def _estimate(self, endpoint: Endpoint, slot: int, slo_class: str, now_s: float) -> Estimate:
-        arrays, replica = self.queue.arrays, self._pulling(endpoint, slot)
+        replica = self._pulling(endpoint, slot)
+        ahead = self._ahead(endpoint, replica, slot, now_s)
+        position = round(ahead.requests + ahead.others_requests) + 1 if ahead else self.queue.count(endpoint) + 1
+        known = self._known(endpoint, replica, slo_class, now_s)
+        if known is None or ahead is None:
+            return Estimate(endpoint, position)
+        pace, correction, tokens_per_s = known.pace, known.correction, known.tokens_per_s
+        own = self._until_given(ahead, endpoint, replica, known)
+        mean_s, variance_s2 = own.mean_s, own.variance_s2
+        overtaken_s = correction.overtaken_s
+        # Before lengths are known, a wait says nothing of throughput.
+        is_known = mean_s > 0 if ahead.empty else ahead.requests > 0
+        is_known = is_known and ahead.error <= MOST_ERROR * ahead.mean
+        uncorrected_s = mean_s * tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
+        variance_s2 += overtaken_s * (overtaken_s + 2.0 * mean_s) * known.relative_variance
+        batch = pace.by_profile.batch
+        return Estimate(
+            endpoint, position, ahead.others.then(Wait(mean_s + overtaken_s, variance_s2)), uncorrected_s,
+            ahead.requests >= batch, batch, ahead.others.mean_s,
+        )  # fmt: skip
+
+    def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int, now_s: float) -> _Ahead | None:
+        """What waits before *slot*, -1 for a request that would come last; None while nothing is known of the pace of a
+        model that comes before its own."""
+        arrays, moment_s = self.queue.arrays, self.queue.now_s(now_s)
         if replica is None:
-            requests, mean, variance, error = ahead(
-                arrays.heap[endpoint.index], int(arrays.size[endpoint.index]), arrays.key, arrays.sequence,
-                self._expected, slot,
+            return _Ahead(
+                *ahead(
+                    arrays.heap[endpoint.index], int(arrays.size[endpoint.index]), arrays.key, arrays.sequence,
+                    self._expected, slot,
+                )
             )  # fmt: skip
-        else:
-            moment_s = self.queue.now_s(now_s)
-            requests, mean, variance, error = ahead_in_queue(arrays.groups, self._expected, slot, moment_s)
-        position = round(requests) + 1
+        if not self._shares(replica):
+            return _Ahead(*ahead_in_queue(arrays.groups, self._expected, slot, moment_s))
+        topology, runs = self.topology, self._runs
+        count, until_s, running = runs_ahead(
+            topology.fleet, topology.arrays, arrays.groups, self._expected, slot, replica.slot, moment_s, runs
+        )
+        rows = runs[:count].tolist()
+        others, others_requests = Wait(until_s), 0.0
+        for row, after in itertools.pairwise(rows):
+            before = topology.by_slot[int(row[INSTANCE])]
+            known = self._known(before.endpoint, before, "", now_s)
+            if known is None:
+                return None
+            before_it = _of_run(row, empty=not running)
+            given = self._until_given(before_it, before.endpoint, before, known) if row[REQUESTS] else Wait()
+            others_requests += row[REQUESTS]
+            running = min(known.pace.by_profile.batch, running + row[REQUESTS])
+            change = float(change_s(topology.fleet, arrays.groups, before.slot, running, int(after[INSTANCE])))
+            spread_s2 = known.pace.by_profile.step_s**2 * known.pace.lengths.output_variance if running else 0.0
+            others, running = others.then(given).then(Wait(change, spread_s2)), 0.0
+        last = rows[-1]
+        empty = not topology.fleet.accepting[replica.slot] or count > 1
+        return _of_run(last, others, others_requests, empty=empty)
+
+    def _until_given(self, ahead: _Ahead, endpoint: Endpoint, replica: Replica | None, known: _Known) -> Wait:
+        """Until what waits ahead is given out, and one more can be."""
+        lengths, batch = known.pace.lengths, known.pace.by_profile.batch
+        requests, tokens_per_s = ahead.requests, known.tokens_per_s
+        if ahead.empty:  # a batch begins at once (equation 11), so what is ahead beyond it has to end
+            share = max(0.0, requests + 1.0 - batch) / max(requests, 1.0)
+            mean_s = share * ahead.mean / tokens_per_s
+            variance = share * ahead.variance + (share * ahead.error) ** 2
+            return Wait(mean_s, variance / tokens_per_s**2 + mean_s**2 * known.relative_variance)
+        running = endpoint.running_sequences if replica is None else int(self.topology.fleet.running[replica.slot])
+        share = running / max(endpoint.running_sequences, 1)
+        return Wait(
+            *waiting_time(
+                requests, ahead.mean, ahead.variance, ahead.error,
+                lengths.in_flight(running, round(share * endpoint.running_output_tokens)),
+                lengths.output_mean, lengths.output_variance, batch, tokens_per_s, known.relative_variance,
+            )
+        )  # fmt: skip
+
+    def _known(self, endpoint: Endpoint, replica: Replica | None, slo_class: str, now_s: float) -> _Known | None:
+        """How fast *endpoint* works, or *replica* alone; None while nothing is known of it."""
         pace = self._pace(endpoint, replica, now_s)
         if pace is None:
-            return Estimate(endpoint, position)
+            return None
         correction = self._corrections.get((endpoint.index, slo_class))
         if correction is None or correction.batches < ENOUGH_BATCHES:
             correction = self._correction(endpoint, "")
         if correction.known:
             throughput = pace.by_profile.corrected(correction.factor, correction.relative_variance)
-            tokens_per_s, relative_variance = throughput.tokens_per_s, throughput.relative_variance
-        elif pace.recent_tokens_per_s is not None:
-            tokens_per_s, relative_variance = pace.recent_tokens_per_s, UNMEASURED_VARIANCE
-        else:
-            return Estimate(endpoint, position)
-        lengths, batch = pace.lengths, pace.by_profile.batch
-        running = endpoint.running_sequences if replica is None else int(self.topology.fleet.running[replica.slot])
-        share = running / max(endpoint.running_sequences, 1)
-        mean_s, variance_s2 = waiting_time(
-            requests, mean, variance, error,
-            lengths.in_flight(running, round(share * endpoint.running_output_tokens)),
-            lengths.output_mean, lengths.output_variance, batch, tokens_per_s, relative_variance,
-        )  # fmt: skip
-        overtaken_s = correction.overtaken_s
-        # Before lengths are known, a wait says nothing of throughput.
-        known = requests > 0 and error <= MOST_ERROR * mean
-        uncorrected_s = mean_s * tokens_per_s / pace.by_profile.tokens_per_s if known else None
-        variance_s2 += overtaken_s * (overtaken_s + 2.0 * mean_s) * relative_variance
-        return Estimate(
-            endpoint, position, Wait(mean_s + overtaken_s, variance_s2), uncorrected_s, requests >= batch, batch
-        )
+            return _Known(pace, correction, throughput.tokens_per_s, throughput.relative_variance)
+        if pace.recent_tokens_per_s is not None:
+            return _Known(pace, correction, pace.recent_tokens_per_s, UNMEASURED_VARIANCE)
+        return None
+
+    def _shares(self, replica: Replica) -> bool:
+        """Whether *replica* has one virtual queue with the others on its GPUs."""
+        swap_s = self.queue.arrays.groups.swap_s
+        return replica.slot < swap_s.size and bool(swap_s[replica.slot] < math.inf)
+
+    def _up(self, endpoint: Endpoint) -> bool:
+        """Whether an instance of *endpoint* takes requests, or none would come up by a swap."""
+        members = self.topology.members(endpoint)
+        return any(self.topology.fleet.accepting[one.slot] for one in members) or not any(map(self._shares, members))
 
     def _pulling(self, endpoint: Endpoint, slot: int) -> Replica | None:
-        """The instance in whose virtual queue the group of *slot* stands; None where it is in none."""
+        """The instance of *endpoint* that pulls from the virtual queue in which the group of *slot* stands; None where it is
+        in none. Of a request to come (-1) that would wait for a swap, the one that comes up."""
         groups = self.queue.arrays.groups
+        if slot < 0 and not self._up(endpoint):
+            return next(filter(self._shares, self.topology.members(endpoint)))
         group = int(groups.members["group"][slot]) if slot >= 0 else -1
         queue = int(groups.groups["queue"][group]) if group >= 0 else -1
         if queue < 0:
@@ -173,7 +273,8 @@ class WaitingTimes:
         fleet, lengths = self.topology.fleet, self.history.lengths(endpoint.model)
         serving = [one for one in self.topology.members(endpoint) if fleet.accepting[one.slot]]
         together: Throughput | None = None
-        for one in [replica] if replica in serving else serving:
+        of_one = [replica] if replica is not None and (replica in serving or self._shares(replica)) else []
+        for one in of_one or serving:
             alone = Throughput.of(
                 one.spec.profile or endpoint.spec.profile,
                 int(fleet.kv_capacity_tokens[one.slot]),
@@ -186,7 +287,7 @@ class WaitingTimes:
         finished, recent = endpoint.finished_s, None
         if len(finished) >= 2 and now_s - finished[-1] <= PACE_STALE_S:
             recent = len(finished) * lengths.output_mean / max(now_s - finished[0], 1e-3)
-            recent /= len(serving) if replica in serving else 1
+            recent /= max(len(serving), 1) if of_one else 1
         return _Pace(now_s, together, recent, lengths)
 
     def _correction(self, endpoint: Endpoint, slo_class: str) -> Correction:

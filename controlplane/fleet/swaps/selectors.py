@@ -30,6 +30,10 @@ class Member:
     """Of who is awake, when nothing runs on it any more."""
     load: SwapTime
     """Of this one, from its tier."""
+    leave: SwapTime
+    """Of this one when it sleeps next."""
+    back: SwapTime
+    """Of this one when it comes up next: from its tier, or from the one to which it sleeps."""
 
     @property
     def is_awake(self) -> bool:
@@ -92,7 +96,16 @@ def statuses(model: str = "", region: str = "", name: str = "") -> list[GroupSta
 
 def _members(rows: list[Instance], times: SwapTimes) -> list[Member]:
     awake = next((row for row in rows if row.state in AWAKE), None)
-    sleep = NOTHING
-    if awake is not None:
-        sleep = times.sleep(awake.deployment, Tier.CPU if sleep_level(awake) == 1 else Tier.STORAGE)
-    return [Member(row, row.tier, sleep, times.load(row.deployment, row.tier)) for row in rows]
+    sleeps_to = {row.pk: Tier.CPU if sleep_level(row) == 1 else Tier.STORAGE for row in rows}
+    sleep = NOTHING if awake is None else times.sleep(awake.deployment, sleeps_to[awake.pk])
+    return [
+        Member(
+            row,
+            row.tier,
+            sleep,
+            times.load(row.deployment, row.tier),
+            times.sleep(row.deployment, sleeps_to[row.pk]),
+            times.load(row.deployment, sleeps_to[row.pk] if row.state in AWAKE else row.tier),
+        )
+        for row in rows
+    ]

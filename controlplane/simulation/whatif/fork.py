@@ -80,7 +80,9 @@ def _state(seen: dict[str, Any], fleet: inventory.Fleet, at: datetime) -> tuple[
         row["gpu"] = gpus_as_type(gpu_type, degrees.get(place, 1))
         row["state"] = STATES[state].name
         row["ends_s"] = None
-        if state in COMING:
+        if state in COMING and row.get("up_s") is not None:  # by a swap
+            row["ends_s"] = max(0.0, row["up_s"])
+        elif state in COMING:
             row["ends_s"] = max(0.0, fleet.starts.of(row["model"], gpu_type).seconds + row["since_s"])
         if state == InstanceState.READY and not row["reachable"]:
             silent.append(row)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.queueing.groups import NEXT_NUMBER
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, note_phase
 from scheduling.queueing.virtual_queues import reassign
 from scheduling.routing.prefix_affinity import forget
 from scheduling.scaling.ranking import Source, addition_rank, drain_rank
@@ -111,7 +112,12 @@ def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: floa
         elif WITHOUT_GPUS >> after & 1:
             set_time(world.events, world.fleet.endpoint.size + int(group.target), now_s)
         else:  # it keeps the GPUs after all
+            note_phase(world.waiting.groups, int(group.target), STAYS, 0.0)
             group.target = NONE
+    if after in (WAKING, LOADING):
+        note_phase(world.waiting.groups, instance, COMES, now_s + lasts_s)
+    elif after not in (DRAINING, FALLING_ASLEEP):
+        note_phase(world.waiting.groups, instance, STAYS, 0.0)
 
 
 @compiled_inline
@@ -202,6 +208,8 @@ def _gives_way(world: World, target: int) -> int:
     if holder < 0:
         return target
     group.target = target
+    note_phase(world.waiting.groups, holder, LEAVES, 0.0)
+    note_phase(world.waiting.groups, target, WAITS, 0.0)
     return holder
 
 

@@ -21,7 +21,7 @@ from scheduling.fleet.profile import Profile, step_time_s
 from scheduling.queueing.ordering import ORDERINGS, QLM, engine_priority, queue_key
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
-from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.requests import requests_of
@@ -174,6 +174,7 @@ class _Placing:
             groups=self._groups() if not lost else None,
             asked_tokens=self._asked(),
             sweep_s=max(0.0, self.forked.swept_s + SWEEP_S) if waiting else inf,
+            swap_targets=self._swap_targets(),
         )
 
     def _instance(self, instance: InstanceState, row: Mapping[str, Any], slot: int) -> None:
@@ -182,9 +183,25 @@ class _Placing:
         instance.ends_s = inf if row.get("ends_s") is None else max(0.0, float(row["ends_s"]))
         if state is State.DRAINING:
             instance.goal, instance.goal_s = int(State.EMPTY), inf
+            sharing = self.cluster.instances[slot].sharing
+            if row.get("leaves") and sharing is not None:
+                instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
         trips = np.array(row["round_trips"], np.float64)
         trips[ROUND_TRIP_S] = self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint])
         instance.round_trips = trips
+
+    def _swap_targets(self) -> list[int]:
+        """By swap group: who wakes once the one that leaves sleeps; -1 where nobody does, or the one that leaves is not
+        there."""
+        targets = dict.fromkeys(self.cluster.swap_groups(), -1)
+        leaves = set()
+        for at, slot in self.slot_of.items():
+            row, sharing = self.forked.instances[at], self.cluster.instances[slot].sharing
+            if sharing is not None and row.get("waits"):
+                targets[sharing.group] = slot
+            elif sharing is not None and row.get("leaves"):
+                leaves.add(sharing.group)
+        return [slot if group in leaves else -1 for group, slot in targets.items()]
 
     def _run(self, instances: list[InstanceState]) -> list[Mapping[str, Any]]:
         """Give *instances* what they run; the rows of those that have no instance any more."""
@@ -324,15 +341,22 @@ class _Placing:
             at: place
             for place, at in enumerate(at for at, row in enumerate(self.forked.waiting) if id(row) in self.rows)
         }
-        mean_tokens = [0.0] * len(self.cluster.endpoints)
-        numbers = {}
+        mean_tokens, mean_output = [0.0] * len(self.cluster.endpoints), [0.0] * len(self.cluster.endpoints)
+        outputs = given.get("mean_output") or [0.5 * tokens for tokens in given["mean_tokens"]]
+        numbers, shared = {}, self._queues(ordered)
         for at, row in enumerate(endpoints):
             if (endpoint := self.endpoint_of.get((row["model"], row["region"]))) is not None:
                 numbers[at], mean_tokens[endpoint] = endpoint, given["mean_tokens"][at]
+                mean_output[endpoint] = outputs[at]
+
+        def queue_of(row: Mapping[str, Any]) -> int:
+            slot = -1 if row["instance"] is None else self.slot_of.get(row["instance"], -1)
+            return shared.get(slot, slot)
+
         groups = [
             GroupState(
                 place=place,
-                queue=self.slot_of.get(row["instance"], -1) if row["instance"] is not None else -1,
+                queue=queue_of(row),
                 members=[places[at] for at in row["members"]],
                 endpoint=numbers[row["endpoint"]],
                 **{name: row[name] for name in _GROUP},
@@ -345,11 +369,26 @@ class _Placing:
             [tuple(each) for each in given["classes"]],
             given["next_number"],
             [],
+            mean_output=mean_output,
             looked_s=self.forked.swept_s,
             tried=tuple(given.get("tried") or (-1, -1)),
             tried_s=float(given.get("tried_s", -inf)),
             short_instances={numbers[at]: count for at, count in given.get("short_instances", ()) if at in numbers},
         )
+
+    def _queues(self, ordered: set[EndpointKey]) -> dict[int, int]:
+        """The virtual queue of each instance that has one with others, as `sharing.share_queues` numbers it; *ordered* are
+        the endpoints with groups."""
+        by_queue, members = self.cluster.swap_by_queue, dict[str, list[int]]()
+        for slot, spec in enumerate(self.cluster.instances):
+            if spec.sharing is not None:
+                members.setdefault(spec.sharing.group, []).append(slot)
+        queues: dict[int, int] = {}
+        for slots in members.values():
+            keys = [(self.cluster.instances[slot].model, self.cluster.instances[slot].region) for slot in slots]
+            if all(key in ordered and self.cluster.of(by_queue, key) for key in keys):
+                queues |= dict.fromkeys(slots, min(slots))
+        return queues
 
 
 _GROUP = (

@@ -9,8 +9,9 @@ from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, 
 from scheduling.simulation.state.records import Groups
 
 
-def place_groups(arrays: GroupArrays, state: Groups, slots: list[int]) -> None:
-    """Write the groups of *state* into the empty *arrays*; *slots* of the waiting set are those of what waits, in order."""
+def place_groups(arrays: GroupArrays, state: Groups, slots: list[int], now_s: float) -> None:
+    """Write the groups of *state*, at *now_s*, into the empty *arrays*; *slots* of the waiting set are those of what waits,
+    in order."""
     for group in state.groups:
         this: Any = arrays.groups[group.place]
         for name in ("endpoint", "kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s"):
@@ -26,6 +27,8 @@ def place_groups(arrays: GroupArrays, state: Groups, slots: list[int]) -> None:
         if group.queue >= 0:
             put_before(arrays, group.place, group.queue, NONE)
     arrays.mean_tokens[:] = state.mean_tokens
+    arrays.mean_output[:] = 0.5 * arrays.mean_tokens if state.mean_output is None else state.mean_output
+    arrays.moment_s[0] = now_s if state.joined_s is None else state.joined_s
     for at, (priority, due_ms) in enumerate(state.classes):
         arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
     in_use = {group.place for group in state.groups}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scheduling.lookahead.maps import advance, enter
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
 from scheduling.queueing.waiting_set import enqueue
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster.event_queue import reset_time
@@ -40,6 +41,7 @@ def place(lives: Lives, state: FleetState) -> None:
         _place_life(lives, at, instance)
     for group, target in enumerate(state.swap_targets):
         lives.world.lives.groups[group]["target"] = target
+    _place_phases(lives.world, state)
     if state.reclaims_s:
         lives.world = lives.world._replace(lives=lives.world.lives._replace(reclaims_s=np.array(state.reclaims_s)))
     if state.kept_tokens is not None:
@@ -83,6 +85,22 @@ def _place_life(lives: Lives, at: int, instance: InstanceState) -> None:
     world.fleet.accepting[at] = instance.state == State.READY
     world.fleet.placed_tokens[at] = instance.placed_tokens
     reset_time(world.events, world.fleet.endpoint.size + at, instance.ends_s)
+
+
+def _place_phases(world: World, state: FleetState) -> None:
+    """Where the instances that share their GPUs are in a swap."""
+    arrays = world.waiting.groups
+    for at, life in enumerate(world.lives.instances):
+        this: Any = life
+        if this.swap_group < 0:
+            continue
+        target = int(world.lives.groups[this.swap_group]["target"])
+        if this.state in (State.WAKING, State.LOADING):
+            note_phase(arrays, at, COMES, state.instances[at].ends_s)
+        elif target == at:
+            note_phase(arrays, at, WAITS, 0.0)
+        elif target >= 0 and this.state in (State.DRAINING, State.FALLING_ASLEEP):
+            note_phase(arrays, at, LEAVES, 0.0)
 
 
 def _count_serving(world: World) -> None:
@@ -296,7 +314,7 @@ def _place_waiting(world: World, state: FleetState) -> None:
         world.outcomes[one.request]["state"] = Outcome.WAITING
         world.outcomes[one.request]["endpoint"] = one.endpoint
     if state.groups is not None:
-        place_groups(waiting.groups, state.groups, slots)
+        place_groups(waiting.groups, state.groups, slots, state.now_s)
         waiting.groups.limit[:] = limits
 
 

@@ -177,6 +177,10 @@ class Groups:
     tried_s: float = -inf
     """and when."""
     short_instances: dict[int, int] = field(default_factory=dict)
+    mean_output: list[float] | None = None
+    """By endpoint; None: half of `mean_tokens`."""
+    joined_s: float | None = None
+    """When a request joined a group last; None: at `FleetState.now_s`."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from scheduling.queueing import global_scheduler
 from scheduling.queueing.global_scheduler import GlobalScheduler, merge, solve
 from scheduling.queueing.reordering.problem import Order, broken_rules
 from scheduling.queueing.snapshot import snapshot
-from scheduling.queueing.virtual_queues import due_at, insert_loose, pull
+from scheduling.queueing.swapping.service import due_at
+from scheduling.queueing.virtual_queues import insert_loose, pull
 from scheduling.queueing.waiting_set import allocate_waiting, free_slot, remove
 from scheduling.scaling.floor import floor_move
 from scheduling.scaling.view import Instances, Load, endpoint_view

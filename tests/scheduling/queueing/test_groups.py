@@ -12,9 +12,9 @@ from scheduling.queueing.groups import (
     OUTPUT_EDGES,
     limit_of,
 )
+from scheduling.queueing.swapping.service import due_at, request_s
 from scheduling.queueing.virtual_queues import (
     SPARSE,
-    due_at,
     fit_groups,
     head,
     insert_loose,
@@ -22,7 +22,6 @@ from scheduling.queueing.virtual_queues import (
     pull,
     reassign,
     regroup,
-    request_s,
 )
 from scheduling.queueing.waiting_set import (
     NEXT_SEQUENCE,

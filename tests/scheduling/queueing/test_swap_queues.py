@@ -9,24 +9,26 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.queueing.global_scheduler import GlobalScheduler
-from scheduling.queueing.groups import NONE, put_before, put_first, share_queues
+from scheduling.queueing.groups import NONE, put_before, put_first
 from scheduling.queueing.reordering.problem import broken_rules
 from scheduling.queueing.snapshot import snapshot
-from scheduling.queueing.virtual_queues import (
-    group_s,
-    insert_loose,
-    may_balance,
-    place_in_shared,
-    pull,
-    reassign,
-)
+from scheduling.queueing.swapping.service import batch_of, drain_s, group_s
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
+from scheduling.queueing.swapping.timeline import having, place_in_shared
+from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull, reassign
+from scheduling.queueing.waiting_in_queues import INSTANCE, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS, runs_ahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
+from scheduling.queueing.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
-from tests.oracles.swap_queues import PlainGroup, place
+from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, until_up
 from tests.scheduling.queueing.test_groups import living, queue_of
 
 MODELS = 3
-SWAP_S = {0: 2.0, 1: 3.0, 2: 5.0}
+SLEEP_S = {0: 0.5, 1: 1.0, 2: 1.5}
+LOAD_S = {0: 1.5, 1: 2.0, 2: 3.5}
+SWAP_S = {0: 2.0, 1: 2.5, 2: 4.0}
+"""From the first model."""
+SHARED = {model: Swap(SLEEP_S[model], LOAD_S[model]) for model in range(MODELS)}
 AWAKE = Holder("a", True, False, 5.0)
 
 
@@ -45,7 +47,7 @@ class Shared:
         self.waiting = allocate_waiting(MODELS, 64, count)
         self.arrays = self.waiting.groups
         self.arrays.limit[:] = 1
-        share_queues(self.arrays, [SWAP_S])
+        share_queues(self.arrays, [SHARED])
 
     def wake(self, model):
         self.fleet.accepting[:MODELS] = 0
@@ -64,6 +66,38 @@ class Shared:
         put_before(self.arrays, group, 0, NONE)
         return group
 
+    def swap(self, target, leaves=NONE, up_s=0.0):
+        """A swap to *target* is in progress: *leaves* runs its last, or *target* has the GPUs and is up at *up_s*."""
+        self.wake(NONE)
+        note_phase(self.arrays, target, COMES if leaves == NONE else WAITS, up_s)
+        if leaves != NONE:
+            note_phase(self.arrays, leaves, LEAVES, 0.0)
+
+    def gpus(self, now_s):
+        """As the plain twin has them."""
+        fleet, arrays, models = self.fleet, self.arrays, range(MODELS)
+        up = [model for model in models if fleet.accepting[model]]
+        coming = [model for model in models if arrays.phase[model] in (WAITS, COMES)]
+        leaving = [model for model in models if arrays.phase[model] == LEAVES]
+        ready_s = 0.0
+        if not up and leaving:
+            ready_s = self.drain_s(leaving[0], fleet.running[leaving[0]]) + SLEEP_S[leaving[0]] + LOAD_S[coming[0]]
+        elif not up and coming:
+            ready_s = max(0.0, arrays.up_s[coming[0]] - now_s)
+        return PlainGpus(
+            SLEEP_S, LOAD_S, {model: batch_of(fleet, arrays, model) for model in models}, self.drain_s,
+            (up or coming or [NONE])[0], ready_s, float(fleet.running[up[0]]) if up else 0.0, not up,
+        )  # fmt: skip
+
+    def drain_s(self, model, requests):
+        return drain_s(self.fleet, self.arrays, model, float(requests))
+
+    def plain(self, group):
+        this = self.arrays.groups[group]
+        of, due_s = int(this["endpoint"]), float(self.waiting.key[this["first"]])
+        service_s = group_s(self.fleet, self.arrays, group, of)
+        return PlainGroup(of, due_s, service_s, int(this["count"]), bool(this["pinned"]))
+
     def models(self, queue=0):
         return [int(self.arrays.groups[group].endpoint) for group in queue_of(self.waiting, queue)]
 
@@ -80,24 +114,123 @@ drawn_groups = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(drawn_groups, st.integers(NONE, MODELS - 1), st.integers(0, MODELS - 1), st.integers(1, 60))
-def test_a_group_goes_where_the_plain_rule_has_it(drawn, awake, model, due_s):
-    shared = Shared(awake)
+states = st.tuples(
+    st.sampled_from(["up", "leaves", "comes", "nobody"]), st.permutations(range(MODELS)), st.integers(0, 4)
+)
+
+
+def shared_in(state):
+    """Three models on the same GPUs, in that state."""
+    phase, (first, second, _), running = state
+    shared = Shared(first if phase == "up" else NONE)
+    shared.fleet.max_num_seqs[:] = (1, 2, 4)
+    if phase == "leaves":
+        shared.swap(second, leaves=first)
+    elif phase == "comes":
+        shared.swap(second, up_s=float(running))
+    if phase in ("up", "leaves"):
+        shared.fleet.running[first] = running
+    return shared
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn_groups, states, st.integers(0, MODELS - 1), st.integers(1, 60))
+def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
+    shared = shared_in(state)
     groups = [shared.put(of, due, output, pinned and at < 2) for at, (of, due, output, pinned) in enumerate(drawn)]
     new = shared.ask(model, due_s)
 
-    def plain(group):
-        this = shared.arrays.groups[group]
-        of = int(this.endpoint)
-        due = float(shared.waiting.key[this["first"]])
-        return PlainGroup(of, due, group_s(shared.fleet, shared.arrays, group, of), 1, bool(this.pinned))
-
     wait_s, behind, after = place_in_shared(shared.fleet, shared.endpoints, shared.waiting, new, 0, model)
-    expected_s, plain_behind, at = place([plain(group) for group in groups], plain(new), awake, SWAP_S)
+    expected_s, plain_behind, at = place([*map(shared.plain, groups)], shared.plain(new), shared.gpus(0.0))
     assert (groups.index(after) if after != NONE else len(groups)) == at
     assert wait_s == pytest.approx(expected_s)
     assert behind == plain_behind
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn_groups, states, st.integers(0, 9), st.integers(0, MODELS - 1), st.integers(0, 9))
+def test_what_stands_before_a_request_is_counted_by_runs_of_one_model(drawn, state, place_of, model, now_s):
+    shared = shared_in(state)
+    groups = [shared.put(of, due, output) for of, due, output, _ in drawn]
+    for group, (_, _, _, held) in zip(groups, drawn, strict=True):
+        shared.arrays.groups[group].hold_until_s = 5.0 if held else -np.inf
+    expected = np.random.default_rng(len(drawn)).uniform(1.0, 100.0, (64, EXPECTED_COLUMNS))
+    slot, queued = NONE, groups
+    if place_of < len(groups):
+        own = shared.arrays.groups[groups[place_of]]
+        slot, model, queued = int(own["first"]), int(own["endpoint"]), groups[:place_of]
+    elif any(drawn[at][0] == model for at in range(len(drawn))):
+        queued = groups[: 1 + max(at for at in range(len(drawn)) if drawn[at][0] == model)]
+
+    gpus, runs = shared.gpus(float(now_s)), []
+    if gpus.model >= 0:
+        runs.append([gpus.model, 0.0, *np.zeros(EXPECTED_COLUMNS)])
+    for group in queued:
+        this = shared.arrays.groups[group]
+        if this["hold_until_s"] <= now_s:
+            if not runs or runs[-1][0] != this["endpoint"]:
+                runs.append([int(this["endpoint"]), 0.0, *np.zeros(EXPECTED_COLUMNS)])
+            runs[-1] = [runs[-1][0], runs[-1][1] + 1.0, *(np.array(runs[-1][2:]) + expected[this["first"]])]
+    if not runs or runs[-1][0] != model:
+        runs.append([model, 0.0, *np.zeros(EXPECTED_COLUMNS)])
+    rows = np.full((MOST_RUNS, RUN_COLUMNS), np.nan)
+    count, until_s, running = runs_ahead(
+        shared.fleet, shared.endpoints, shared.arrays, expected, slot, model, float(now_s), rows
+    )
+    assert rows[:count, INSTANCE].tolist() == [run[0] for run in runs]
+    assert rows[:count, REQUESTS].tolist() == [run[1] for run in runs]
+    np.testing.assert_allclose(rows[:count, TOKENS:], [run[2:] for run in runs])
+    assert until_s == pytest.approx(gpus.ready_s if gpus.model >= 0 else LOAD_S[runs[0][0]])
+    assert running == gpus.running
+
+
+def test_more_runs_than_there_is_room_for_count_with_the_last():
+    shared = Shared(awake=0)
+    for at in range(6):
+        shared.put(at % 2, 60.0)
+    slot = int(shared.arrays.groups[shared.put(0, 60.0)].first)
+    rows = np.zeros((3, RUN_COLUMNS))
+    count, _, _ = runs_ahead(
+        shared.fleet, shared.endpoints, shared.arrays, np.ones((64, EXPECTED_COLUMNS)), slot, 0, 0.0, rows
+    )
+    assert rows[:count, REQUESTS].tolist() == [1.0, 1.0, 4.0]
+    assert rows[2, INSTANCE] == 0
+
+
+class TestSwapInProgress:
+    def test_what_drains_and_sleeps_and_loads_counts(self):
+        shared = Shared(0)
+        shared.put(0, 60.0)
+        shared.fleet.running[0] = 1
+        shared.swap(1, leaves=0)
+        drain_s = shared.drain_s(0, 1)
+        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, pytest.approx(drain_s + 0.5 + 2.0), 0.0)
+        shared.fleet.running[0] = 0
+        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.5, 0.0)
+
+    def test_what_has_the_gpus_is_up_at_its_time(self):
+        shared = Shared()
+        shared.swap(1, up_s=9.0)
+        note_phase(shared.arrays, 1, COMES, 20.0)
+        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.0, 0.0), (
+            "it is not put off by being looked at again"
+        )
+        assert having(shared.fleet, shared.arrays, 0, 12.0) == (1, 0.0, 0.0)
+        note_phase(shared.arrays, 1, STAYS, 0.0)
+        assert having(shared.fleet, shared.arrays, 0, 12.0) == (NONE, 0.0, 0.0)
+
+
+def test_a_drain_is_longer_the_more_runs_and_nothing_where_nothing_does():
+    shared = Shared()
+    shared.fleet.max_num_seqs[:] = 16
+    shared.put(0, 60.0, output=50)
+    drains_s = [shared.drain_s(0, requests) for requests in (0, 1, 2, 8, 16, 99)]
+    assert drains_s[0] == 0.0
+    assert drains_s == sorted(drains_s)
+    assert drains_s[-1] == drains_s[-2], "no more than a batch runs"
+    # 50 tokens of 20.1 ms a step on average, and the prefill of ten.
+    assert drains_s[1] == pytest.approx(1.5 * 50 * 0.5 * 0.0201 + 0.02)
+    assert until_up([], 1, shared.gpus(0.0)) == 2.5, "nothing runs"
 
 
 @settings(max_examples=100, deadline=None)
@@ -133,7 +266,7 @@ def test_the_solver_counts_swaps_and_loses_nobody(drawn, awake, now_s):
     assert not broken_rules(seen.problem, seen.previous)
     kind = int(seen.problem.queue_type[list(seen.queues).index(0)]) if 0 in seen.queues else None
     if kind is not None:
-        assert seen.problem.swap_s[kind].tolist() == list(SWAP_S.values())
+        assert seen.problem.swap_s[kind].tolist() == list(LOAD_S.values())
     reordered = GlobalScheduler(2_000).look(shared.fleet, shared.endpoints, shared.waiting, float(now_s))
     assert reordered is not None
     stand = [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)]
@@ -199,9 +332,9 @@ class TestRule:
     def test_who_is_busy_goes_on_while_the_others_have_time_for_one_more_stay(self):
         shared = Shared()
         shared.put(1, 60.0)
-        shared.put(1, 60.0)  # each takes a second, the swap three, a stay thirty
-        assert shared.look(0, Holder("a", True, False, 99.0), now_s=24.0) is None
-        assert shared.look(0, Holder("a", True, False, 99.0), now_s=26.0)[0] == 1
+        shared.put(1, 60.0)  # each takes a second, the swap 2.5, a stay 25
+        assert shared.look(0, Holder("a", True, False, 99.0), now_s=30.0) is None
+        assert shared.look(0, Holder("a", True, False, 99.0), now_s=31.0)[0] == 1
 
     def test_nobody_is_awake(self):
         shared = Shared(NONE)
@@ -240,8 +373,8 @@ def test_one_that_failed_leaves_the_queue_and_its_groups_with_it():
     shared = Shared(awake=0)
     shared.put(1, 5.0)
     shared.put(0, 60.0)
-    assert share_queues(shared.arrays, [{0: 2.0, 2: 5.0}])
-    assert not share_queues(shared.arrays, [{0: 2.5, 2: 5.0}]), "other seconds move nobody"
+    assert share_queues(shared.arrays, [{0: Swap(1.0, 1.0), 2: Swap(0.0, 5.0)}])
+    assert not share_queues(shared.arrays, [{0: Swap(1.0, 1.5), 2: Swap(0.0, 5.0)}]), "other seconds move nobody"
     reassign(shared.fleet, shared.endpoints, shared.waiting)
     assert (shared.models(0), shared.models(1)) == ([0], [1])
     assert has_groups(shared.arrays, 1, 1)
@@ -254,10 +387,11 @@ def test_while_a_swap_is_in_progress_time_counts_from_its_end():
     shared = Shared(NONE)
     shared.put(1, 60.0)
     shared.put(0, 60.0)
+    shared.swap(1, up_s=1.2)
     seen = snapshot(shared.fleet, shared.endpoints, shared.waiting, 0.0)
-    assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [SWAP_S[1]])
+    assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [1.2])
     shared.wake(1)
     seen = snapshot(shared.fleet, shared.endpoints, shared.waiting, 0.0)
     assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [0.0])
-    assert seen.problem.drain_s[0].min() > 0
+    assert seen.problem.drain_s[0][:2].tolist() == [shared.drain_s(model, 1) + SLEEP_S[model] for model in (0, 1)]
     assert math.isfinite(seen.problem.service_s.max())

@@ -1,0 +1,82 @@
+"""How long an instance takes: for a request, for a request group, and to end what it runs before it leaves its GPUs."""
+
+from typing import Final
+
+from scheduling.compiled import compiled
+from scheduling.fleet.arrays import FleetArrays, memory_tokens
+from scheduling.queueing.groups import GroupArrays
+from scheduling.queueing.waiting_set import WaitingArrays
+
+LONGEST: Final = 1.5
+"""The longest output that is still to come, of all that run, as a multiple of the usual one; outputs that vary by half of
+their mean have so much with 16 of them."""
+USUAL_PREFILL_S: Final = 1e-4
+"""For a token of a prompt, where no profile is known."""
+USUAL_STEP_S: Final = 0.02
+"""For a step of decoding, where no profile is known."""
+
+
+@compiled
+def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_tokens: float) -> float:
+    """Seconds of the busy *instance* that one request of such lengths takes up: W of QLM's equation 2 is the sum of them.
+
+    Output over throughput, with as many sequences as its memory holds (equations 15 and 16), and its prefill, during which
+    the others wait.
+    """
+    profile = fleet.profile
+    batch = float(fleet.max_num_seqs[instance])
+    tokens = max(prompt_tokens + output_tokens, 1.0)
+    memory = float(memory_tokens(fleet, instance))
+    if memory > 0.0:
+        batch = min(batch, memory / tokens)
+    batch = max(batch, 1.0)
+    if profile[instance, 4] <= 0.0:
+        return output_tokens * USUAL_STEP_S / batch + USUAL_PREFILL_S * prompt_tokens
+    context = batch * (prompt_tokens + 0.5 * output_tokens)
+    step_s = profile[instance, 4] + profile[instance, 5] * batch + profile[instance, 6] * context
+    prefill_s = profile[instance, 1] + profile[instance, 2] * prompt_tokens
+    prefill_s = max(profile[instance, 0], prefill_s + profile[instance, 3] * prompt_tokens * prompt_tokens)
+    return float(output_tokens * step_s / batch + prefill_s)
+
+
+@compiled
+def group_s(fleet: FleetArrays, arrays: GroupArrays, group: int, instance: int) -> float:
+    """Seconds of the busy *instance* that what waits in *group* takes up."""
+    this = arrays.groups[group]
+    count = max(float(this.count), 1.0)
+    return count * request_s(fleet, instance, this.prompt_tokens / count, this.output_tokens / count)
+
+
+@compiled
+def due_at(waiting: WaitingArrays, group: int) -> float:
+    """When the first of *group* is due: its queue key, for an endpoint with groups orders by deadline."""
+    return float(waiting.key[waiting.groups.groups[group].first])
+
+
+@compiled
+def batch_of(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> float:
+    """Requests of the usual size that *instance* runs at once (QLM equation 16)."""
+    batch, tokens = float(fleet.max_num_seqs[instance]), arrays.mean_tokens[fleet.endpoint[instance]]
+    memory = float(memory_tokens(fleet, instance))
+    if memory > 0.0 and tokens > 0.0:
+        batch = min(batch, memory / tokens)
+    return max(batch, 1.0)
+
+
+@compiled
+def drain_s(fleet: FleetArrays, arrays: GroupArrays, instance: int, requests: float) -> float:
+    """Seconds until the last of *requests* of the usual size has ended that *instance* runs, when it is given no more: P + D
+    of QLM's equation 4. They came one after another, so that the last one is to come but for a share of one."""
+    if requests <= 0.0:
+        return 0.0
+    endpoint, profile = int(fleet.endpoint[instance]), fleet.profile
+    requests = min(requests, batch_of(fleet, arrays, instance))
+    output = arrays.mean_output[endpoint]
+    prompt = arrays.mean_tokens[endpoint] - output
+    tokens = LONGEST * output * requests / (requests + 1.0)
+    if profile[instance, 4] <= 0.0:
+        return float(tokens * USUAL_STEP_S + USUAL_PREFILL_S * prompt)
+    context = requests * (prompt + 0.5 * output)
+    step_s = profile[instance, 4] + profile[instance, 5] * requests + profile[instance, 6] * context
+    prefill_s = profile[instance, 1] + profile[instance, 2] * prompt + profile[instance, 3] * prompt * prompt
+    return float(tokens * step_s + max(profile[instance, 0], prefill_s))

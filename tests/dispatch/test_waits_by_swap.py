@@ -1,0 +1,51 @@
+"""Waits that are estimated as requests come, where two models share GPUs: swaps and drains before a request count.
+
+`pytest -s tests/dispatch/test_waits_by_swap.py` prints how well.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from controlplane.dispatch.port import Waiting
+from tests.dispatch.test_swap_twin import Sharing, fleet_of, mixed
+from tests.dispatch.test_waits_by_group import judged
+
+LEARNED_S = 50.0
+"""From when on estimates are judged."""
+
+
+class Listening(Sharing):
+    """Keeps what is said of waits, and of which was said nothing."""
+
+    def __init__(self, fleet):
+        self.said, self.unsaid = {}, []
+        super().__init__(fleet)
+
+    def take(self, record):
+        if isinstance(record, Waiting) and record.estimated_wait_s is None:
+            self.unsaid.append(record.number)
+        elif isinstance(record, Waiting):
+            self.said[record.number] = record.estimated_wait_s, record.estimated_wait_p99_s
+        super().take(record)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "due_s"), [((1.0, 1.0), (20.0, 60.0)), ((1.5, 1.5), (20.0, 60.0)), ((2.0, 2.0), (30.0, 120.0))]
+)
+async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s):
+    random = np.random.default_rng([23, int(10 * sum(per_s))])
+    fleet, requests = fleet_of(), mixed(random, per_s, due_s)
+    live = Listening(fleet)
+    live.run(fleet, requests)
+    given_s = {}
+    for time_s, request, _, _ in live.dispatcher.decided:
+        given_s.setdefault(request.asked.number, time_s)
+    last = [number for number in live.said if requests.arrival_s[number] > LEARNED_S]
+    said, came = (
+        np.array([live.said[number] for number in last]),
+        np.array([given_s[number] - requests.arrival_s[number] for number in last]),
+    )
+    result = judged(said, came) | {"unsaid": len(live.unsaid)}
+    print(json.dumps({"per_s": per_s, **result}))
