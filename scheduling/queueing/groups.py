@@ -96,7 +96,7 @@ class GroupArrays(NamedTuple):
     phase: NDArray[np.uint8]
     """By instance: where it is in a swap, a constant of `swapping.sharing`."""
     up_s: NDArray[np.float64]
-    """By instance that comes up: when it serves."""
+    """By instance that comes up: when it serves; live, of one that has the GPUs since then, that moment."""
     limit: NDArray[np.int64]
     """By endpoint: requests after which a group is closed; 0 where requests are not grouped."""
     token_s: NDArray[np.float64]

@@ -5,6 +5,7 @@ only one whose throughput counts (QLM section 6: W is summed over the groups ahe
 their GPUs what is ahead is of several models: a run of each, with a change of model between two of them.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.queueing.groups import NONE, GroupArrays, allocate_groups
+from scheduling.queueing.swapping.service import due_at, group_s
 from scheduling.queueing.swapping.timeline import change_s, having, member_of
+from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting
 from scheduling.queueing.waiting_time import ERROR, EXPECTED_COLUMNS, MEAN, VARIANCE
 
 SAMPLE: Final = 16
@@ -21,16 +24,18 @@ SAMPLE: Final = 16
 
 MOST_RUNS: Final = 32
 """Of one model after the other, that are looked at one by one; what is beyond them counts with the last."""
-INSTANCE, REQUESTS = range(2)
-TOKENS: Final = 2
-"""First columns of a run, before those of what is expected (`waiting_time.EXPECTED_COLUMNS`)."""
+INSTANCE, REQUESTS, LATEST, SERVED = range(4)
+TOKENS: Final = 4
+"""First columns of a run, before those of what is expected (`waiting_time.EXPECTED_COLUMNS`). LATEST is the last moment for
+its model to serve if none of its groups is to be late, that of the request itself included, infinity for none; SERVED the
+seconds that these take."""
 RUN_COLUMNS: Final = TOKENS + EXPECTED_COLUMNS
 
 
 @compiled_inline
-def _add_group(arrays: GroupArrays, expected: NDArray[np.float64], group: int, run: NDArray[np.float64]) -> None:
+def _add_group(waiting: WaitingArrays, expected: NDArray[np.float64], group: int, run: NDArray[np.float64]) -> None:
     """Add what is expected of all members of *group* to *run*."""
-    this = arrays.groups[group]
+    arrays, this = waiting.groups, waiting.groups.groups[group]
     looked_at = min(int(this.count), SAMPLE)
     share = float(this.count) / looked_at
     other = int(this.first)
@@ -42,59 +47,88 @@ def _add_group(arrays: GroupArrays, expected: NDArray[np.float64], group: int, r
 
 
 @compiled_inline
-def _run_of(runs: NDArray[np.float64], count: int, instance: int) -> int:
-    """How many *runs* there are when the last is of *instance*."""
-    if count > 0 and (runs[count - 1, INSTANCE] == instance or count == runs.shape[0]):
-        runs[count - 1, INSTANCE] = instance
-        return count
+def _latest(waiting: WaitingArrays, group: int, run: NDArray[np.float64], takes_s: float) -> None:
+    """Note in *run* by when its model is to serve for *group*, which *takes_s*, to be in time behind the others of it."""
+    run[SERVED] += takes_s
+    run[LATEST] = min(run[LATEST], due_at(waiting, group) - run[SERVED])
+
+
+@compiled_inline
+def _run_of(runs: NDArray[np.float64], count: int, instance: int) -> tuple[int, int]:
+    """The row of *instance* among so many *runs*, a new one where it has none, and how many there are then."""
+    for row in range(count):
+        if runs[row, INSTANCE] == instance:
+            return row, count
+    if count == runs.shape[0]:
+        return count - 1, count
     runs[count] = 0.0
-    runs[count, INSTANCE] = instance
-    return count + 1
+    runs[count, INSTANCE], runs[count, LATEST] = instance, math.inf
+    return count, count + 1
 
 
 @compiled
 def runs_ahead(
     fleet: FleetArrays,
     endpoints: EndpointArrays,
-    arrays: GroupArrays,
+    waiting: WaitingArrays,
     expected: NDArray[np.float64],
     slot: int,
     instance: int,
     now_s: float,
     runs: NDArray[np.float64],
-) -> tuple[int, float, float]:
-    """What stands before *slot* in the queue of *instance*, which serves its endpoint there and shares its GPUs; -1 for a
-    request that would come behind the last group of its model, or else last.
+) -> tuple[int, float, float, bool]:
+    """What is served before *slot* out of the queue of *instance*, which serves its endpoint and shares its GPUs; -1 for a
+    request that comes behind all others of its model.
 
-    Written into *runs* (runs x RUN_COLUMNS), one model after the other: the first is that of the instance which has the
-    GPUs, the last that of *instance*, both perhaps without a request. (runs, seconds until the first serves, what it runs).
+    Written into *runs* (runs x RUN_COLUMNS): first who has the GPUs, then the models that come up before that of *slot*,
+    each with all that waits for it, since it is put first while it has the GPUs (`scaling.swapping`); at last *instance*
+    with what stands before *slot* of its own model. One row alone where that has the GPUs and its groups stand first; the
+    first row has no requests where they do not.
+    (rows, seconds until the first serves, what it runs, whether its groups stand first).
     """
-    queue = int(arrays.queue_of[instance])
+    arrays, queue, endpoint = waiting.groups, int(waiting.groups.queue_of[instance]), int(fleet.endpoint[instance])
     began, until_s, running = having(fleet, arrays, queue, now_s)
-    count = 0 if began == NONE else _run_of(runs, 0, began)
-    own, endpoint = NONE if slot < 0 else int(arrays.members[slot].group), int(fleet.endpoint[instance])
-    behind, group = NONE, int(arrays.queues[queue].first)
-    while slot < 0 and group >= 0:
-        behind = group if arrays.groups[group].endpoint == endpoint else behind
-        group = int(arrays.groups[group].following)
-    group = int(arrays.queues[queue].first)
-    while group >= 0 and group != own:
-        this = arrays.groups[group]
+    count = 0 if began == NONE else _run_of(runs, 0, began)[1]
+    own, group = NONE if slot < 0 else int(arrays.members[slot].group), int(arrays.queues[queue].first)
+    first = seen = False  # whether the groups of who has the GPUs stand first; whether one was seen
+    met = behind = False  # one of its own model; its own
+    while group >= 0:
+        this, following = arrays.groups[group], int(arrays.groups[group].following)
         member = member_of(endpoints, arrays, queue, int(this.endpoint))
-        if this.hold_until_s <= now_s and member >= 0:
-            count = _run_of(runs, count, member)
-            _add_group(arrays, expected, group, runs[count - 1])
-        group = NONE if group == behind else int(this.following)
-    count = _run_of(runs, count, instance)
+        if (this.hold_until_s <= now_s or group == own) and member >= 0:
+            first, seen = first if seen else member == began, True
+            met = met or this.endpoint == endpoint
+            known = began == member
+            for row in range(count):
+                known = known or runs[row, INSTANCE] == member
+            if this.endpoint != endpoint and (known or not met):
+                row, count = _run_of(runs, count, member)
+                _latest(waiting, group, runs[row], group_s(fleet, arrays, group, member))
+                _add_group(waiting, expected, group, runs[row])
+        group = following
+    if count == 0 or count > 1 or began != instance:
+        count = min(count, runs.shape[0] - 1)
+        runs[count] = 0.0
+        runs[count, INSTANCE], runs[count, LATEST] = instance, math.inf
+        count += 1
+    last, group = count - 1, int(arrays.queues[queue].first)
+    while group >= 0 and not behind:
+        this = arrays.groups[group]
+        if this.endpoint == endpoint and (this.hold_until_s <= now_s or group == own):
+            _latest(waiting, group, runs[last], group_s(fleet, arrays, group, instance))
+            if group != own:
+                _add_group(waiting, expected, group, runs[last])
+        behind = group == own
+        group = int(this.following)
     other = NONE if slot < 0 else int(arrays.groups[own].first)
     while other != slot:
-        runs[count - 1, REQUESTS] += 1.0
+        runs[last, REQUESTS] += 1.0
         for column in range(EXPECTED_COLUMNS):
-            runs[count - 1, TOKENS + column] += expected[other, column]
+            runs[last, TOKENS + column] += expected[other, column]
         other = int(arrays.members[other].following)
     if began == NONE:
         until_s = change_s(fleet, arrays, NONE, 0.0, int(runs[0, INSTANCE]))
-    return count, until_s, running
+    return count, until_s, running, first
 
 
 @compiled
@@ -138,5 +172,6 @@ def warm_up() -> None:
     ahead_in_queue(arrays, np.zeros((1, EXPECTED_COLUMNS)), 0, 0.0)
     fleet, endpoints = allocate_fleet(1), allocate_endpoints(1, 1)
     fleet.endpoint[0] = 0
-    runs_ahead(fleet, endpoints, arrays, np.zeros((1, EXPECTED_COLUMNS)), 0, 0, 0.0, np.zeros((1, RUN_COLUMNS)))
+    waiting = allocate_waiting(1, 1, 1)._replace(groups=arrays)
+    runs_ahead(fleet, endpoints, waiting, np.zeros((1, EXPECTED_COLUMNS)), 0, 0, 0.0, np.zeros((1, RUN_COLUMNS)))
     change_s(fleet, arrays, 0, 1.0, 0)

@@ -13,7 +13,7 @@ groups of who is awake go first.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from scheduling.queueing.waiting_set import WaitingArrays
 SWAPPING_SHARE: Final = 0.1
 """Of the time, that swaps may take where several models have work."""
 LOOK_S: Final = 1.0
+MOST_EXPONENT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,37 @@ def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int,
         least_s = min(least_s, due_at(waiting, group) - time_s)
         group = int(arrays.groups[group]["following"])
     return least_s
+
+
+class Leaving(NamedTuple):
+    """When who has the GPUs leaves them for another model, as `swap_by_queue` has it."""
+
+    mean_s: float
+    variance_s2: float
+    runs: float
+    """How likely it is that something runs there by then, so that it drains."""
+
+
+def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
+    """What waits for it is given out in *given_s*. Then it goes on while it is busy, as it will be for *busy_s* on average
+    (exponentially distributed), and until *limit_s* at the most."""
+    rest_s = max(0.0, limit_s - given_s)
+    if busy_s <= 0.0 or rest_s == 0.0:
+        return Leaving(given_s, 0.0, 1.0 if busy_s > 0.0 else 0.0)
+    if math.isinf(busy_s):
+        return Leaving(given_s + rest_s, 0.0, 1.0)
+    ratio = rest_s / busy_s
+    runs = math.exp(-ratio)
+    lost = 2.0 * ratio * runs if math.isfinite(ratio) else 0.0
+    return Leaving(given_s + busy_s * (1.0 - runs), busy_s**2 * max(0.0, 1.0 - lost - runs * runs), runs)
+
+
+def busy_spell_s(per_s: float, lasts_s: float) -> float:
+    """For how long something runs, on average, where requests that come *per_s* a second each run for *lasts_s* at once."""
+    running = per_s * lasts_s
+    return (
+        math.inf if running > MOST_EXPONENT else lasts_s * math.expm1(running) / running if running > 0.0 else lasts_s
+    )
 
 
 def _member(fleet: FleetArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:

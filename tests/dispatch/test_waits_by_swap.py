@@ -32,9 +32,10 @@ class Listening(Sharing):
 
 
 @pytest.mark.parametrize(
-    ("per_s", "due_s"), [((1.0, 1.0), (20.0, 60.0)), ((1.5, 1.5), (20.0, 60.0)), ((2.0, 2.0), (30.0, 120.0))]
+    ("per_s", "due_s", "least_r2"),
+    [((1.0, 1.0), (20.0, 60.0), 0.4), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), -0.2)],
 )
-async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s):
+async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
     random = np.random.default_rng([23, int(10 * sum(per_s))])
     fleet, requests = fleet_of(), mixed(random, per_s, due_s)
     live = Listening(fleet)
@@ -49,3 +50,21 @@ async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s):
     )
     result = judged(said, came) | {"unsaid": len(live.unsaid)}
     print(json.dumps({"per_s": per_s, **result}))
+    assert not live.unsaid, "also of a model that sleeps it is known how long"
+    assert result["r2"] > least_r2
+    assert abs(result["mean_excess"]) < 0.4
+    assert result["below_p99"] > 0.8
+
+
+async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():
+    """The profile is known, and nothing else: nothing was served, and nobody waits."""
+    fleet = fleet_of()
+    live = Listening(fleet)
+    awake, asleep = live.topology.endpoints
+    assert live.dispatcher.estimated_wait_s(awake) == 0.0
+    assert live.dispatcher.estimated_wait_s(asleep) == pytest.approx(1.0 + 3.0), "one sleeps, the other wakes"
+    live.arrive(0, "m", "here", 10, 40, 40, 0, 20.0, None)
+    assert live.dispatcher.estimated_wait_s(asleep) > 4.5, "it runs, and drains before"
+    live.arrive(1, "n", "here", 10, 40, 40, 0, 60.0, None)
+    ((mean_s, p99_s),) = live.said.values()
+    assert 4.5 < mean_s < p99_s

@@ -1,5 +1,6 @@
 """Where a group goes in the virtual queue of instances that share their GPUs, and what it waits for, said plainly."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,3 +78,34 @@ def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tupl
     if (queue[at - 1].model if at else gpus.model) != new.model:
         at = next((other for other in range(at, len(queue)) if queue[other].model == new.model), len(queue))
     return until_up(queue[:at], new.model, gpus), sum(group.count for group in queue[at:]), at
+
+
+class PlainRun(NamedTuple):
+    """What one model serves before a request, while it has the GPUs."""
+
+    model: int
+    groups: list[PlainGroup]
+
+    @property
+    def requests(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    @property
+    def latest_s(self) -> float:
+        """By when it is to serve, for all of them to be in time one after another."""
+        served = [sum(each.service_s for each in self.groups[: at + 1]) for at in range(len(self.groups))]
+        return min((group.due_s - s for group, s in zip(self.groups, served, strict=True)), default=math.inf)
+
+
+def runs_before(queue: Sequence[PlainGroup], own: int, model: int, gpus: PlainGpus) -> tuple[list[PlainRun], bool]:
+    """The models that have the GPUs until the group at *own* of *queue*, of *model*, is served (its length: one that comes
+    last), each with its groups; its own with those up to that one. And whether the groups of who has the GPUs stand first.
+    """
+    before = [group.model for group in queue]
+    met = before.index(model) if model in before else len(queue)
+    order = list(dict.fromkeys(([gpus.model] if gpus.model >= 0 else []) + before[:met]))
+    runs = [PlainRun(each, [group for group in queue if group.model == each and each != model]) for each in order]
+    if order != [model]:
+        runs.append(PlainRun(model, []))
+    runs[-1] = PlainRun(model, [group for group in queue[: own + 1] if group.model == model])
+    return runs, bool(queue) and queue[0].model == gpus.model

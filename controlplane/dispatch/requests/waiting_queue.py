@@ -115,7 +115,7 @@ class WaitingQueue:
             phases.setdefault(slot, (STAYS, 0.0))
         now_s = self.now_s(self._clock())
         for slot, (phase, load_s) in phases.items():
-            note_phase(arrays, slot, phase, now_s + load_s)
+            note_phase(arrays, slot, phase, now_s + (load_s if phase == COMES else 0.0))
 
     def _limit(self, endpoint: Endpoint) -> int:
         topology = self.topology

@@ -1,6 +1,5 @@
 """What waiting requests are expected to wait, and what they then waited: the RWT estimator over the live queues."""
 
-import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topolog
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.correction import Correction
-from scheduling.queueing.waiting_in_queues import INSTANCE, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
+from scheduling.queueing.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
 from scheduling.queueing.waiting_time import (
     EXPECTED_COLUMNS,
     History,
@@ -20,6 +19,7 @@ from scheduling.queueing.waiting_time import (
     Wait,
     waiting_time,
 )
+from scheduling.scaling.swapping import SWAPPING_SHARE, busy_spell_s, leaving
 
 REFRESH_S = 1.0  # how long the throughput of an endpoint counts as known
 PACE_STALE_S = 60.0
@@ -38,7 +38,6 @@ class Estimate:
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
     says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
     batch: float = 1.0
-    others_s: float = 0.0  # of the mean: until its own model is up, where instances share their GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,7 @@ class WaitingTimes:
             correction = self._corrections.get((request.endpoint.index, name))
             if correction is None:
                 correction = self._correction(request.endpoint, name)
-            waited_s = request.placed_s - request.asked.arrived_s - estimate.others_s
-            correction.learn(estimate.uncorrected_s, waited_s, estimate.batch)
+            correction.learn(estimate.uncorrected_s, request.placed_s - request.asked.arrived_s, estimate.batch)
 
     def finished(self, request: Request, output_tokens: int) -> None:
         """*request* was answered with *output_tokens*."""
@@ -155,15 +153,14 @@ class WaitingTimes:
         own = self._until_given(ahead, endpoint, replica, known)
         mean_s, variance_s2 = own.mean_s, own.variance_s2
         overtaken_s = correction.overtaken_s
-        # Before lengths are known, a wait says nothing of throughput.
-        is_known = mean_s > 0 if ahead.empty else ahead.requests > 0
-        is_known = is_known and ahead.error <= MOST_ERROR * ahead.mean
+        # Before lengths are known, a wait says nothing of throughput; nor does one for other models.
+        is_known = ahead.requests > 0 and ahead.error <= MOST_ERROR * ahead.mean and not ahead.empty
         uncorrected_s = mean_s * tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
         variance_s2 += overtaken_s * (overtaken_s + 2.0 * mean_s) * known.relative_variance
         batch = pace.by_profile.batch
         return Estimate(
             endpoint, position, ahead.others.then(Wait(mean_s + overtaken_s, variance_s2)), uncorrected_s,
-            ahead.requests >= batch, batch, ahead.others.mean_s,
+            ahead.requests >= batch, batch,
         )  # fmt: skip
 
     def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int, now_s: float) -> _Ahead | None:
@@ -180,26 +177,59 @@ class WaitingTimes:
         if not self._shares(replica):
             return _Ahead(*ahead_in_queue(arrays.groups, self._expected, slot, moment_s))
         topology, runs = self.topology, self._runs
-        count, until_s, running = runs_ahead(
-            topology.fleet, topology.arrays, arrays.groups, self._expected, slot, replica.slot, moment_s, runs
+        count, until_s, running, first = runs_ahead(
+            topology.fleet, topology.arrays, self.queue.arrays, self._expected, slot, replica.slot, moment_s, runs
         )
         rows = runs[:count].tolist()
+        if rows[0][INSTANCE] == replica.slot and self._stays_s(rows, 0, moment_s) > 0.0:
+            rows = rows[-1:]  # its groups are put first
         others, others_requests = Wait(until_s), 0.0
-        for row, after in itertools.pairwise(rows):
-            before = topology.by_slot[int(row[INSTANCE])]
-            known = self._known(before.endpoint, before, "", now_s)
-            if known is None:
+        for at, row in enumerate(rows[:-1]):
+            first = first or at > 0
+            gone = self._until_gone(rows, at, running, others.mean_s, now_s, first=first)
+            if gone is None:
                 return None
-            before_it = _of_run(row, empty=not running)
-            given = self._until_given(before_it, before.endpoint, before, known) if row[REQUESTS] else Wait()
-            others_requests += row[REQUESTS]
-            running = min(known.pace.by_profile.batch, running + row[REQUESTS])
-            change = float(change_s(topology.fleet, arrays.groups, before.slot, running, int(after[INSTANCE])))
-            spread_s2 = known.pace.by_profile.step_s**2 * known.pace.lengths.output_variance if running else 0.0
-            others, running = others.then(given).then(Wait(change, spread_s2)), 0.0
-        last = rows[-1]
-        empty = not topology.fleet.accepting[replica.slot] or count > 1
-        return _of_run(last, others, others_requests, empty=empty)
+            others, others_requests, running = others.then(gone), others_requests + row[REQUESTS], 0.0
+        empty = not topology.fleet.accepting[replica.slot] or len(rows) > 1
+        return _of_run(rows[-1], others, others_requests, empty=empty)
+
+    def _stays_s(self, rows: list[list[float]], at: int, moment_s: float) -> float:
+        """How long who is busy with the run *at* has the GPUs at the least, from *moment_s* or from when it comes up."""
+        fleet, arrays, here = self.topology.fleet, self.queue.arrays.groups, int(rows[at][INSTANCE])
+        to = next((int(row[INSTANCE]) for row in rows[at + 1 :] if row[INSTANCE] != here), here)
+        was_up_s = 0.0 if at or not fleet.accepting[here] else moment_s - float(arrays.up_s[here])
+        return float(arrays.sleep_s[here] + arrays.swap_s[to]) / SWAPPING_SHARE - was_up_s
+
+    def _until_gone(
+        self, rows: list[list[float]], at: int, running: float, begins_s: float, now_s: float, *, first: bool
+    ) -> Wait | None:
+        """From when the model of the run *at* is up, in *begins_s*, until the next one is: what waits for it is given out,
+        it stays as long as it may (`scaling.swapping`), drains and sleeps, and the other comes up. *first*: its groups
+        stand before those of the next."""
+        topology, arrays, (row, after) = self.topology, self.queue.arrays.groups, rows[at : at + 2]
+        replica, target = topology.by_slot[int(row[INSTANCE])], int(after[INSTANCE])
+        known = self._known(replica.endpoint, replica, "", now_s)
+        if known is None:
+            return None
+        pace, moment_s = known.pace, self.queue.now_s(now_s)
+        before_it = _of_run(row, empty=not running)
+        given = self._until_given(before_it, replica.endpoint, replica, known) if row[REQUESTS] else Wait()
+        running = min(pace.by_profile.batch, running + row[REQUESTS])
+        swap_s = float(arrays.sleep_s[replica.slot] + arrays.swap_s[target])
+        drain_s = float(change_s(topology.fleet, arrays, replica.slot, running, target)) - swap_s
+        least_s = self._stays_s(rows, at, moment_s)
+        slack_s = after[LATEST] - moment_s - begins_s - drain_s - swap_s
+        # What would make the next one late behind it stands before only until swaps may be made again.
+        given_s = max(0.0, min(given.mean_s, max(least_s, slack_s) if first else least_s))
+        behind = not first and (row[REQUESTS] > 0.0 or rows[-1][INSTANCE] == row[INSTANCE])
+        limit_s = least_s if behind else max(least_s, slack_s - swap_s / SWAPPING_SHARE)
+        busy_s = 0.0
+        if running:
+            finished, lasts_s = replica.endpoint.finished_s, pace.lengths.output_mean * pace.by_profile.step_s
+            busy_s = busy_spell_s(len(finished) / max(now_s - finished[0], 1.0) if finished else 0.0, lasts_s)
+        left = leaving(given_s, limit_s, busy_s)
+        spread_s2 = left.runs * pace.by_profile.step_s**2 * pace.lengths.output_variance
+        return Wait(left.mean_s + left.runs * drain_s + swap_s, given.variance_s2 + left.variance_s2 + spread_s2)
 
     def _until_given(self, ahead: _Ahead, endpoint: Endpoint, replica: Replica | None, known: _Known) -> Wait:
         """Until what waits ahead is given out, and one more can be."""

@@ -16,11 +16,11 @@ from scheduling.queueing.swapping.service import batch_of, drain_s, group_s
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.swapping.timeline import having, place_in_shared
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull, reassign
-from scheduling.queueing.waiting_in_queues import INSTANCE, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS, runs_ahead
+from scheduling.queueing.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS, runs_ahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from scheduling.queueing.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
-from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, until_up
+from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, runs_before, until_up
 from tests.scheduling.queueing.test_groups import living, queue_of
 
 MODELS = 3
@@ -149,52 +149,40 @@ def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
 
 @settings(max_examples=300, deadline=None)
 @given(drawn_groups, states, st.integers(0, 9), st.integers(0, MODELS - 1), st.integers(0, 9))
-def test_what_stands_before_a_request_is_counted_by_runs_of_one_model(drawn, state, place_of, model, now_s):
+def test_what_is_served_before_a_request_is_as_the_plain_rule_has_it(drawn, state, own, model, now_s):
     shared = shared_in(state)
     groups = [shared.put(of, due, output) for of, due, output, _ in drawn]
-    for group, (_, _, _, held) in zip(groups, drawn, strict=True):
+    slot = NONE
+    if own < len(groups):
+        this = shared.arrays.groups[groups[own]]
+        slot, model = int(this["first"]), int(this["endpoint"])
+    queued = []
+    for at, (group, (_, _, _, held)) in enumerate(zip(groups, drawn, strict=True)):
         shared.arrays.groups[group].hold_until_s = 5.0 if held else -np.inf
+        if not held or now_s >= 5 or at == own:
+            queued.append(group)
     expected = np.random.default_rng(len(drawn)).uniform(1.0, 100.0, (64, EXPECTED_COLUMNS))
-    slot, queued = NONE, groups
-    if place_of < len(groups):
-        own = shared.arrays.groups[groups[place_of]]
-        slot, model, queued = int(own["first"]), int(own["endpoint"]), groups[:place_of]
-    elif any(drawn[at][0] == model for at in range(len(drawn))):
-        queued = groups[: 1 + max(at for at in range(len(drawn)) if drawn[at][0] == model)]
+    place_of = queued.index(groups[own]) if slot != NONE else len(queued)
 
-    gpus, runs = shared.gpus(float(now_s)), []
-    if gpus.model >= 0:
-        runs.append([gpus.model, 0.0, *np.zeros(EXPECTED_COLUMNS)])
-    for group in queued:
-        this = shared.arrays.groups[group]
-        if this["hold_until_s"] <= now_s:
-            if not runs or runs[-1][0] != this["endpoint"]:
-                runs.append([int(this["endpoint"]), 0.0, *np.zeros(EXPECTED_COLUMNS)])
-            runs[-1] = [runs[-1][0], runs[-1][1] + 1.0, *(np.array(runs[-1][2:]) + expected[this["first"]])]
-    if not runs or runs[-1][0] != model:
-        runs.append([model, 0.0, *np.zeros(EXPECTED_COLUMNS)])
+    gpus = shared.gpus(float(now_s))
+    plain, first = runs_before([*map(shared.plain, queued)], place_of, model, gpus)
     rows = np.full((MOST_RUNS, RUN_COLUMNS), np.nan)
-    count, until_s, running = runs_ahead(
-        shared.fleet, shared.endpoints, shared.arrays, expected, slot, model, float(now_s), rows
+    count, until_s, running, has_first = runs_ahead(
+        shared.fleet, shared.endpoints, shared.waiting, expected, slot, model, float(now_s), rows
     )
-    assert rows[:count, INSTANCE].tolist() == [run[0] for run in runs]
-    assert rows[:count, REQUESTS].tolist() == [run[1] for run in runs]
-    np.testing.assert_allclose(rows[:count, TOKENS:], [run[2:] for run in runs])
-    assert until_s == pytest.approx(gpus.ready_s if gpus.model >= 0 else LOAD_S[runs[0][0]])
-    assert running == gpus.running
-
-
-def test_more_runs_than_there_is_room_for_count_with_the_last():
-    shared = Shared(awake=0)
-    for at in range(6):
-        shared.put(at % 2, 60.0)
-    slot = int(shared.arrays.groups[shared.put(0, 60.0)].first)
-    rows = np.zeros((3, RUN_COLUMNS))
-    count, _, _ = runs_ahead(
-        shared.fleet, shared.endpoints, shared.arrays, np.ones((64, EXPECTED_COLUMNS)), slot, 0, 0.0, rows
-    )
-    assert rows[:count, REQUESTS].tolist() == [1.0, 1.0, 4.0]
-    assert rows[2, INSTANCE] == 0
+    assert rows[:count, INSTANCE].tolist() == [run.model for run in plain]
+    # The request itself is the only one of its group, and not before itself.
+    assert rows[:count, REQUESTS].tolist() == [
+        run.requests - (slot != NONE and at == count - 1) for at, run in enumerate(plain)
+    ]
+    assert rows[:count, LATEST].tolist() == pytest.approx([run.latest_s for run in plain])
+    for run, row in zip(plain, rows[:count], strict=True):
+        before = queued if run is not plain[-1] else queued[:place_of]
+        theirs = [group for group in before if shared.arrays.groups["endpoint"][group] == run.model]
+        slots = shared.arrays.groups["first"][theirs if run.requests else []]
+        np.testing.assert_allclose(row[TOKENS:], expected[slots].sum(axis=0))
+    assert until_s == pytest.approx(gpus.ready_s if gpus.model >= 0 else LOAD_S[plain[0].model])
+    assert (running, has_first) == (gpus.running, first)
 
 
 class TestSwapInProgress:
