@@ -5,6 +5,7 @@ import math
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.floor.observation import Observation
 from controlplane.dispatch.floor.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.dispatch.live_fleet.inventory import (
     EndpointSpec,
@@ -16,6 +17,7 @@ from controlplane.dispatch.live_fleet.inventory import (
 )
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Submit
+from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
 
@@ -214,3 +216,33 @@ def test_swaps_by_queue_are_switched_off_and_on_while_requests_wait(pair):
     pair.finish()
     assert len(pair.placed) == 2
     assert pair.look()[0][0] == 2
+
+
+def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair):
+    pair.ask("a", 600.0)
+    pair.ask("a", 600.0)
+    pair.ask("b", 600.0)
+    observation = Observation(
+        pair.topology,
+        pair.dispatcher.waiting_at,
+        pair.dispatcher.outlook,
+        pair.dispatcher.clock,
+        wall_clock=lambda: 0.0,
+    )
+    snapshot = Snapshot(pair.dispatcher, observation, lambda: None)
+
+    def swap():
+        return [(row["leaves"], row["waits"], row["up_s"]) for row in snapshot()["instances"]]
+
+    groups = sorted(snapshot()["groups"]["groups"], key=lambda row: row["rank"])
+    assert [row["instance"] for row in groups] == [0, 1], "each by the instance of its model"
+    assert swap() == [(False, False, None), (False, False, None)]
+    pair.state(target=2, i1=S.DRAINING)
+    assert swap() == [(True, False, None), (False, True, None)]
+    pair.finish()
+    pair.state(target=2, i1=S.SLEEPING, i2=S.LOADING)
+    pair.now_s += 0.25
+    pair.apply()
+    assert swap() == [(False, False, None), (False, False, pytest.approx(SWAP_S / 2 - 0.25))]
+    pair.state(i2=S.READY)
+    assert swap() == [(False, False, None), (False, False, None)]

@@ -49,7 +49,8 @@ class Forked:
 
     instances: Sequence[Mapping[str, Any]]
     """name, model, region, gpu (`instance_gpu`), state (a name of `State`), since_s, ends_s (None: until somebody decides),
-    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows)."""
+    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows); of a swap in progress, if it
+    is of one: leaves (it gives way), waits (it is the next)."""
     running: Sequence[Mapping[str, Any]]
     """What `_request` reads, and instance (a place in `instances`), placed_s, streamed, output_tokens, expected_prompt,
     expected_tokens, ahead."""
@@ -58,8 +59,8 @@ class Forked:
     endpoints: Sequence[Mapping[str, Any]]
     """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens."""
     groups: Mapping[str, Any] | None = None
-    """groups, classes, mean_tokens, next_number, by places in the others; and of the global scheduler tried, tried_s and
-    short_instances (`state.records.Groups`)."""
+    """groups, classes, mean_tokens, mean_output, next_number, by places in the others; and of the global scheduler tried,
+    tried_s and short_instances (`state.records.Groups`)."""
     swept_s: float = 0.0
     """When what waits was looked at last."""
     lengths: Mapping[str, Sequence[float]] = field(default_factory=dict)

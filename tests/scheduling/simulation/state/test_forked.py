@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
+from scheduling.scaling.swapping import LOOK_S
+from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.scenario.file import check_scenario
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.state import Forked, forked_state
+from scheduling.simulation.swapping import Swapping
+from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
+from tests.scheduling.simulation.test_staging import SHARED
 
 SOURCE = Path("scenario")
 INSTANCE = {
@@ -41,3 +48,76 @@ def placed(**values):
 def test_a_request_is_in_the_look_ahead_map_once_it_has_a_token(values, ahead):
     """It enters with its first token: one that stood there before would stand there twice, and the map would not end."""
     assert placed(**values).ahead == ahead
+
+
+OTHER = INSTANCE | {"name": "other-east-1", "model": "other", "swap_group": "pair"}
+SHARES = INSTANCE | {"swap_group": "pair"}
+WAITING = {
+    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
+} | {"expected_output": 50}  # fmt: skip
+
+
+def forked_pair(m, other, by_queue=True):
+    """A simulation of two models on the same GPUs, begun while both have groups in their virtual queue: of the other model
+    one that was there first, and of the first model two."""
+    text = RIGHT.replace("kv_tokens = 16000\n", SHARED).replace("instances = 2", "instances = 1")
+    text = text.replace("asleep = 2", "asleep = 1").replace('regions = ["east", "west"]', 'regions = ["east"]')
+    text = text.replace("[classes.iw]", "[policies]\nordering = 'qlm'\nswap_by_queue = BY\n[classes.iw]")
+    scenario = check_scenario(tomllib.loads(text.replace("BY", str(by_queue).lower())), SOURCE)
+    staged = stage(scenario, SOURCE, 1)
+    instances = [SHARES | m, OTHER | other]
+    waiting = [
+        WAITING | {"request_id": str(at), "model": model, "arrival_s": -5.0 + at}
+        for at, model in enumerate(("m", "other", "m"))
+    ]
+    about = {"joined": 1, "prompt_tokens": 200.0, "output_tokens": 50.0, "opened_s": -5.0, "hold_until_s": -1e9}
+    groups = [
+        about | {"endpoint": at, "kind": kind, "number": number, "pinned": False, "is_open": False, "instance": at,
+                 "rank": rank, "members": [member]}
+        for at, kind, number, rank, member in ((0, 0, 5, 1, 0), (1, 0, 6, 0, 1), (0, 1, 7, 2, 2))
+    ]  # fmt: skip
+    endpoint = {"region": "east", "ordering": "qlm", "cursor": None, "changed_s": -9.0, "asked_tokens": [0.0]}
+    forked = Forked(
+        instances=instances,
+        running=[],
+        waiting=waiting,
+        endpoints=[endpoint | {"model": model} for model in ("m", "other")],
+        groups={
+            "groups": groups, "classes": [(0, -1)], "mean_tokens": [250.0, 250.0], "mean_output": [50.0, 40.0],
+            "next_number": 8,
+        },
+    )  # fmt: skip
+    state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
+    return Simulation(staged.cluster, staged.requests, state=state)
+
+
+def numbers(simulation, queue):
+    return [int(simulation.waiting.groups.groups["number"][group]) for group in queue_of(simulation.waiting, queue)]
+
+
+def test_a_swap_in_progress_goes_on_where_it_was():
+    simulation = forked_pair({"state": "DRAINING", "leaves": True}, {"state": "ASLEEP", "waits": True})
+    arrays = simulation.waiting.groups
+    assert arrays.phase.tolist() == [LEAVES, WAITS]
+    assert arrays.mean_output.tolist() == [50.0, 40.0]
+    swaps = Swapping(simulation)
+    assert numbers(simulation, 0) == [6, 5, 7], "in the queue that they have together, as they stood"
+    assert not numbers(simulation, 1)
+    result = simulation.run(swaps, LOOK_S, until_s=12.0)
+    other = [(one["after"], float(one["time_s"])) for one in result.changes if one["instance"] == 1]
+    assert State.READY in dict(other)
+    assert result.outcomes["state"][1] == Outcome.DONE
+
+
+def test_one_that_comes_up_is_up_when_the_gateway_expects_it():
+    simulation = forked_pair({"state": "ASLEEP"}, {"state": "LOADING", "ends_s": 2.5})
+    assert simulation.waiting.groups.phase.tolist() == [STAYS, COMES]
+    assert simulation.waiting.groups.up_s[1] == 2.5
+    result = simulation.run(Swapping(simulation), LOOK_S, until_s=3.0)
+    assert [float(one["time_s"]) for one in result.changes if one["after"] == State.READY] == [2.5]
+
+
+def test_without_swaps_by_queue_each_has_its_groups():
+    simulation = forked_pair({}, {"state": "ASLEEP"}, by_queue=False)
+    Swapping(simulation)
+    assert numbers(simulation, 1) == [6]
