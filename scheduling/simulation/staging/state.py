@@ -163,6 +163,7 @@ class _Placing:
         waiting = [self._held(row) for row in self.forked.waiting if id(row) in self.rows]
         lost = self._run(instances)
         waiting += [self._held(row) for row in lost]
+        swap_targets = self._swap_targets(instances)
         for slot, instance in enumerate(instances):
             self._set_going(instance, ended_s.get(slot))
         return FleetState(
@@ -175,7 +176,7 @@ class _Placing:
             groups=self._groups() if not lost else None,
             asked_tokens=self._asked(),
             sweep_s=max(0.0, self.forked.swept_s + SWEEP_S) if waiting else inf,
-            swap_targets=self._swap_targets(),
+            swap_targets=swap_targets,
         )
 
     def _instance(self, instance: InstanceState, row: Mapping[str, Any], slot: int) -> None:
@@ -191,18 +192,22 @@ class _Placing:
         trips[ROUND_TRIP_S] = self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint])
         instance.round_trips = trips
 
-    def _swap_targets(self) -> list[int]:
+    def _swap_targets(self, instances: list[InstanceState]) -> list[int]:
         """By swap group: who wakes once the one that leaves sleeps; -1 where nobody does, or the one that leaves is not
-        there."""
+        there. One that runs nothing falls asleep already."""
         targets = dict.fromkeys(self.cluster.swap_groups(), -1)
-        leaves = set()
+        leaving: dict[str, int] = {}
         for at, slot in self.slot_of.items():
             row, sharing = self.forked.instances[at], self.cluster.instances[slot].sharing
             if sharing is not None and row.get("waits"):
                 targets[sharing.group] = slot
             elif sharing is not None and row.get("leaves"):
-                leaves.add(sharing.group)
-        return [slot if group in leaves else -1 for group, slot in targets.items()]
+                leaving[sharing.group] = slot
+        for group, slot in leaving.items():
+            if targets[group] >= 0 and not instances[slot].requests:
+                instances[slot].state = int(State.FALLING_ASLEEP)
+                instances[slot].ends_s = instances[targets[group]].ends_s = instances[slot].goal_s
+        return [slot if group in leaving else -1 for group, slot in targets.items()]
 
     def _run(self, instances: list[InstanceState]) -> list[Mapping[str, Any]]:
         """Give *instances* what they run; the rows of those that have no instance any more."""

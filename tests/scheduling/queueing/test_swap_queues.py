@@ -217,7 +217,7 @@ def test_a_drain_is_longer_the_more_runs_and_nothing_where_nothing_does():
     assert drains_s == sorted(drains_s)
     assert drains_s[-1] == drains_s[-2], "no more than a batch runs"
     # 50 tokens of 20.1 ms a step on average, and the prefill of ten.
-    assert drains_s[1] == pytest.approx(1.5 * 50 * 0.5 * 0.0201 + 0.02)
+    assert drains_s[1] == pytest.approx(2.0 * 50 * 0.5 * 0.0201 + 0.02)
     assert until_up([], 1, shared.gpus(0.0)) == 2.5, "nothing runs"
 
 

@@ -103,9 +103,12 @@ def test_a_swap_in_progress_goes_on_where_it_was():
     swaps = Swapping(simulation)
     assert numbers(simulation, 0) == [6, 5, 7], "in the queue that they have together, as they stood"
     assert not numbers(simulation, 1)
-    result = simulation.run(swaps, LOOK_S, until_s=12.0)
+    result = simulation.run(swaps, LOOK_S, until_s=20.0)
     other = [(one["after"], float(one["time_s"])) for one in result.changes if one["instance"] == 1]
-    assert State.READY in dict(other)
+    assert [(State(int(after)).name, time_s) for after, time_s in other[:2]] == [
+        ("WAKING", 1.0),
+        ("READY", 10.0),
+    ]
     assert result.outcomes["state"][1] == Outcome.DONE
 
 
