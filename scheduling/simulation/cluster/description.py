@@ -1,6 +1,6 @@
 """A fleet to simulate: instances, what connects them, and the policies that run them. `build` makes arrays of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
@@ -260,6 +260,20 @@ class Cluster:
         bound = self.bound(key)
         if bound < 1:
             raise ValueError(f"{where}: queue_bound must be at least 1, not {bound}")
+
+    def shared_queues(self, ordered: Container[EndpointKey]) -> dict[int, int]:
+        """The virtual queue of each instance that has one with others, as `sharing.share_queues` numbers it; *ordered* are
+        the endpoints with request groups."""
+        members: dict[str, list[int]] = {}
+        for slot, spec in enumerate(self.instances):
+            if spec.sharing is not None:
+                members.setdefault(spec.sharing.group, []).append(slot)
+        queues: dict[int, int] = {}
+        for slots in members.values():
+            keys = [(self.instances[slot].model, self.instances[slot].region) for slot in slots]
+            if all(key in ordered and self.of(self.swap_by_queue, key) for key in keys):
+                queues |= dict.fromkeys(slots, min(slots))
+        return queues
 
     @staticmethod
     def of(policy: PerEndpoint[Value], key: EndpointKey) -> Value:

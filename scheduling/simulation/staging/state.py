@@ -21,7 +21,7 @@ from scheduling.fleet.profile import Profile, step_time_s
 from scheduling.queueing.ordering import ORDERINGS, QLM, engine_priority, queue_key
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
-from scheduling.simulation.cluster.description import Cluster, EndpointKey
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.requests import requests_of
@@ -49,8 +49,8 @@ class Forked:
 
     instances: Sequence[Mapping[str, Any]]
     """name, model, region, gpu (`instance_gpu`), state (a name of `State`), since_s, ends_s (None: until somebody decides),
-    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows); of a swap in progress, if it
-    is of one: leaves (it gives way), waits (it is the next)."""
+    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows); of a swap in progress:
+    leaves (it gives way), waits (it is the next)."""
     running: Sequence[Mapping[str, Any]]
     """What `_request` reads, and instance (a place in `instances`), placed_s, streamed, output_tokens, expected_prompt,
     expected_tokens, ahead."""
@@ -349,7 +349,7 @@ class _Placing:
         }
         mean_tokens, mean_output = [0.0] * len(self.cluster.endpoints), [0.0] * len(self.cluster.endpoints)
         outputs = given.get("mean_output") or [0.5 * tokens for tokens in given["mean_tokens"]]
-        numbers, shared = {}, self._queues(ordered)
+        numbers, shared = {}, self.cluster.shared_queues(ordered)
         for at, row in enumerate(endpoints):
             if (endpoint := self.endpoint_of.get((row["model"], row["region"]))) is not None:
                 numbers[at], mean_tokens[endpoint] = endpoint, given["mean_tokens"][at]
@@ -381,20 +381,6 @@ class _Placing:
             tried_s=float(given.get("tried_s", -inf)),
             short_instances={numbers[at]: count for at, count in given.get("short_instances", ()) if at in numbers},
         )
-
-    def _queues(self, ordered: set[EndpointKey]) -> dict[int, int]:
-        """The virtual queue of each instance that has one with others, as `sharing.share_queues` numbers it; *ordered* are
-        the endpoints with groups."""
-        by_queue, members = self.cluster.swap_by_queue, dict[str, list[int]]()
-        for slot, spec in enumerate(self.cluster.instances):
-            if spec.sharing is not None:
-                members.setdefault(spec.sharing.group, []).append(slot)
-        queues: dict[int, int] = {}
-        for slots in members.values():
-            keys = [(self.cluster.instances[slot].model, self.cluster.instances[slot].region) for slot in slots]
-            if all(key in ordered and self.cluster.of(by_queue, key) for key in keys):
-                queues |= dict.fromkeys(slots, min(slots))
-        return queues
 
 
 _GROUP = (
