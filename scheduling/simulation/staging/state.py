@@ -343,10 +343,8 @@ class _Placing:
         was = {(row["model"], row["region"]) for row in endpoints if ORDERINGS[row["ordering"]] == QLM}
         if ordered != was & set(self.endpoint_of):
             return None
-        places = {
-            at: place
-            for place, at in enumerate(at for at, row in enumerate(self.forked.waiting) if id(row) in self.rows)
-        }
+        kept = (at for at, row in enumerate(self.forked.waiting) if id(row) in self.rows)
+        places = {at: place for place, at in enumerate(kept)}
         mean_tokens, mean_output = [0.0] * len(self.cluster.endpoints), [0.0] * len(self.cluster.endpoints)
         outputs = given.get("mean_output") or [0.5 * tokens for tokens in given["mean_tokens"]]
         numbers, shared = {}, self.cluster.shared_queues(ordered)
@@ -391,15 +389,7 @@ _GROUP = (
 def _step_s(profile: Profile, prefill: int, decodes: int, context: int) -> float:
     return float(
         step_time_s(
-            profile.prefill_t0_s,
-            profile.prefill_a_s,
-            profile.prefill_b_s_per_token,
-            profile.prefill_c_s_per_token2,
-            profile.decode_a_s,
-            profile.decode_b_s_per_sequence,
-            profile.decode_c_s_per_token,
-            prefill,
-            decodes,
-            context,
+            profile.prefill_t0_s, profile.prefill_a_s, profile.prefill_b_s_per_token, profile.prefill_c_s_per_token2,
+            profile.decode_a_s, profile.decode_b_s_per_sequence, profile.decode_c_s_per_token, prefill, decodes, context,
         )
-    )
+    )  # fmt: skip
