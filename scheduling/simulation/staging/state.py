@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.fleet.profile import Profile, step_time_s
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS, QLM, engine_priority, queue_key
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
@@ -280,7 +280,7 @@ class _Placing:
         key = self.cluster.endpoints[instance.endpoint]
         profile = next(spec.engine.profile for spec in self.cluster.instances if (spec.model, spec.region) == key)
         context = sum(int(self.requests.prompt_tokens[one.request]) + one.produced_tokens for one in running)
-        decode_s = _step_s(profile, 0, len(running), context) if running else 0.0
+        decode_s = profile.step_time_s(0, len(running), context) if running else 0.0
         first_s = min((one.reaches_s for one in pending), default=inf)
         if ended_s is not None:
             begins_s = ended_s if running else max(ended_s, first_s)
@@ -290,7 +290,7 @@ class _Placing:
             begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s
         # It is not over: who is late by more than an iteration takes ends it at once.
         prompts = sum(int(self.requests.prompt_tokens[one.request]) for one in pending if one.reaches_s <= begins_s)
-        step_s = _step_s(profile, prompts, len(running), context)
+        step_s = profile.step_time_s(prompts, len(running), context)
         instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 
     def _held(self, row: Mapping[str, Any]) -> Held:
@@ -384,12 +384,3 @@ class _Placing:
 _GROUP = (
     "kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s", "hold_until_s", "pinned", "is_open", "rank",
 )  # fmt: skip
-
-
-def _step_s(profile: Profile, prefill: int, decodes: int, context: int) -> float:
-    return float(
-        step_time_s(
-            profile.prefill_t0_s, profile.prefill_a_s, profile.prefill_b_s_per_token, profile.prefill_c_s_per_token2,
-            profile.decode_a_s, profile.decode_b_s_per_sequence, profile.decode_c_s_per_token, prefill, decodes, context,
-        )
-    )  # fmt: skip
