@@ -229,7 +229,7 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
         pair.dispatcher.clock,
         wall_clock=lambda: 0.0,
     )
-    snapshot = Snapshot(pair.dispatcher, observation, lambda: None)
+    snapshot = Snapshot(pair.dispatcher, observation, dict)
 
     def swap():
         return [(row["leaves"], row["waits"], row["up_s"]) for row in snapshot()["instances"]]
