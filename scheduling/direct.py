@@ -4,6 +4,7 @@ Numba finds the compiled code for a call by the types of all that is passed, arr
 the fleet or of the waiting set, many times the work itself. What a live process passes are the same arrays, call after call.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -16,6 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MOST_LOOKS = 64
 """How often a kernel's arguments are looked at, some milliseconds each time; after that every other call goes through Numba.
 Arrays that grow are others each time they have doubled."""
+SCALARS = (int, float, bool)
+"""What a kernel's parameter is annotated with that is not arrays."""
 
 
 def direct(kernel: Function) -> Function:
@@ -41,9 +44,10 @@ def direct(kernel: Function) -> Function:
             if overload is not None:
                 arrays = tuple((at, one) for at, one in enumerate(arguments) if isinstance(one, (tuple, np.ndarray)))
                 known[kinds] = overload.entry_point, arrays
+                same.expect(overload.entry_point, arguments)
         return answer
 
-    def call(*arguments: Any) -> Any:
+    def otherwise(*arguments: Any) -> Any:
         kinds = tuple(map(type, arguments))
         entry = known.get(kinds)
         if entry is None:
@@ -55,7 +59,46 @@ def direct(kernel: Function) -> Function:
                 return through_numba(kinds, arguments)
         return entry_point(*arguments)
 
-    return cast(Function, call)
+    same = _Same(named.py_func, otherwise)
+    return cast(Function, same.call)
+
+
+class _Same:
+    """`call` is a call of *function*'s kernel: by the entry point if its arguments are those expected, else *otherwise*.
+
+    Python that is written for the kernel's parameters compares them in 0.3 us, where a loop over them takes 1.5.
+    """
+
+    def __init__(self, function: Callable[..., Any], otherwise: Callable[..., Any]) -> None:
+        self._scalar = [
+            one.annotation in SCALARS for one in inspect.signature(function, eval_str=True).parameters.values()
+        ]
+        count = len(self._scalar)
+        names = [f"given_{at}" for at in range(count)]
+        every = ", ".join(names)
+        tests = [
+            f"type({name}) is known_{at}" if scalar else f"{name} is known_{at}"
+            for at, (name, scalar) in enumerate(zip(names, self._scalar, strict=True))
+        ]
+        source = (
+            f"def call({', '.join(f'{name}=missing' for name in names)}, /):\n"
+            f"    if {' and '.join(tests)}:\n"
+            f"        return entry_point({every})\n"
+            f"    return otherwise(*(one for one in ({every},) if one is not missing))\n"
+        )
+        missing = object()
+        self._names: dict[str, Any] = {f"known_{at}": _Same for at in range(count)} | {
+            "entry_point": None, "otherwise": otherwise, "missing": missing,
+        }  # fmt: skip
+        exec(source, self._names)  # noqa: S102 - of names that are made here
+        self.call: Callable[..., Any] = self._names["call"]
+
+    def expect(self, entry_point: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Take calls with the tuples and arrays of *arguments* itself, and scalars of their types, to *entry_point*."""
+        if len(arguments) == len(self._scalar):
+            for at, (one, scalar) in enumerate(zip(arguments, self._scalar, strict=True)):
+                self._names[f"known_{at}"] = type(one) if scalar else one
+            self._names["entry_point"] = entry_point
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -7,7 +7,8 @@ event loop, so no lock is needed; every decision is one compiled call on the sam
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.inventory import Inventory

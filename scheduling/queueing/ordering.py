@@ -38,6 +38,9 @@ those of `deadline`, in whose order requests leave where the groups say nothing.
 which may starve a request, nor `sjf`.
 """
 
+BY_SERVICE: Final = frozenset({SSJF, SHORTEST, SJF, SLACK})
+"""Those whose keys depend on the service time."""
+
 STRETCH: Final = 100.0
 """Of `ssjf` where nothing else is said: how many of its own service times later the others count as having come."""
 PRIORITY_STEP_S: Final = 1e9

@@ -1,17 +1,17 @@
-"""Every record of the port can be serialised: it comes back from JSON as it was."""
+"""Every record of the port can be serialised: it comes back from JSON and from msgpack as it was."""
 
-import json
 import typing
-from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
 
+import msgspec
 import pytest
+from msgspec.structs import astuple, fields
 
 from controlplane.dispatch import port
 
 RECORDS = [
     port.Submit(
         number=7, request_id="a", model="m", region="east", tenant_id=1, priority=2, due_s=None, arrived_at=1.5e9,
-        arrived_s=12.25, prompt_tokens=100, predicted_tokens=40, max_tokens=None, sequences=2, streamed=True,
+        arrived_s=12.25, prompt_tokens=100, predicted_tokens=40.5, max_tokens=None, sequences=2, streamed=True,
         prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64, slo_class="batch",
     ),
     port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
@@ -32,36 +32,20 @@ RECORDS = [
 ]  # fmt: skip
 
 
-def as_tuples(value):
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-def from_json(kind: type, text: str):
-    """A record of *kind* out of JSON, whose only sequences are lists."""
-    hints = typing.get_type_hints(kind)
-    values = json.loads(text)
-    for name, value in values.items():
-        if typing.get_origin(hints[name]) is tuple:
-            (item, *_) = typing.get_args(hints[name])
-            values[name] = tuple(item(**each) for each in value) if is_dataclass(item) else as_tuples(value)
-    return kind(**values)
-
-
+@pytest.mark.parametrize("form", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_a_record_comes_back_from_json_as_it_was(record):
-    again = from_json(type(record), json.dumps(asdict(record), allow_nan=False))
+def test_a_record_comes_back_as_it_was(record, form):
+    again = form.decode(form.encode(record), type=type(record))
     assert again == record
-    assert [type(getattr(again, each.name)) for each in fields(again)] == [
-        type(getattr(record, each.name)) for each in fields(record)
-    ]
+    assert list(map(type, astuple(again))) == list(map(type, astuple(record)))
 
 
 def test_every_record_of_the_port_is_tried_and_none_can_be_changed():
     of_port = set(typing.get_args(port.FromGateway)) | set(typing.get_args(port.FromDispatcher))
     assert {type(record) for record in RECORDS} == of_port
     for record in RECORDS:
-        with pytest.raises((FrozenInstanceError, TypeError)):
-            setattr(record, fields(record)[0].name, 0)
+        with pytest.raises(AttributeError):
+            setattr(record, fields(type(record))[0].name, 0)
 
 
 def test_no_secret_of_an_instance_is_shown():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
@@ -42,7 +44,7 @@ def noted(dispatcher):
 
 
 def test_the_gateway_is_asked_for_those_of_requests_that_wait():
-    dispatcher, delivered = waiting(replace(asked(40), number=1), replace(asked(40), number=2))
+    dispatcher, delivered = waiting(structs.replace(asked(40), number=1), structs.replace(asked(40), number=2))
     dispatcher.topology.apply(by("least_delay"))
     dispatcher.pump_all()
     assert sorted(delivered, key=lambda record: record.number) == [PrefixWanted(1), PrefixWanted(2)]
@@ -61,7 +63,7 @@ def test_it_is_asked_once_for_each_change():
 
 def test_those_that_are_known_already_are_not_asked_for():
     """Where the model has a router by delay in another region."""
-    dispatcher, delivered = waiting(replace(asked(40), prefix_hashes=(7,), block_tokens=32))
+    dispatcher, delivered = waiting(structs.replace(asked(40), prefix_hashes=(7,), block_tokens=32))
     dispatcher.topology.apply(by("least_delay"))
     dispatcher.pump_all()
     assert delivered == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from controlplane.dispatch.port import Submit
 
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from controlplane.dispatch.requests.waiting_times import Estimate
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     asked: Submit
     predicted_tokens: int  # output that may come
     endpoint: Endpoint  # where it waits or runs

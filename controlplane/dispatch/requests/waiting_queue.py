@@ -16,8 +16,9 @@ from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
+from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
-from scheduling.queueing.ordering import ORDERINGS, QLM, queue_key
+from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, queue_key
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign, regroup
 from scheduling.queueing.waiting_set import (
@@ -279,5 +280,6 @@ def _queue_key(
 ) -> float:
     """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
-    service_s = spec.profile.service_time_s(prompt_tokens, output_tokens)
-    return queue_key(ORDERINGS[spec.ordering_policy], arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
+    ordering = ORDERINGS[spec.ordering_policy]
+    service_s = spec.profile.service_time_s(prompt_tokens, output_tokens) if ordering in BY_SERVICE else 0.0
+    return uncompiled(queue_key)(ordering, arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)

@@ -54,17 +54,18 @@ class SloTerms:
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
         """Whether a finished request kept every target of its class that could be measured; None when there is none."""
-        kept = [
-            value <= target
-            for value, target in (
-                (ttft_ms, self.ttft_target_ms),
-                (itl_ms, self.itl_target_ms),
-                (e2e_ms, self.e2e_target_ms),
-                (e2e_ms, self.deadline_s * 1000 if self.deadline_s else None),
-            )
-            if target is not None and value is not None
-        ]
-        return all(kept) if kept else None
+        met = None
+        for value, target in (
+            (ttft_ms, self.ttft_target_ms),
+            (itl_ms, self.itl_target_ms),
+            (e2e_ms, self.e2e_target_ms),
+            (e2e_ms, self.deadline_s * 1000 if self.deadline_s else None),
+        ):
+            if target is not None and value is not None:
+                if value > target:
+                    return False
+                met = True
+        return met
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ Only what we act on, and what would otherwise fail late or cost much, is checked
 vLLM untouched. Each error names the field, as `param` in the OpenAI error body.
 """
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import orjson
+from msgspec import Struct, field
 
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid
@@ -27,8 +27,7 @@ class Kind(StrEnum):
     RESPONSE = "responses"
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """A checked request body and what the dispatcher needs to know of it."""
 
     body: dict[str, Any]

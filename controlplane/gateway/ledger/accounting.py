@@ -20,6 +20,7 @@ OUTCOMES = {
     TicketState.REJECTED: Outcome.REJECTED,
 }
 FLEET = "fleet"
+TIMES = (Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E)
 
 
 class Records:
@@ -151,7 +152,7 @@ class Records:
         if slo_met is not None:
             windows.count(groups, Count.SLO_JUDGED)
             windows.count(groups, Count.SLO_MET, int(slo_met))
-        for what, value in zip((Latency.QUEUE, Latency.TTFT, Latency.ITL, Latency.E2E), times_ms, strict=True):
+        for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)
 

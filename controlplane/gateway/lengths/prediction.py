@@ -1,8 +1,9 @@
 """What was predicted of one request, and what a length model is asked."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from controlplane.gateway.admission.validation import Call, prompt_text
 from controlplane.gateway.lengths.answering import Answerer
@@ -17,8 +18,7 @@ SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PR
 """Names of sources in the published summary; whatever else answers is `model`."""
 
 
-@dataclass(slots=True)
-class Prediction:
+class Prediction(Struct):
     """What was said of one request; tokens are of all its sequences, `Answer`s of one."""
 
     tokens: int

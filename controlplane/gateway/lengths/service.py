@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Final
 
 from channels.db import database_sync_to_async
@@ -49,6 +49,7 @@ class LengthService:
         self.cache: LengthCache | None = None
         self._cached_by: tuple[float, ...] = ()
         self.answering = Answering()
+        self._budgets: dict[str, Budgets] = {}  # by model, as the settings say
         self.tune(Values())
         self.shadows = Shadows()
         self.answered: Counter[str] = Counter()
@@ -58,6 +59,7 @@ class LengthService:
         self.notes = Notes()
         self._prior_quantiles: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
         self._drawn: Counter[str] = Counter()  # requests of each model that could have been samples, this time
+        self._places: defaultdict[str, list[int]] = defaultdict(list)  # of each model's samples among the notes
         self._tasks: list[asyncio.Task[None]] = []
         self._jobs = jobs or Jobs()
 
@@ -95,6 +97,7 @@ class LengthService:
     def tune(self, values: Values) -> None:
         """Go by the settings *values* from now on. A cache of another size, age or similarity begins empty."""
         self._values, self._tuned = values, values.of()
+        self._budgets.clear()
         tuned, self.on = self._tuned, self._tuned.LENGTHS
         cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
         if cached_by != self._cached_by:
@@ -106,8 +109,12 @@ class LengthService:
 
     def budgets(self, model: str) -> Budgets:
         """How long a request of *model* waits for its predicted length at most."""
-        tuned = self._values.of(model)
-        return Budgets(tuned.LENGTH_BUDGET_MS / 1000, tuned.LENGTH_ENCODER_BUDGET_MS / 1000)
+        budgets = self._budgets.get(model)
+        if budgets is None:
+            tuned = self._values.of(model)
+            budgets = Budgets(tuned.LENGTH_BUDGET_MS / 1000, tuned.LENGTH_ENCODER_BUDGET_MS / 1000)
+            self._budgets[model] = budgets
+        return budgets
 
     def budget_s(self, model: str) -> float:
         """The same, for the version that answers for *model* now."""
@@ -260,20 +267,24 @@ class LengthService:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
         self.notes.measure(now, *pair, prediction.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
-        if not cut:
-            self._draw(Sampled(now, tenant_id, query, round(tokens), prediction.source, max(1, round(real))))
+        if not cut and (place := self._drawn_place(query.model)) is not None:
+            sample = Sampled(now, tenant_id, query, round(tokens), prediction.source, max(1, round(real)))
+            if place < len(self.notes.samples):
+                self.notes.samples[place] = sample
+            else:
+                self.notes.samples.append(sample)
 
-    def _draw(self, sample: Sampled) -> None:
-        """Keep an even share of the requests of each model, as many as are wanted between two flushes."""
-        model = sample.query.model
+    def _drawn_place(self, model: str) -> int | None:
+        """Where to keep a request of *model* as a sample, if it is drawn: an even share of each model's requests, as many
+        as are wanted between two flushes."""
         most = self._tuned.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
         most = math.floor(most) + (random.random() < most % 1)
-        self._drawn[model] += 1
-        mine = [index for index, other in enumerate(self.notes.samples) if other.query.model == model]
-        if len(mine) < most:
-            self.notes.samples.append(sample)
-        elif mine and random.random() < len(mine) / self._drawn[model]:
-            self.notes.samples[random.choice(mine)] = sample
+        drawn = self._drawn[model] = self._drawn[model] + 1
+        places = self._places[model]
+        if len(places) < most:
+            places.append(len(self.notes.samples))
+            return places[-1]
+        return random.choice(places) if places and random.random() < len(places) / drawn else None
 
     async def flush(self) -> bool:
         """As `_flush`; False if the database could not be written."""
@@ -290,6 +301,7 @@ class LengthService:
             self.notes.measure(*measured)
         taken, self.notes = self.notes, Notes()
         self._drawn.clear()
+        self._places.clear()
         if not taken:
             return
         try:

@@ -4,9 +4,10 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
+
+from msgspec import Struct
 
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.listening import Direct, direct_of
@@ -16,8 +17,7 @@ NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
 DISCARD_BYTES = 2**26
 
 
-@dataclass(slots=True, eq=False)
-class HttpRequest:
+class HttpRequest(Struct, eq=False):
     """One request as ASGI gives it."""
 
     method: str

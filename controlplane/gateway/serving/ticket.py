@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from controlplane.dispatch.port import Placed, Submit
 
@@ -59,8 +60,7 @@ class Interrupt(Enum):
     INSTANCE_LOST = "the instance stopped answering"
 
 
-@dataclass(slots=True, eq=False)
-class Course:
+class Course(Struct, eq=False):
     """How a request goes. Times are seconds of the event loop's clock."""
 
     prompt_tokens: int  # predicted, until the instance says
@@ -104,8 +104,7 @@ class Course:
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(Struct, eq=False):
     """One request as HTTP brought it, and its course."""
 
     asked: Submit  # what the dispatcher needs to know of it

@@ -37,17 +37,17 @@ def read_turns(turns: Sequence[tuple[str, str]], first: str = "") -> tuple[str, 
     Of turns without text (images, calls of tools) only the others count; without any the text is empty.
     """
     asked = next((text for _, text in reversed(turns) if text), "")
-    answers = [len(text) for role, text in turns[:-1] if role == ASSISTANT and text]
+    system = answers = answered = last_answer = 0
+    for role, said in turns[:-1]:
+        if role == ASSISTANT and said:
+            last_answer = len(said)
+            answers, answered = answers + 1, answered + last_answer
+        elif role in SYSTEM:
+            system += len(said)
     if len(asked) > KEPT_TAIL:
         text = joined([asked], asked)
         own = len(text)
     else:
         text = joined([text for _, text in turns], first or asked)
         own = len(asked)
-    return text, Conversation(
-        own,
-        sum(len(text) for role, text in turns[:-1] if role in SYSTEM),
-        len(answers),
-        sum(answers),
-        answers[-1] if answers else 0,
-    )
+    return text, Conversation(own, system, answers, answered, last_answer)
