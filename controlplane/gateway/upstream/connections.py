@@ -248,11 +248,25 @@ class Connection(asyncio.Protocol):
             self._silence_timer = self._loop.call_later(left_s, self._listen)
 
 
+MOST_ALONE_BYTES = 4096
+"""A longer chunk is nobody's token."""
+
+
+def _size_line(whole_bytes: int) -> bytes:
+    """How an HTTP chunk of *whole_bytes* in all begins that holds something; empty if none is so long."""
+    sizes = (whole_bytes - digits - 4 for digits in (1, 2, 3))
+    return next((b"%x\r\n" % size for size in sizes if size > 0 and len(b"%x" % size) == whole_bytes - size - 4), b"")
+
+
+SIZE_LINES = tuple(map(_size_line, range(MOST_ALONE_BYTES)))
+"""By the length of a chunk."""
+
+
 def chunk_begin(data: bytes) -> int:
-    """Where what the HTTP chunk *data* holds begins; 0 if *data* is not one such chunk, whole, with something in it."""
-    begin = data.find(b"\r\n", 1, 9) + 2
-    size = len(data) - begin - 2
-    return begin if size > 0 and data.startswith(b"%x\r\n" % size) and data.endswith(b"\r\n") else 0
+    """Where what the HTTP chunk *data* holds begins; 0 if *data* is not one such chunk, whole, with something in it, or
+    longer than `MOST_ALONE_BYTES`."""
+    line = SIZE_LINES[len(data)] if len(data) < MOST_ALONE_BYTES else b""
+    return len(line) if line and data.startswith(line) and data.endswith(b"\r\n") else 0
 
 
 class Origin:
