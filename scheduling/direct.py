@@ -77,7 +77,7 @@ class _Same:
         names = [f"given_{at}" for at in range(count)]
         every = ", ".join(names)
         tests = [
-            f"type({name}) is known_{at}" if scalar else f"{name} is known_{at}"
+            f"type({name}) is known_{at}" if scalar else f"({name} is known_{at} or alike({name}, known_{at}))"
             for at, (name, scalar) in enumerate(zip(names, self._scalar, strict=True))
         ]
         source = (
@@ -88,7 +88,7 @@ class _Same:
         )
         missing = object()
         self._names: dict[str, Any] = {f"known_{at}": _Same for at in range(count)} | {
-            "entry_point": None, "otherwise": otherwise, "missing": missing,
+            "entry_point": None, "otherwise": otherwise, "missing": missing, "alike": _alike,
         }  # fmt: skip
         exec(source, self._names)  # noqa: S102 - of names that are made here
         self.call: Callable[..., Any] = self._names["call"]
@@ -102,7 +102,7 @@ class _Same:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two arrays have one type; never two tuples, of which each array would have to be looked at."""
-    if isinstance(one, tuple):
+    """Whether both are arrays, and of one type; never two tuples, of which each array would have to be looked at."""
+    if type(one) is not np.ndarray or type(other) is not np.ndarray:
         return False
     return bool(one.dtype is other.dtype and one.ndim == other.ndim and one.flags.num == other.flags.num)
