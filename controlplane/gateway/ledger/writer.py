@@ -89,7 +89,7 @@ _INSERT = (
     + ("FROM json_array_elements(%s::json) AS value" if connection.vendor == "postgresql" else "FROM json_each(%s)")
 )
 """Takes a whole batch as one JSON text. The database reads it without the interpreter: with a parameter for each value, the
-event loop stood still at every row, waiting for its turn."""
+event loop stood still at every row, waiting for the interpreter."""
 _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} ({', '.join(SERIES + SUMS)}) "  # noqa: S608
