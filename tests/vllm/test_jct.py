@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
+from msgspec.structs import replace
 
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.requests.request import Request
