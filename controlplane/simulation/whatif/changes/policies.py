@@ -28,11 +28,13 @@ OF_A_BUNDLE: Final = (
     "routing",
     "ordering",
     "region_threshold",
+    "eviction_limit",
     "strategy",
     "parameters",
     "forecaster",
     "demand_level",
 )
+"""Keys of `[[endpoints]]` that a bundle says: what a scenario had there gives way."""
 
 
 class PolicyChange(Change):
