@@ -235,7 +235,7 @@ class DemoDeployment:
 
 DEPLOYMENTS = (
     DemoDeployment("llama-2-70b", ("h100-80gb", "a100-80gb", "h100-80gb"), 4, 2, 4, 16),
-    DemoDeployment("bloom-176b", ("h100-80gb", "a100-80gb", "a100-80gb"), 8, 2, 3, 64),
+    DemoDeployment("bloom-176b", ("h100-80gb", "a100-80gb", "a100-80gb"), 8, 2, 3, 32),
     DemoDeployment("llama-3.1-8b", ("a100-80gb",) * 3, 2, 3, 6, 12),
     DemoDeployment("llama-3.2-3b", ("a100-80gb",) * 3, 2, 2, 4, 12),
 )

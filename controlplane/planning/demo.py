@@ -13,7 +13,7 @@ from scheduling.bundles import BUNDLES
 GIVEN = {
     "llama-3.1-8b": ("pilothouse", PolicyMode.AUTO),
     "llama-2-70b": ("ssjf", PolicyMode.AUTO),
-    "bloom-176b": ("sageserve-reactive", PolicyMode.AUTO),
+    "bloom-176b": ("qlm", PolicyMode.AUTO),
     "llama-3.2-3b": ("pilothouse", PolicyMode.ASK),
 }
 """Bundle and mode by model."""

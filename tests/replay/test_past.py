@@ -25,6 +25,8 @@ from controlplane.gateway.replay.waves import (
     requested_tokens,
     streams,
 )
+from controlplane.planning import demo as planning_demo
+from scheduling.bundles import BUNDLES
 from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
 
@@ -115,6 +117,14 @@ def test_tenants_share_the_traffic_and_its_past_is_of_all_of_them(seeded: None) 
     assert len(merged) == len({(stream.model, stream.region, stream.slo_class) for stream in sources}) == 36
     assert {stream.share for stream in merged} == {1.0}
     assert len(sources) > len(merged)  # some classes are shared
+
+
+def test_jobs_come_to_a_model_whose_requests_wait_in_groups_one_region_after_the_other(seeded: None) -> None:
+    given = {tenant.name: demo.jobs_of(tenant, demo.streams_to(tenant, tenant.name)) for tenant in demo.senders()}
+    assert given["acme"] == []
+    jobs = given["globex"]
+    assert {BUNDLES[planning_demo.GIVEN[job.stream.model][0]].order for job in jobs} == {"qlm"}
+    assert len({job.stream.region for job in jobs}) == len({job.first_s for job in jobs}) == len(jobs) == 3
 
 
 def test_without_its_tenants_there_is_none(seeded: None) -> None:

@@ -10,7 +10,7 @@ from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.management.commands.demo_traffic import KEY_NAME, new_key
 from controlplane.gateway.replay import waves
-from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Kind, Stream, Waves, streams
+from controlplane.gateway.replay.waves import BURST_FACTOR, DAY_S, KINDS, NIGHT, Job, Kind, Stream, Waves, streams
 from tests.replay.conftest import FakeGateway
 from tests.supervisor.conftest import until
 from workers.emulator.text import count_tokens
@@ -56,6 +56,21 @@ async def test_requests_fit_the_model_and_say_where_they_come_from(gateway: Fake
     assert {body["stream"] for body in gateway.bodies} == {True, False}
     assert {headers["X-Region"] for headers in gateway.headers} == {"us-east"}
     assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"interactive"}
+
+
+async def test_a_job_comes_at_once_and_again(gateway: FakeGateway) -> None:
+    stream = busy(gateway, slo_class="opportunistic").sources[0]
+    source = Waves(gateway.url, [], seed=1, jobs=[Job(stream, first_s=0.0, every_s=0.5, requests=7)])
+    gateway.hold = asyncio.Event()
+    run = asyncio.create_task(source.run())
+    await gateway.has_open(7)
+    assert source.sent == 7
+    await gateway.has_open(14)
+    gateway.hold.set()
+    await until(lambda: source.done >= 14)
+    run.cancel()
+    await asyncio.wait([run])
+    assert {headers["X-SLO-Class"] for headers in gateway.headers} == {"opportunistic"}
 
 
 async def test_open_requests_are_bounded(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:

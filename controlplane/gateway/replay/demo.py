@@ -14,13 +14,16 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.replay.past import minutes
-from controlplane.gateway.replay.waves import KINDS, Stream, streams
+from controlplane.gateway.replay.waves import JOB_EVERY_S, KINDS, Job, Stream, streams
 
 SHARES = {
     "acme": {"interactive": 1.0, "non-interactive": 0.4},
     "globex": {"non-interactive": 0.6, "opportunistic": 1.0},
 }
 """Who sends the demo's traffic: of each SLO class a share, which sum to one."""
+JOBS = {"globex": ("bloom-176b", "opportunistic")}
+"""Who sends jobs besides, to which model and in which SLO class: more at once than its instances run, so that some wait."""
+JOB_FIRST_S = 40.0
 PAST_HOURS = 12.0  # 90 days of the demo's traffic, in a second or two
 ADDED, REMOVED = "demo.past_generated", "demo.past_removed"
 BATCH_ROWS = 5_000
@@ -41,6 +44,13 @@ def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
     shares = SHARES.get(tenant.name, dict.fromkeys(KINDS, 1.0))
     keys = {name: secret for name in KINDS if name in allowed and name in shares}
     return [replace(stream, share=shares[stream.slo_class]) for stream in streams(endpoints, keys, settings.DEMO_DAY_S)]
+
+
+def jobs_of(tenant: Tenant, sources: Iterable[Stream]) -> list[Job]:
+    """The jobs that *tenant* sends beside its *sources*: to one region after the other."""
+    wanted = JOBS.get(tenant.name)
+    own = [stream for stream in sources if (stream.model, stream.slo_class) == wanted]
+    return [Job(stream, JOB_FIRST_S + at * JOB_EVERY_S / len(own)) for at, stream in enumerate(own)]
 
 
 def together(sources: Iterable[Stream]) -> list[Stream]:

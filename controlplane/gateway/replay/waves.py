@@ -1,4 +1,4 @@
-"""Demo traffic: days of a few minutes that come to one region after another, with bursts, in three SLO classes.
+"""Demo traffic: days of a few minutes that come to one region after another, with bursts and jobs, in three SLO classes.
 
 It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Prompts are in words, of kinds
 whose answers' lengths can be predicted, and are answered at the length that they ask for. Each (model, region, class) is a
@@ -25,7 +25,8 @@ NIGHT = 0.25  # of the peak rate
 BURST_EVERY_S = 240.0  # of one stream, on average
 BURST_S = 20.0
 BURST_FACTOR = 3.0
-MOST_OPEN = 400  # of all streams together: a gateway that hangs must not pile up requests here
+JOB_EVERY_S = 360.0
+MOST_OPEN = 600  # of all streams together: a gateway that hangs must not pile up requests here
 QUIET_S = 1.0  # after a failure to connect
 COMPLAIN_EVERY_S = 10.0
 
@@ -74,6 +75,16 @@ class Stream:
         return peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """So many *requests* as *stream* sends come at once, *first_s* after the start and every *every_s* from then on."""
+
+    stream: Stream
+    first_s: float
+    every_s: float = JOB_EVERY_S
+    requests: int = 300
+
+
 def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day_s: float = DAY_S) -> list[Stream]:
     """One stream for each (model, region, context tokens) of *endpoints* and each SLO class that *keys* has a key for."""
     endpoints = sorted(endpoints)
@@ -87,10 +98,10 @@ def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day
 
 
 class Waves:
-    """Sends every stream to *url* (ends in /v1) until cancelled, whatever becomes of the gateway meanwhile."""
+    """Sends every stream and job to *url* (ends in /v1) until cancelled, whatever becomes of the gateway meanwhile."""
 
-    def __init__(self, url: str, sources: list[Stream], seed: int) -> None:
-        self.url, self.sources, self.seed = url, sources, seed
+    def __init__(self, url: str, sources: list[Stream], seed: int, jobs: Iterable[Job] = ()) -> None:
+        self.url, self.sources, self.seed, self.jobs = url, sources, seed, list(jobs)
         self.sent = self.done = 0
         self._instructions = Instructions(seed)
         self._complained_s = -COMPLAIN_EVERY_S
@@ -104,6 +115,8 @@ class Waves:
         ):
             for number, stream in enumerate(self.sources):
                 group.create_task(self._flow(session, stream, random.Random(f"{self.seed} {number}"), room, group))
+            for number, job in enumerate(self.jobs):
+                group.create_task(self._repeat(session, job, random.Random(f"{self.seed} job {number}"), room, group))
 
     async def _flow(
         self,
@@ -124,9 +137,35 @@ class Waves:
             if now_s > burst_from_s + BURST_S:
                 burst_from_s = now_s + draw.expovariate(1 / BURST_EVERY_S)
             burst = burst_from_s <= now_s
-            if draw.random() * highest < stream.rate_per_s(time.time(), burst) and not room.locked():
-                await room.acquire()
-                group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
+            if draw.random() * highest < stream.rate_per_s(time.time(), burst):
+                await self._begin(session, stream, draw, room, group)
+
+    async def _repeat(
+        self,
+        session: aiohttp.ClientSession,
+        job: Job,
+        draw: random.Random,
+        room: asyncio.Semaphore,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        await asyncio.sleep(job.first_s)
+        while True:
+            for _ in range(job.requests):
+                await self._begin(session, job.stream, draw, room, group)
+            await asyncio.sleep(job.every_s)
+
+    async def _begin(
+        self,
+        session: aiohttp.ClientSession,
+        stream: Stream,
+        draw: random.Random,
+        room: asyncio.Semaphore,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Send a request, unless too many are open."""
+        if not room.locked():
+            await room.acquire()
+            group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
 
     async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
         kind = stream.kind

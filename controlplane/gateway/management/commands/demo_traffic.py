@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.replay.demo import SHARES, senders, streams_to
+from controlplane.gateway.replay.demo import SHARES, jobs_of, senders, streams_to
 from controlplane.gateway.replay.waves import Waves
 
 KEY_NAME = "demo traffic"
@@ -31,8 +31,10 @@ class Command(BaseCommand):
             raise CommandError(f"There is no active {wanted}; `manage.py seed_demo` makes the demo's.")
         if not Deployment.objects.filter(active=True).exists():
             raise CommandError("There is no active deployment to send requests to.")
-        sources = [stream for tenant in tenants for stream in streams_to(tenant, new_key(tenant))]
-        asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), sources, options["seed"])))
+        sources = {tenant: streams_to(tenant, new_key(tenant)) for tenant in tenants}
+        jobs = [job for tenant in tenants for job in jobs_of(tenant, sources[tenant])]
+        streams = [stream for own in sources.values() for stream in own]
+        asyncio.run(until_stopped(Waves(options["url"].rstrip("/"), streams, options["seed"], jobs)))
 
 
 def new_key(tenant: Tenant) -> str:
