@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, broken_rows
+from scheduling.planning.solvers.branch_and_bound import solve_exact
 from scheduling.planning.solvers.cuts import violated_cuts
-from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
+from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_split
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.relaxation import Relaxation

@@ -1,6 +1,7 @@
-"""The integer programme of SageServe section 5, written with PuLP and solved by HiGHS, or by CBC where HiGHS is not there.
+"""The integer programme of SageServe section 5, written with PuLP, and solved by CBC where HiGHS is not there.
 
-This is the model to read beside the paper, row by row. Every other planner is compared with it. Nothing that a solver says
+This is the model to read beside the paper, row by row. Every other planner is compared with it, and `branch_and_bound` gives
+the same model to HiGHS. Nothing that a solver says
 is believed unread: it counts what PuLP says of the solution and not of the run, values must be whole, and the caller checks
 all rows again.
 """
@@ -163,43 +164,51 @@ def write_model(problem: Problem, cuts: Sequence[Cut] = (), shortage: bool = Fal
     return Written(model, given_up, restarted, started)
 
 
-def solve_exact(
-    problem: Problem,
-    gap: float,
-    time_limit_s: float,
-    start: NDArray[np.int64] | None = None,
-    cuts: Sequence[Cut] = (),
-    shortage: bool = False,
-    solver: str = "HiGHS",
+def solve_by_cbc(
+    problem: Problem, gap: float, time_limit_s: float, cuts: Sequence[Cut] = (), shortage: bool = False
 ) -> Solved:
-    """A plan within *gap* of the best by *solver*, `HiGHS` or `CBC`; *start* (l, r, g) is a plan to begin from.
+    """A plan within *gap* of the best by CBC, in about *time_limit_s*.
 
-    The time limit is only asked for: HiGHS was seen to take four times as long. `exact_subprocess` has one that holds.
-    Raises SolverLost when the solver is not installed, fails, or returns nothing that can be used.
+    Raises SolverLost when it is not installed, fails, or returns nothing that can be used.
     """
     try:
         import pulp
     except ImportError as error:
         raise SolverLost(f"PuLP cannot be imported: {error}") from error
     written = write_model(problem, cuts, shortage)
-    run = _by_highs if solver == "HiGHS" else _by_cbc
+    model = written.model
+    started_s = time.monotonic()
     try:
-        bound, proved = run(problem, written, gap, time_limit_s, start)
+        model.solve(_cbc(gapRel=gap, timeLimit=time_limit_s))
     except pulp.PulpError as error:
-        raise SolverLost(f"{solver} failed: {error}") from error
+        raise SolverLost(f"CBC failed: {error}") from error
+    in_time = time.monotonic() - started_s < time_limit_s
+    proved = model.sol_status == pulp.LpSolutionOptimal and in_time
+    targets = problem.instances + changes(written, "CBC")
+    # PuLP does not read CBC's bound; all that is known is what was asked for.
+    bound = float(pulp.value(model.objective)) * (1.0 - gap) if proved else -np.inf
+    return Solved(targets, bound, proved, "CBC")
+
+
+def changes(written: Written, solver: str) -> NDArray[np.int64]:
+    """delta (l, r, g), as *solver* has solved what was *written*. Raises SolverLost if it has not."""
+    import pulp
+
     if written.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         raise SolverLost(f"{solver} found no plan: {pulp.LpSolution[written.model.sol_status]}")
 
     def values(variables: NDArray[Any]) -> NDArray[np.int64]:
-        numbers = np.array(
-            [np.nan if variable.varValue is None else variable.varValue for variable in variables.ravel()], float
-        )
-        if not np.all(np.abs(numbers - np.rint(numbers)) <= WHOLE):  # NaN fails too
-            raise SolverLost(f"{solver} returned fractions of instances")
-        return np.asarray(np.rint(numbers), np.int64).reshape(problem.shape)
+        numbers = [np.nan if variable.varValue is None else variable.varValue for variable in variables.ravel()]
+        return whole_numbers(solver, np.array(numbers, float).reshape(variables.shape))
 
-    delta = values(written.restarted) + values(written.started) - values(written.given_up)
-    return Solved(problem.instances + delta, bound, proved, solver)
+    return values(written.restarted) + values(written.started) - values(written.given_up)
+
+
+def whole_numbers(solver: str, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """*values*, which are whole but for rounding. Raises SolverLost if they are not."""
+    if not np.all(np.abs(values - np.rint(values)) <= WHOLE):  # NaN fails too
+        raise SolverLost(f"{solver} returned fractions of instances")
+    return np.asarray(np.rint(values), np.int64)
 
 
 def solve_split(problem: Problem, shortage: bool = False) -> tuple[NDArray[np.float64], float] | None:
@@ -242,47 +251,3 @@ def _cbc(**options: Any) -> Any:
     if not chosen.available():
         raise SolverLost("CBC is not installed")
     return chosen
-
-
-def _by_highs(
-    problem: Problem, written: Written, gap: float, time_limit_s: float, start: NDArray[np.int64] | None
-) -> tuple[float, bool]:
-    import pulp
-
-    try:
-        import highspy
-    except ImportError as error:
-        raise SolverLost(f"HiGHS cannot be imported: {error}") from error
-    chosen = pulp.HiGHS(msg=False, gapRel=gap, timeLimit=time_limit_s, threads=1)
-    model = written.model
-    chosen.createAndConfigureSolver(model)
-    chosen.buildSolverModel(model)
-    if start is not None:
-        added = np.maximum(start - problem.instances, 0)
-        own = np.minimum(added, problem.spot)
-        parts = (
-            (written.given_up, np.maximum(problem.instances - start, 0)),
-            (written.restarted, own),
-            (written.started, added - own),
-        )
-        index = np.array([variable.index for variables, _ in parts for variable in variables.ravel()], np.int32)
-        value = np.concatenate([values.ravel() for _, values in parts]).astype(np.float64)
-        model.solverModel.setSolution(index.size, index, value)
-    chosen.callSolver(model)
-    model.assignStatus(*chosen.findSolutionValues(model))
-    ended = model.solverModel.getModelStatus()
-    return float(model.solverModel.getInfo().mip_dual_bound), ended == highspy.HighsModelStatus.kOptimal
-
-
-def _by_cbc(
-    problem: Problem, written: Written, gap: float, time_limit_s: float, start: NDArray[np.int64] | None
-) -> tuple[float, bool]:
-    import pulp
-
-    chosen = _cbc(gapRel=gap, timeLimit=time_limit_s)
-    started_s = time.monotonic()
-    written.model.solve(chosen)
-    in_time = time.monotonic() - started_s < time_limit_s
-    proved = written.model.sol_status == pulp.LpSolutionOptimal and in_time
-    # PuLP does not read CBC's bound; all that is known is what was asked for.
-    return float(pulp.value(written.model.objective)) * (1.0 - gap) if proved else -np.inf, proved

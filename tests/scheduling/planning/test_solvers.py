@@ -4,18 +4,22 @@ import sys
 import time
 from dataclasses import replace
 
+import highspy
 import numpy as np
 import pulp
 import pytest
+from hypothesis import given
 
 from scheduling.planning import planner
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import plan_fast, solve
-from scheduling.planning.solvers import exact, exact_subprocess, relaxation
-from scheduling.planning.solvers.exact import OutOfTime, SolverLost, solve_exact
+from scheduling.planning.solvers import branch_and_bound, exact, exact_subprocess, relaxation
+from scheduling.planning.solvers.branch_and_bound import loaded, programme, solve_exact
+from scheduling.planning.solvers.exact import OutOfTime, Solved, SolverLost
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.relaxation import Relaxation
-from tests.scheduling.planning.problems import plain_rows, synthetic
+from tests.oracles.pulp_highs import built, solve_by_pulp
+from tests.scheduling.planning.problems import plain_rows, small_problems, synthetic
 
 NOTHING_MISSING = ([], {}, {}, {})
 
@@ -77,40 +81,102 @@ def test_a_relaxation_stopped_by_its_time_limit_is_no_bound():
         Relaxation(synthetic(30, 20, 5, seed=0)).solve(time_limit_s=0.0)
 
 
-def answer(solution_status, value):
-    """A solver that leaves *value* in every variable and says *solution_status*."""
+def answer(value, status=pulp.LpSolutionIntegerFeasible):
+    """CBC that leaves *value* in every variable and says *status*."""
 
-    def run(problem, written, gap, time_limit_s, start):
-        for variable in written.model.variables():
-            variable.varValue = value
-        written.model.assignStatus(pulp.LpStatusOptimal, solution_status)
-        return -np.inf, False
+    class Answering(pulp.LpSolver):
+        def actualSolve(self, model, **_):
+            for variable in model.variables():
+                variable.varValue = value
+            model.assignStatus(pulp.LpStatusOptimal, status)
+            return pulp.LpStatusOptimal
 
-    return run
+    return lambda **options: Answering(msg=False)
 
 
 @pytest.mark.parametrize(
-    ("solution_status", "value", "words"),
+    ("status", "value", "words"),
     [
         # CBC on timeout: no solution, and yet all variables hold fractions.
         (pulp.LpSolutionNoSolutionFound, 0.4, "found no plan"),
         (pulp.LpSolutionInfeasible, 0.0, "found no plan"),
-        # HiGHS on timeout: "optimal", says PuLP.
         (pulp.LpSolutionIntegerFeasible, 0.4, "fractions"),
         (pulp.LpSolutionOptimal, None, "fractions"),
     ],
 )
-def test_no_answer_is_believed_unread(problem, monkeypatch, solution_status, value, words):
-    monkeypatch.setattr(exact, "_by_highs", answer(solution_status, value))
+def test_no_answer_is_believed_unread(problem, monkeypatch, status, value, words):
+    monkeypatch.setattr(exact, "_cbc", answer(value, status))
+    with pytest.raises(SolverLost, match=words):
+        solve_exact(problem, 0.005, 10.0, solver="CBC")
+
+
+@pytest.mark.parametrize(("values", "words"), [(0.4, "fractions"), (np.nan, "fractions")])
+def test_no_fraction_of_highs_is_taken(problem, monkeypatch, values, words):
+    whole = branch_and_bound.whole_numbers
+    monkeypatch.setattr(
+        branch_and_bound, "whole_numbers", lambda solver, each: whole(solver, np.full(each.shape, values))
+    )
     with pytest.raises(SolverLost, match=words):
         solve_exact(problem, 0.005, 10.0)
 
 
+def test_no_plan_by_the_time_limit_is_none():
+    with pytest.raises(SolverLost, match="found no plan: Time limit"):
+        solve_exact(synthetic(20, 10, 4, seed=0), 0.0, 0.0)
+
+
 def test_a_worse_or_wrong_plan_of_the_exact_solver_is_not_taken(problem, monkeypatch):
-    # All variables 0 but for present ones: nothing changes, which serves too little.
-    monkeypatch.setattr(exact, "_by_highs", answer(pulp.LpSolutionIntegerFeasible, 0.0))
+    def unchanged(problem, *_):
+        return Solved(problem.instances, -np.inf, False, "HiGHS")  # which serves too little
+
+    monkeypatch.setattr(planner, "solve_exact", unchanged)
     draft, plan = plan_fast(problem), solve(problem, gap=0.0)
     assert (plan.targets == draft.targets).all()
+
+
+def entries(highs):
+    """(rows, columns) of the model that HiGHS holds."""
+    model = highs.getLp()
+    matrix = model.a_matrix_
+    by_row = matrix.format_ != highspy.MatrixFormat.kColwise
+    dense = np.zeros((model.num_row_, model.num_col_))
+    starts = np.array(matrix.start_)
+    outer = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    at = (outer, matrix.index_) if by_row else (matrix.index_, outer)
+    dense[at] = matrix.value_
+    return dense
+
+
+BOUNDS = ("col_cost_", "col_lower_", "col_upper_", "row_lower_", "row_upper_")
+
+
+def assert_same_model(problem, cuts, shortage):
+    written, _ = built(problem, 0.005, 10.0, cuts, shortage)
+    theirs, ours = written.model.solverModel, loaded(programme(problem, cuts, shortage), 0.005, 10.0)
+    np.testing.assert_array_equal(entries(theirs), entries(ours))
+    for name in BOUNDS:
+        np.testing.assert_array_equal(getattr(theirs.getLp(), name), getattr(ours.getLp(), name), name)
+    kinds = [[int(each) for each in highs.getLp().integrality_] for highs in (theirs, ours)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("shortage", [False, True])
+@given(problem=small_problems())
+def test_highs_is_given_the_pulp_model_entry_by_entry(problem, shortage):
+    cuts = () if shortage else plan_fast(problem).cuts
+    assert_same_model(problem, cuts, shortage)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2), (11, 2, 2)])  # the tenth model's name comes before the second's
+@pytest.mark.parametrize("shortage", [False, True])
+def test_and_so_it_has_the_same_plan(shape, shortage):
+    problem = synthetic(*shape, seed=3)
+    draft = plan_fast(problem)
+    cuts = () if shortage else draft.cuts
+    assert_same_model(problem, cuts, shortage)
+    theirs, ours = (call(problem, 0.005, 60.0, draft.targets, cuts, shortage) for call in (solve_by_pulp, solve_exact))
+    assert (theirs.bound, theirs.proved) == (ours.bound, ours.proved)
+    assert (theirs.targets == ours.targets).all()
 
 
 def test_the_time_limit_holds_in_a_process_of_its_own():
