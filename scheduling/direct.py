@@ -106,3 +106,29 @@ def _alike(one: Any, other: Any) -> bool:
     if type(one) is not np.ndarray or type(other) is not np.ndarray:
         return False
     return bool(one.dtype is other.dtype and one.ndim == other.ndim and one.flags.num == other.flags.num)
+
+
+class Repeated:
+    """*kernel*, `compiled`, for one caller with arrays of its own: by its entry point while the first argument, a tuple of
+    arrays, is the same. The types of all others stay what they were; none is given by name.
+
+    `direct` looks at arguments only so often in a process, and holds the last. This ends with the simulation that has it.
+    """
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self._kernel = kernel
+        self._first: Any = None
+        self._entry_point: Callable[..., Any] | None = None
+
+    def __call__(self, first: Any, *others: Any) -> Any:
+        if first is self._first and self._entry_point is not None:
+            return self._entry_point(first, *others)
+        answer = self._kernel(first, *others)
+        self._first, self._entry_point = first, only_entry_point(self._kernel)
+        return answer
+
+
+def only_entry_point(kernel: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The code of a *kernel* that was compiled for one set of types alone; None where there are several, or none."""
+    overloads = getattr(kernel.dispatcher, "overloads", {}) if isinstance(kernel, Kernel) else {}
+    return next(iter(overloads.values())).entry_point if len(overloads) == 1 else None

@@ -6,7 +6,7 @@ forecasts and instances are read. A plan is in force until its successor is ther
 stale, and strategies go by use alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import NamedTuple
@@ -191,11 +191,8 @@ def make_plan(
         if follows[endpoint[0]].by_capability
     }
 
-    def pose(tokens_per_s: Mapping[Endpoint, Floats]) -> Planned:
-        horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
-        return problem_of(fleet, tokens_per_s, beta, theta, horizon_s, settings.epsilon, fixed)
-
-    planned = pose(kept)
+    horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
+    planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed)
     plan = solve(planned.problem, time_limit_s=settings.time_limit_s)
     targets = _by_endpoint(plan)
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
@@ -205,7 +202,7 @@ def make_plan(
     if two_plans:
         added = _with_reserve(lambda each: each.soon, demand, capability)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
-        soon = _soon(asked, fleet, demand.window_s, pose, targets, two_plans, steps, settings.time_limit_s)
+        soon = _soon(asked, fleet, demand.window_s, planned, fixed, targets, two_plans, steps, settings.time_limit_s)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -260,7 +257,8 @@ def _soon(
     asked: Mapping[Endpoint, Floats],
     fleet: Fleet,
     window_s: float,
-    pose: Callable[[Mapping[Endpoint, Floats]], Planned],
+    planned: Planned,
+    fixed: Collection[Endpoint],
     targets: NDArray[np.int64],
     two_plans: Set[str],
     steps: int,
@@ -276,16 +274,17 @@ def _soon(
     by_window = []
     after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / window_s) for model in two_plans}
     for window in range(steps):
-        posed = pose(
+        problem = planned.asking(
             {
                 endpoint: each[window : window + 1 + after[endpoint[0]]] if endpoint[0] in two_plans else each
                 for endpoint, each in asked.items()
-            }
+            },
+            fixed,
         )
         # Of the same fleet, problems with the same needs are one.
-        need = posed.problem.need_tokens_per_s.tobytes() + posed.problem.need_total_tokens_per_s.tobytes()
+        need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in known:
-            known[need] = _by_endpoint(solve(posed.problem, time_limit_s=time_limit_s / steps))
+            known[need] = _by_endpoint(solve(problem, time_limit_s=time_limit_s / steps))
         by_window.append(np.minimum(known[need], targets))
     return by_window
 

@@ -5,7 +5,7 @@ therefore split into *pools*: GPU type and the set of models deployed on it. In 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,6 +104,11 @@ class Planned:
         model, region, gpu_type = place
         return self.problem.models.index(model), self.problem.regions.index(region), self.pool_at[region, gpu_type]
 
+    def asking(self, demand_tokens_per_s: Mapping[Endpoint, Floats], fixed: Collection[Endpoint] = ()) -> Problem:
+        """The problem with another demand of the same endpoints, as `problem_of` poses it."""
+        problem = self.problem
+        return problem.asking(_demand(problem.models, problem.regions, demand_tokens_per_s, fixed))
+
 
 def problem_of(
     fleet: Fleet,
@@ -124,14 +129,12 @@ def problem_of(
     pool_at = {place: pools.index(pool) for place, pool in pool_of.items()}
     models, regions = fleet.models, fleet.regions
     shape = len(models), len(regions), len(pools)
-    windows = max((len(values) for values in demand_tokens_per_s.values()), default=1)
     instances, spot = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     capability, gpus = np.zeros((shape[0], shape[2])), np.ones((shape[0], shape[2]), np.int64)
     least, most = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
     unbounded = np.zeros(shape[1:], np.int64)
     price, machine_s = np.zeros(shape[2]), np.zeros(shape[2])
     start_s = np.zeros((shape[0], shape[2]))
-    demand = np.zeros((*shape[:2], windows))
     buffer = np.zeros(shape[:2])
     for place, row in fleet.deployments.items():
         model, region, gpu_type = place
@@ -151,14 +154,13 @@ def problem_of(
     # An operator may have started more than the bounds allow, or more than the nodes are known to have.
     capacity = np.maximum(capacity, (gpus[:, None, :] * (instances + spot)).sum(axis=0))
     fixed = fixed or {}
-    for (model, region), values in demand_tokens_per_s.items():
+    for model, region in demand_tokens_per_s:
         if model not in models or region not in regions:
             continue
         i, j = models.index(model), regions.index(region)
         if (model, region) in fixed:
             least[i, j] = most[i, j] = min(max(fixed[model, region], least[i, j]), most[i, j])
             continue
-        demand[i, j, : len(values)] = values
         buffer[i, j] = buffer_tokens_per_s.get((model, region), 0.0)
     problem = Problem(
         models=models,
@@ -166,7 +168,7 @@ def problem_of(
         gpu_types=_names(pools),
         instances=instances,
         capability_tokens_per_s=capability,
-        demand_tokens_per_s=demand,
+        demand_tokens_per_s=_demand(models, regions, demand_tokens_per_s, fixed),
         vm_cost_usd=price,
         start_cost_usd=StartCosts.paid_while_starting(
             price,
@@ -186,6 +188,21 @@ def problem_of(
         buffer_tokens_per_s=buffer,
     )
     return Planned(problem, pool_at)
+
+
+def _demand(
+    models: Sequence[str],
+    regions: Sequence[str],
+    demand_tokens_per_s: Mapping[Endpoint, Floats],
+    fixed: Collection[Endpoint],
+) -> Floats:
+    """(models, regions, windows): 0 for *fixed* endpoints, and beyond the windows of those with fewer than others."""
+    windows = max((len(values) for values in demand_tokens_per_s.values()), default=1)
+    demand = np.zeros((len(models), len(regions), windows))
+    for (model, region), values in demand_tokens_per_s.items():
+        if model in models and region in regions and (model, region) not in fixed:
+            demand[models.index(model), regions.index(region), : len(values)] = values
+    return demand
 
 
 def _names(pools: tuple[Pool, ...]) -> list[str]:

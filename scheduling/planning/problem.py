@@ -5,6 +5,7 @@ beside our names. What differs from the paper, and why, is in docs/planner.md.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,9 @@ OWN_REGION_SHARE = 0.25
 """What a token that a region cannot serve itself weighs beside one that no region can serve."""
 SECOND_HALF_WEIGHT = 4.0
 """How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
+
+OF_DEMAND = ("peak_tokens_per_s", "need_tokens_per_s", "need_total_tokens_per_s")
+"""What of a `Problem` is worked out of its demand."""
 
 
 def _array(name: str, value: ArrayLike, shape: tuple[int, ...], whole: bool = False) -> NDArray[Any]:
@@ -169,6 +173,16 @@ class Problem:
             raise ValueError("epsilon must be above 0 and at most 1")
         if np.any(self.gpus < 1):
             raise ValueError("gpus must be at least 1")
+
+    def asking(self, demand_tokens_per_s: NDArray[np.float64]) -> "Problem":
+        """The same with another demand (l, r, w); all else is not checked and worked out again."""
+        other = copy(self)
+        for name in OF_DEMAND:
+            other.__dict__.pop(name, None)
+        shape = *self.shape[:2], demand_tokens_per_s.shape[2]
+        demand = _array("demand_tokens_per_s", demand_tokens_per_s, shape)
+        object.__setattr__(other, "demand_tokens_per_s", demand)
+        return other
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -35,6 +35,7 @@ from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.beginning import begin
 from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.stepping import Stepping
 from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import Requests
 
@@ -75,11 +76,11 @@ class Simulation:
         state: FleetState | None = None,
     ) -> None:
         self.cluster = cluster
-        held = 0 if state is None else state.requests.count
         self.requests = requests = requests if state is None else follow(state.requests, requests)
-        world = build_world(cluster, requests, decisions=decisions, held=held)
+        world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
+        self._stepping = Stepping()
         self._decisions = decisions
         self._samples = Samples(sample_s, 0.0 if state is None else state.now_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
@@ -98,7 +99,7 @@ class Simulation:
 
     @property
     def now_s(self) -> float:
-        return float(self._run_state.now_s)
+        return float(self.world.run_state["now_s"][0])
 
     @property
     def fleet(self) -> FleetArrays:
@@ -131,10 +132,10 @@ class Simulation:
         while True:
             sample_s = self._samples.next_s
             # Without an arrival or an event to come, what waits does so for ever, in whatever order.
-            comes = self._run_state.arrived < self.requests.arrival_s.size or self.world.events.time_s[1] < np.inf
+            comes = self._run_state["arrived"] < self.requests.arrival_s.size or self.world.events.time_s[1] < np.inf
             look_s = self.looked_s + GlobalScheduler.EVERY_S if self.scheduling is not None and comes else np.inf
             stop_s = min(until_s, sample_s, look_s)
-            reason = loop.run(self.world, stop_s)
+            reason = self._stepping.run(self.world, stop_s)
             if reason == loop.FULL:
                 self._grow()
             elif reason == loop.DRAINED:
@@ -339,7 +340,7 @@ class Simulation:
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
         """As `loop.control`."""
-        return int(loop.control(self.world, endpoint, request, source))
+        return self._stepping.control(self.world, endpoint, request, source)
 
     def make_room(self, count: int) -> None:
         while self.world.waiting.counters[FREE_COUNT] < count:

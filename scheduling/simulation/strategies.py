@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.direct import Repeated
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -151,6 +152,7 @@ class Control:
         marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
         self._above = np.array([each.above for each in marks])
         self._cooldown_s = np.array([each.cooldown_s for each in marks])
+        self._any_below_floor = Repeated(any_below_floor)
         self.moves: list[Made] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None)
@@ -192,7 +194,7 @@ class Control:
         world = simulation.world
         since_s = simulation.now_s - self._changed_s
         return bool(
-            any_below_floor(
+            self._any_below_floor(
                 world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
                 since_s, self._above, self._cooldown_s,
             )

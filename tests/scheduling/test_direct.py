@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
 from scheduling.compiled import compiled
-from scheduling.direct import MOST_LOOKS, direct
+from scheduling.direct import MOST_LOOKS, Repeated, direct
 from scheduling.dispatch import dispatch
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, grow_waiting
@@ -108,3 +108,22 @@ def test_arrays_that_change_too_often_still_work():
 
 def test_without_compilation_it_is_the_function_itself():
     assert direct(len) is len
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3000)), min_size=1, max_size=40))
+def test_a_kernel_called_repeatedly_does_the_same(calls):
+    fast, worlds = Repeated(release), [[world()[0] for _ in range(2)] for _ in range(2)]
+    for which, tokens in calls:
+        for fleets, call in zip(worlds, (release, fast), strict=True):
+            fleets[which].kv_tokens[1] += 2 * tokens
+            call(fleets[which], 1, tokens, 0)
+    plain, repeated = ([fleet.kv_tokens.tolist() for fleet in fleets] for fleets in worlds)
+    assert plain == repeated
+
+
+def test_a_kernel_of_several_types_is_called_through_numba():
+    fast, numbers = Repeated(total), np.ones(4)
+    assert fast(numbers, 2.0) == fast(numbers, 2.0) == 8.0
+    halves = np.full(4, 0.5, np.float32)
+    assert fast(halves, 2.0) == fast(halves, 2.0) == 4.0
+    assert fast(numbers, 2.0) == fast(numbers, 2.0) == 8.0

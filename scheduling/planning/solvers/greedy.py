@@ -51,8 +51,10 @@ def greedy_targets(problem: Problem) -> NDArray[np.int64]:
 def drop_what_does_not_fit(problem: Problem, targets: NDArray[np.int64]) -> None:
     """Take instances away, the dearest by token first, until maxima and capacity hold."""
     theta, gpus = problem.capability_tokens_per_s, problem.gpus
-    rate = np.where(theta > 0, problem.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
-    for i, j in np.argwhere(targets.sum(axis=2) > problem.max_instances):
+    too_many = np.argwhere(targets.sum(axis=2) > problem.max_instances)
+    if too_many.size:
+        rate = np.where(theta > 0, problem.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
+    for i, j in too_many:
         while targets[i, j].sum() > problem.max_instances[i, j]:
             targets[i, j, np.argmax(np.where(targets[i, j] > 0, rate[i], -np.inf))] -= 1
     for j, k in np.argwhere(problem.used_units(targets) > problem.capacity):

@@ -59,11 +59,19 @@ def search(problem: Problem, starts: list[tuple[NDArray[np.float64], float]]) ->
     least_gain = LEAST_GAIN * max(float(problem.instance_cost_usd.max()), 1e-9)
     best: Tally | None = None
     cheapest = np.inf
+    begun, ended = set[bytes](), set[bytes]()
     for shares, threshold in starts:
+        rounded = np.where(problem.usable, np.floor(shares + (1.0 - threshold + 1e-7)), 0.0)
+        if rounded.tobytes() in begun:
+            continue  # with few instances, several thresholds are one
+        begun.add(rounded.tobytes())
         tally = allocate_tally(problem)
-        tally.targets[...] = np.where(problem.usable, np.floor(shares + (1.0 - threshold + 1e-7)), 0.0)
+        tally.targets[...] = rounded
         drop_what_does_not_fit(problem, tally.targets)
         improve(terms, tally, PASSES, 0, least_gain, addition)
+        if tally.targets.tobytes() in ended:
+            continue
+        ended.add(tally.targets.tobytes())
         price = price_usd(problem, tally.targets)
         if price < cheapest:
             best, cheapest = tally, price

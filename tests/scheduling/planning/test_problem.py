@@ -159,3 +159,14 @@ def test_missing_more_than_half_weighs_more():
     assert able[4] == 0.0 or able[4] < able[2]
     # 250 + 100 a piece of 600: the step over half weighs more than the one after it.
     assert able[0] - able[1] > able[1] - able[2] > 0
+
+
+@given(small_problems(), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_a_problem_that_asks_for_something_else_is_as_if_made_anew(problem, windows, seed):
+    demand = np.random.default_rng(seed).uniform(0, 300, (*problem.shape[:2], windows))
+    _ = problem.need_tokens_per_s, problem.need_total_tokens_per_s  # known of the old demand
+    asking, made = problem.asking(demand), replace(problem, demand_tokens_per_s=demand)
+    for name in ("peak_tokens_per_s", "need_tokens_per_s", "need_total_tokens_per_s", "acquired_units", "instances"):
+        np.testing.assert_array_equal(getattr(asking, name), getattr(made, name), name)
+    with pytest.raises(ValueError, match="must not be negative"):
+        problem.asking(-1 - demand)
