@@ -24,6 +24,7 @@ from controlplane.planning.models import (
 )
 from controlplane.planning.plans import services as plan_services
 from controlplane.simulation.models import SimulationRun
+from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError
 from workers.vllm.metrics import VllmMetrics
@@ -256,6 +257,14 @@ class TestComparisons:
         assert not tasks.somebody_waits()
         SimulationRun.objects.create(title="a", scenario={}, seed=1)
         assert tasks.somebody_waits()
+
+    def test_and_for_runs_of_a_what_if(self, db):
+        what_if = WhatIf.objects.create(title="a", state=WhatIfState.RUNNING, submitted_at=timezone.now())
+        future = Future.objects.create(what_if=what_if, letter="A", name="As now")
+        run = FutureSeed.objects.create(future=future, seed=1, state=WhatIfState.QUEUED)
+        assert tasks.somebody_waits()
+        FutureSeed.objects.filter(pk=run.pk).update(state=WhatIfState.RUNNING)
+        assert not tasks.somebody_waits()
 
     def test_too_little_is_said(self, deployment, settings):
         settings.COMPARE_EVERY_S = 600.0

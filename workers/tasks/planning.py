@@ -29,6 +29,7 @@ from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
 from controlplane.simulation import requested
+from controlplane.simulation.whatif.runs import working
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches
@@ -171,8 +172,11 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def somebody_waits() -> bool:
-    """Whether somebody asked for long work that waits; what is only periodic then ends early, and is due again."""
-    return trainings.somebody_waits() or requested.somebody_waits()
+    """Whether somebody asked for what waits: long work, or a what-if, which has processes of its own, but not processors.
+
+    What is only periodic then ends early, and is due again.
+    """
+    return trainings.somebody_waits() or requested.somebody_waits() or working.waiting_runs().exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

@@ -60,7 +60,7 @@ def judge_twin() -> int:
     """Simulate the last window of the ledger again, when that is due; how many profiles were judged."""
     with only_one(LONG_WORK) as free:
         now = timezone.now()
-        return len(twin_errors.judge(now)) if free and twin_errors.due(now) else 0
+        return len(twin_errors.judge(now)) if free and twin_errors.due(now) and not somebody_waits() else 0
 
 
 @contextlib.contextmanager
