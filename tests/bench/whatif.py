@@ -4,6 +4,8 @@ Of the demo with its traffic, by its own workers: `fork_ms`, one fork of the liv
 `first_result_s`, from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next
 hour are. `alone` has the same two of a scenario of the demo's size, where nothing runs but the workers. `day_x4_s`: a day of
 1.5 million requests under 4 strategies, one seed. Workers have two processes and are warm: a small what-if comes before.
+`run_cpu_s`: processor seconds of one run of that scenario in one process, with plans and without, the first of a process and
+the median of later seeds; other work on the machine moves them less than the others.
 """
 
 import argparse
@@ -24,6 +26,8 @@ STRATEGIES = ("lt_u", "lt_ua", "pilothouse")
 """Beside the reactive one, which is that of the scenario."""
 HOUR_S = 3600.0
 FORKS = 7
+SEEDS = 6
+"""Of `run_cpu_s`."""
 SPANS = """
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf
 from django.db.models import Max, Min
@@ -40,6 +44,28 @@ for _ in range({forks}):
     fork_fleet({horizon_s})
     print("MADE", time.perf_counter() - began_s)
 """
+RUNS = """
+import json, statistics, time
+from types import SimpleNamespace
+from django.utils import timezone
+from controlplane.simulation.running import run, warm_up
+from controlplane.simulation.whatif.changes.presets import PRESETS
+from controlplane.simulation.whatif.runs import packing, working
+from controlplane.simulation.whatif.start import SOURCE, Start, stage_start
+start = Start(kind="synthetic", at=timezone.now(), scenario=json.loads({scenario!r}))
+asked = SimpleNamespace(horizon_s={horizon_s}, warmup_s=0.0, edits=[])
+warm_up()
+for preset in ("pilothouse", "sageserve-reactive"):
+    took_s = []
+    for seed in range(1, {seeds} + 1):
+        began_s = time.process_time()
+        changed = working.changed(asked, SimpleNamespace(changes=PRESETS[preset].changes), start)
+        staged = stage_start(start, changed.scenario, seed, (), asked.horizon_s)
+        made = run(changed.scenario, SOURCE, staged)
+        packing.packed(made, staged, working.counted_of(asked, changed), first=False)
+        took_s.append(time.process_time() - began_s)
+    print("MADE", preset, took_s[0], statistics.median(took_s[1:]))
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--settle", type=float, default=150.0, help="seconds from the start of the demo to the first fork"
     )
     parser.add_argument("--without-demo", action="store_true", help="leave out what needs a demo")
+    parser.add_argument("--without-workers", action="store_true", help="leave out what needs workers")
     parser.add_argument("--without-day", action="store_true", help="leave out the day of 1.5 million requests")
 
 
@@ -101,6 +128,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pilothouse-what-if-"))
         where = stack.enter_context(place(Path(folder)))
+        runs = RUNS.format(scenario=json.dumps(demo_hour()), horizon_s=HOUR_S, seeds=SEEDS)
+        for preset, first_s, later_s in made_by(where, runs):
+            result.setdefault("run_cpu_s", {})[preset] = [round(float(first_s), 2), round(float(later_s), 2)]
+        if options.without_workers:
+            return result
         with where.worker("bench", options.processes):
             synthetic = body | {"begin": {"kind": "synthetic", "scenario": demo_hour()}}
             warm(where, synthetic, options.processes)
