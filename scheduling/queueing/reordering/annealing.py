@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline
-from scheduling.queueing.reordering.moves import exchange, price_exchange, price_rotation, rotate
+from scheduling.compiled import compiled, compiled_inline, index
+from scheduling.queueing.reordering.moves import exchange, price_exchange, price_rotation, price_swap, rotate, swap
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.sequences import Sequences, Terms
 
@@ -19,8 +19,8 @@ LONGEST_RUN = 8
 """Groups in a run that a move takes at most, but in tails."""
 SAME_MODEL = 0.9
 """Share of moves whose other group is of the same model."""
-NEAR = 4.0
-"""Exponent by which that group's deadline is drawn near."""
+PATIENCE = -np.log1p(-(np.arange(1024) + 0.5) / 1024)
+"""What a move may cost in temperatures, one of these as likely as another: exponentially distributed (Metropolis)."""
 MIX = np.cumsum([0.15, 0.55, 0.15, 0.1, 0.05])
 """Of moves: relocate, swap, exchange of runs, exchange of tails, append."""
 COOLING_STEP = 128
@@ -41,7 +41,7 @@ class Best(NamedTuple):
 def allocate_best(state: Sequences, cost: float, balance: float) -> Best:
     """*state* is the best order so far."""
     none = np.zeros(state.length.size, np.int64)
-    return Best(state.length.copy(), state.group.copy(), none, np.array([cost, balance, cost, balance]))
+    return Best(state.length.copy(), state.row["group"][:, :-1].astype(np.int64), none, np.array([cost, balance, cost, balance]))
 
 
 def best_order(best: Best) -> Order:
@@ -50,14 +50,36 @@ def best_order(best: Best) -> Order:
 
 
 @compiled_inline
-def draw(random: NDArray[np.uint64]) -> float:
-    """A number in [0, 1); xorshift64*."""
+def draw(random: NDArray[np.uint64]) -> np.uint64:
+    """64 random bits; SplitMix64 (Steele, Lea and Flood 2014)."""
+    random[0] += np.uint64(0x9E3779B97F4A7C15)
     x = random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    random[0] = x
-    return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled_inline
+def below(bits: np.uint64, limit: int) -> int:
+    """A whole number from 0 to *limit* - 1, by the upper half of *bits*."""
+    return np.int64(((bits >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32))
+
+
+@compiled_inline
+def part(bits: np.uint64, at: int) -> float:
+    """A number in [0, 1), by the sixteen of *bits* from the bit *at* on."""
+    return float(np.int64((bits >> np.uint64(at)) & np.uint64(0xFFFF))) * (1.0 / 65536.0)
+
+
+@compiled_inline
+def flag(bits: np.uint64, at: int) -> bool:
+    return (bits >> np.uint64(at)) & np.uint64(1) == np.uint64(1)
+
+
+@compiled_inline
+def run_wanted(bits: np.uint64, at: int) -> int:
+    """1 to `LONGEST_RUN`, by the three of *bits* from the bit *at* on."""
+    return np.int64((bits >> np.uint64(at)) & np.uint64(LONGEST_RUN - 1)) + 1
 
 
 @compiled_inline
@@ -65,8 +87,8 @@ def run_length(terms: Terms, state: Sequences, queue: int, at: int, most: int) -
     """Groups of one model from position *at* on, at most *most*."""
     end = min(state.length[queue], at + most)
     position = at + 1
-    model = terms.model[state.group[queue, at]]
-    while position < end and terms.model[state.group[queue, position]] == model:
+    model = terms.model[state.row[queue, at].group]
+    while position < end and terms.model[state.row[queue, position].group] == model:
         position += 1
     return position - at
 
@@ -79,7 +101,7 @@ def keep(state: Sequences, best: Best) -> None:
             best.changed[queue] = 0
             best.length[queue] = state.length[queue]
             for position in range(state.length[queue]):
-                best.group[queue, position] = state.group[queue, position]
+                best.group[queue, position] = state.row[queue, position].group
     best.cost[2], best.cost[3] = best.cost[0], best.cost[1]
 
 
@@ -95,56 +117,73 @@ def anneal(
     cold: float,
 ) -> int:
     """Try *moves* moves while the temperature falls from *hot* to *cold* (units of cost); moves made."""
-    queues, width = state.group.shape
+    queues, width = state.length.size, state.row.shape[1] - 1
     movable, made = terms.movable.size, 0
     temperature = hot
     cooling = math.exp(math.log(cold / hot) * COOLING_STEP / max(moves, 1))
     for move in range(moves):
         if move % COOLING_STEP == 0 and move > 0:
             temperature *= cooling
-        group = terms.movable[int(draw(random) * movable)]
-        a, at = state.queue[group], state.place[group]
-        kind = draw(random)
-        most = -temperature * math.log(1.0 - draw(random))
-        count, others = 1, 1
+        bits = draw(random)
+        group = terms.movable[below(bits, movable)]
+        kind, most = part(bits, 16), temperature * PATIENCE[bits & np.uint64(PATIENCE.size - 1)]
+        bits = draw(random)
+        place = state.place[group]
+        a, at = index(place.queue), index(place.position)
+        count, others, alike = 1, 1, False
         if kind >= mix[3]:
-            b = int(draw(random) * queues)
+            b = below(bits, queues)
+            if terms.group[terms.kind[b], group].service == np.inf:
+                continue
             there, others = state.length[b], 0
-            count = run_length(terms, state, a, at, LONGEST_RUN)
-            if draw(random) < 0.5:
-                count = 1
+            if flag(bits, 16):
+                count = run_length(terms, state, a, at, LONGEST_RUN)
             if a == b and at + count == there:
                 continue
         else:
-            if draw(random) < SAME_MODEL:
-                model = terms.model[group]
-                first, end = terms.first[model], terms.first[model + 1]
-                far = draw(random) ** NEAR * (end - first)
-                other_rank = terms.rank[group] + (int(far) + 1 if draw(random) < 0.5 else -int(far) - 1)
+            model = terms.model[group]
+            if part(bits, 0) < SAME_MODEL:
+                first, end, rank = terms.first[model], terms.first[model + 1], terms.rank[group]
+                far = part(bits, 32)
+                far *= far
+                far = 1 + int(far * far * (end - first))
+                other_rank = rank + far if flag(bits, 16) else rank - far
                 if other_rank < first or other_rank >= end:
-                    continue
+                    other_rank = 2 * rank - other_rank  # as far to the other side
+                    if other_rank < first or other_rank >= end:
+                        continue
+                other, alike = terms.movable[other_rank], True
             else:
-                other_rank = int(draw(random) * movable)
-            other = terms.movable[other_rank]
-            if other == group:
-                continue
-            b, there = state.queue[other], state.place[other]
+                other = terms.movable[below(bits, movable)]
+                if other == group:
+                    continue
+            place = state.place[other]
+            b, there = index(place.queue), index(place.position)
             if kind < mix[0]:
                 others = 0
-                if draw(random) < 0.25:
-                    count = run_length(terms, state, a, at, 1 + int(draw(random) * LONGEST_RUN))
-                if draw(random) < 0.5:
+                if bits >> np.uint64(17) & np.uint64(3) == np.uint64(0):
+                    count = run_length(terms, state, a, at, run_wanted(bits, 20))
+                if flag(bits, 19):
                     there += 1
             elif kind >= mix[2]:
                 if a == b:
                     continue
-                if draw(random) < 0.5:
+                if flag(bits, 19):
                     there += 1
                 count, others = state.length[a] - at, state.length[b] - there
             elif kind >= mix[1]:
-                count = run_length(terms, state, a, at, 1 + int(draw(random) * LONGEST_RUN))
-                others = run_length(terms, state, b, there, 1 + int(draw(random) * LONGEST_RUN))
-        if a != b:
+                count = run_length(terms, state, a, at, run_wanted(bits, 20))
+                others = run_length(terms, state, b, there, run_wanted(bits, 23))
+            elif alike and a != b:
+                cost, balance = price_swap(terms, state, a, at, b, there, most)
+                if cost == np.inf:
+                    continue
+                swap(terms, state, a, at, b, there)
+                count = 0  # done
+                best.changed[b] = 1
+        if count == 0:
+            pass
+        elif a != b:
             if state.length[a] - count + others > width or state.length[b] - others + count > width:
                 continue
             cost, balance = price_exchange(terms, state, a, at, count, b, there, others, most)

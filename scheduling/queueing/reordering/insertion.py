@@ -13,7 +13,7 @@ def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
 
     A row that is full takes none. Groups that may not begin yet make their queue wait, so they go where it is busy anyway.
     """
-    queues, width = state.group.shape
+    queues, width = state.length.size, state.row.shape[1] - 1
     placed, kappa = 0, terms.kappa[0]
     for k in range(groups.size):
         group = groups[k]
@@ -21,12 +21,12 @@ def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
         best, best_at, least, least_cost = -1, 0, np.inf, 0.0
         for queue in range(queues):
             kind, length = terms.kind[queue], state.length[queue]
-            old_s = state.ready[queue, length]
+            old_s = state.end[queue]
             if terms.service[kind, group] == np.inf or length == width:
                 continue
             for at in range(length, -1, -1):
-                time_s, loaded = state.ready[queue, at], state.loaded[queue, at]
-                start_s = max(time_s + terms.change[kind, loaded + 1, model], hold_s)
+                here = state.row[queue, at]
+                start_s = max(here.ready + terms.change[kind, here.loaded + 1, model], hold_s)
                 if not start_s < np.inf:
                     continue
                 late_s, cost = start_s + terms.offset[kind, group], 0.0
@@ -34,8 +34,8 @@ def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
                     cost = terms.weight[group] * (late_s + kappa)
                 end_s, shift_s = start_s + terms.service[kind, group], 0.0
                 if at < length:
-                    wanted = terms.model[state.group[queue, at]]
-                    shift_s = end_s + terms.change[kind, model + 1, wanted] - state.start[queue, at]
+                    wanted = terms.model[here.group]
+                    shift_s = end_s + terms.change[kind, model + 1, wanted] - here.start
                     end_s = old_s + shift_s
                     if not end_s < np.inf:
                         continue
@@ -48,8 +48,8 @@ def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
         if best < 0:
             continue
         for position in range(state.length[best], best_at, -1):
-            state.group[best, position] = state.group[best, position - 1]
-        state.group[best, best_at] = group
+            state.row[best, position].group = state.row[best, position - 1].group
+        state.row[best, best_at].group = group
         state.length[best] += 1
         refresh(terms, state, best, best_at)
         change[0] += least_cost

@@ -21,15 +21,47 @@ def _replaced(
 
     (cost of what comes less that of what goes, shift of the rest of the row, its new end).
     """
-    kind, rest = terms.kind[queue], at + removed
-    time_s, model = state.ready[queue, at], state.loaded[queue, at]
-    time_s, model, cost = walk(terms, state, kind, other, there, added, time_s, model)
-    cost -= state.cost[queue, rest] - state.cost[queue, at]
-    if rest == state.length[queue]:
+    kind, here, rest = terms.kind[queue], state.row[queue, at], state.row[queue, at + removed]
+    time_s, model, cost = walk(terms, state, kind, other, there, added, here.ready, here.loaded)
+    cost -= rest.cost - here.cost
+    if at + removed == state.length[queue]:
         return cost, 0.0, time_s
-    wanted = terms.model[state.group[queue, rest]]
-    shift_s = time_s + terms.change[kind, model + 1, wanted] - state.start[queue, rest]
-    return cost, shift_s, state.ready[queue, state.length[queue]] + shift_s
+    shift_s = time_s + terms.change[kind, model + 1, terms.group[kind, rest.group].model] - rest.start
+    return cost, shift_s, state.end[queue] + shift_s
+
+
+@compiled_inline
+def _total(
+    terms: Terms,
+    state: Sequences,
+    a: int,
+    rest_a: int,
+    shift_a: float,
+    end_a: float,
+    b: int,
+    rest_b: int,
+    shift_b: float,
+    end_b: float,
+    cost: float,
+    most: float,
+) -> tuple[float, float]:
+    """(cost, balance) of a change of two rows that costs *cost* but for the shifts of their rests; infinity above *most*.
+
+    A rest is walked only where bounds say too little.
+    """
+    old_a, old_b = state.end[a], state.end[b]
+    balance = terms.balance[0] * ((end_a - old_a) * (end_a + old_a) + (end_b - old_b) * (end_b + old_b))
+    most -= balance
+    least_b = least_shift_cost(terms, state, b, rest_b, shift_b)
+    if cost + least_b + least_shift_cost(terms, state, a, rest_a, shift_a) > most:
+        return np.inf, np.inf
+    cost += shift_cost(terms, state, a, rest_a, shift_a)
+    if cost + least_b > most:
+        return np.inf, np.inf
+    cost += shift_cost(terms, state, b, rest_b, shift_b)
+    if cost > most:
+        return np.inf, np.inf
+    return cost, balance
 
 
 @compiled_inline
@@ -46,29 +78,54 @@ def price_exchange(
     cost_b, shift_b, end_b = _replaced(terms, state, b, there, others, a, at, count)
     if not end_b < np.inf:
         return np.inf, np.inf
-    old_a, old_b = state.ready[a, state.length[a]], state.ready[b, state.length[b]]
-    balance = terms.balance[0] * ((end_a - old_a) * (end_a + old_a) + (end_b - old_b) * (end_b + old_b))
-    rest_a, rest_b = at + count, there + others
-    cost = cost_a + cost_b
-    least_b = least_shift_cost(terms, state, b, rest_b, shift_b)
-    if cost + balance + least_b + least_shift_cost(terms, state, a, rest_a, shift_a) > most:
+    return _total(
+        terms, state, a, at + count, shift_a, end_a, b, there + others, shift_b, end_b, cost_a + cost_b, most
+    )
+
+
+@compiled_inline
+def price_swap(
+    terms: Terms, state: Sequences, a: int, at: int, b: int, there: int, most: float
+) -> tuple[float, float]:
+    """`price_exchange` of one group each, both of one model: they begin when the other did, and nothing is swapped anew."""
+    kind_a, kind_b, kappa = terms.kind[a], terms.kind[b], terms.kappa[0]
+    here_a, here_b = state.row[a, at], state.row[b, there]
+    old_a, old_b = terms.group[kind_a, here_a.group], terms.group[kind_b, here_b.group]
+    new_a, new_b = terms.group[kind_a, here_b.group], terms.group[kind_b, here_a.group]
+    shift_a, shift_b = new_a.service - old_a.service, new_b.service - old_b.service
+    if not shift_a + shift_b < np.inf:
         return np.inf, np.inf
-    cost += shift_cost(terms, state, a, rest_a, shift_a)
-    if cost + balance + least_b > most:
-        return np.inf, np.inf
-    cost += shift_cost(terms, state, b, rest_b, shift_b)
-    if cost + balance > most:
-        return np.inf, np.inf
-    return cost, balance
+    late_a, late_b, cost = here_a.start + new_a.offset, here_b.start + new_b.offset, 0.0
+    if late_a > 0.0:
+        cost += new_a.weight * (late_a + kappa)
+    if late_b > 0.0:
+        cost += new_b.weight * (late_b + kappa)
+    if here_a.late > 0.0:
+        cost -= old_a.weight * (here_a.late + kappa)
+    if here_b.late > 0.0:
+        cost -= old_b.weight * (here_b.late + kappa)
+    end_a, end_b = state.end[a] + shift_a, state.end[b] + shift_b
+    return _total(terms, state, a, at + 1, shift_a, end_a, b, there + 1, shift_b, end_b, cost, most)
+
+
+@compiled_inline
+def swap(terms: Terms, state: Sequences, a: int, at: int, b: int, there: int) -> None:
+    """Do what `price_swap` prices."""
+    here_a, here_b = state.row[a, at], state.row[b, there]
+    group = here_a.group
+    here_a.group = here_b.group
+    here_b.group = group
+    refresh(terms, state, a, at)
+    refresh(terms, state, b, there)
 
 
 @compiled_inline
 def exchange(terms: Terms, state: Sequences, a: int, at: int, count: int, b: int, there: int, others: int) -> None:
     """Do what `price_exchange` prices. The rows must be wide enough."""
     for k in range(count):
-        state.scratch[0, k] = state.group[a, at + k]
+        state.scratch[0, k] = state.row[a, at + k].group
     for k in range(others):
-        state.scratch[1, k] = state.group[b, there + k]
+        state.scratch[1, k] = state.row[b, there + k].group
     _splice(state, a, at, count, 1, others)
     _splice(state, b, there, others, 0, count)
     refresh(terms, state, a, at)
@@ -77,15 +134,15 @@ def exchange(terms: Terms, state: Sequences, a: int, at: int, count: int, b: int
 
 @compiled_inline
 def _splice(state: Sequences, queue: int, at: int, removed: int, scratch: int, added: int) -> None:
-    length, by = state.length[queue], added - removed
+    row, length, by = state.row[queue], state.length[queue], added - removed
     if by > 0:
         for position in range(length - 1, at + removed - 1, -1):
-            state.group[queue, position + by] = state.group[queue, position]
+            row[position + by].group = row[position].group
     elif by < 0:
         for position in range(at + removed, length):
-            state.group[queue, position + by] = state.group[queue, position]
+            row[position + by].group = row[position].group
     for k in range(added):
-        state.group[queue, at + k] = state.scratch[scratch, k]
+        row[at + k].group = state.scratch[scratch, k]
     state.length[queue] = length + by
 
 
@@ -95,18 +152,16 @@ def price_rotation(
 ) -> tuple[float, float]:
     """The same within one row, *there* being at least *at* + *count*; what lies between them stays between."""
     kind, middle, rest = terms.kind[queue], at + count, there + others
-    old_s = state.ready[queue, state.length[queue]]
-    time_s, model = state.ready[queue, at], state.loaded[queue, at]
-    time_s, model, cost = walk(terms, state, kind, queue, there, others, time_s, model)
+    here, after, old_s = state.row[queue, at], state.row[queue, rest], state.end[queue]
+    time_s, model, cost = walk(terms, state, kind, queue, there, others, here.ready, here.loaded)
     time_s, model, more = walk(terms, state, kind, queue, middle, there - middle, time_s, model)
     time_s, model, last = walk(terms, state, kind, queue, at, count, time_s, model)
     if not time_s < np.inf:
         return np.inf, np.inf
-    cost += more + last - (state.cost[queue, rest] - state.cost[queue, at])
+    cost += more + last - (after.cost - here.cost)
     shift_s, end_s = 0.0, time_s
     if rest < state.length[queue]:
-        wanted = terms.model[state.group[queue, rest]]
-        shift_s = time_s + terms.change[kind, model + 1, wanted] - state.start[queue, rest]
+        shift_s = time_s + terms.change[kind, model + 1, terms.group[kind, after.group].model] - after.start
         end_s = old_s + shift_s
         if not end_s < np.inf:
             return np.inf, np.inf
@@ -122,16 +177,17 @@ def price_rotation(
 @compiled_inline
 def rotate(terms: Terms, state: Sequences, queue: int, at: int, count: int, there: int, others: int) -> None:
     """Do what `price_rotation` prices."""
+    row = state.row[queue]
     for k in range(at, there + others):
-        state.scratch[0, k - at] = state.group[queue, k]
+        state.scratch[0, k - at] = row[k].group
     position = at
     for k in range(others):
-        state.group[queue, position] = state.scratch[0, there - at + k]
+        row[position].group = state.scratch[0, there - at + k]
         position += 1
     for k in range(at + count, there):
-        state.group[queue, position] = state.scratch[0, k - at]
+        row[position].group = state.scratch[0, k - at]
         position += 1
     for k in range(count):
-        state.group[queue, position] = state.scratch[0, k]
+        row[position].group = state.scratch[0, k]
         position += 1
     refresh(terms, state, queue, at)

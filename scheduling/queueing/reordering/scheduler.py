@@ -22,7 +22,6 @@ from scheduling.queueing.reordering.sequences import (
     Sequences,
     Terms,
     allocate_sequences,
-    ends_s,
     load,
     order_of,
     terms_of,
@@ -164,7 +163,7 @@ class _Search:
         """The best order of annealing from *order* until the budget is spent."""
         budget = self.budget
         state, cost = rows_of(self.terms, order)
-        best = allocate_best(state, cost, float(self.terms.balance[0] * (ends_s(state) ** 2).sum()))
+        best = allocate_best(state, cost, float(self.terms.balance[0] * (state.end**2).sum()))
         hot, cold = scheme.hot * self.unit, scheme.cold * self.unit
         first = spent = budget.spent()
         while spent < 1.0 and self.terms.movable.size * self.terms.kind.size > 1:

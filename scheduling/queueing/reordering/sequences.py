@@ -9,8 +9,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.compiled import compiled, compiled_inline
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled, compiled_inline, record
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem
+
+
+GROUP = record([("service", np.float64), ("offset", np.float64), ("weight", np.float64), ("model", np.int64)])
+"""A group as queues of one type see it: fields as in `Terms`."""
+POSITION = record(
+    [
+        ("ready", np.float64),  # when the queue is done with all before
+        ("start", np.float64),  # seconds from now when the group begins
+        ("late", np.float64),  # how late it is; negative when in time
+        ("cost", np.float64),  # of all groups before
+        ("late_weight", np.float64),  # of this group and all after it
+        ("rise", np.float64),  # by how much all from here on may be put off until another one is late
+        ("fall", np.float64),  # by how much they may be brought forward until one of them is in time
+        ("group", np.int32),
+        ("loaded", np.int32),  # the model that is loaded when the queue is done with all before, -1 for none
+    ]
+)
+"""A position of a queue: what a change there or behind it costs is read from one line of the processor's cache."""
+PLACE = record([("queue", np.int32), ("position", np.int32)])
 
 
 class Terms(NamedTuple):
@@ -24,6 +45,8 @@ class Terms(NamedTuple):
     """(T, N)"""
     offset: Floats
     """(T, N): own_s - due_s, which added to the start is the lateness; minus infinity without a deadline."""
+    group: NDArray[np.void]
+    """(T, N): GROUP, the four above once more, together."""
     change: Floats
     """(T, M + 1, M): as `Problem.change_s`."""
     kind: Ints
@@ -53,28 +76,12 @@ class Sequences(NamedTuple):
 
     length: Ints
     """(Q,)"""
-    group: Ints
-    """(Q, width)"""
-    ready: Floats
-    """(Q, width + 1): when the queue is done with all before; the entry after the last is when it is empty."""
-    loaded: Ints
-    """(Q, width + 1): the model that is loaded then, -1 for none."""
-    start: Floats
-    """(Q, width): seconds from now when the group begins."""
-    late: Floats
-    """(Q, width): how late it is; negative when in time."""
-    cost: Floats
-    """(Q, width + 1): of all groups before."""
-    late_weight: Floats
-    """(Q, width + 1): of this group and all after it."""
-    rise: Floats
-    """(Q, width + 1): by how much all from here on may be put off until another one is late."""
-    fall: Floats
-    """(Q, width + 1): by how much they may be brought forward until one of them is in time."""
-    queue: Ints
-    """(N,): where each group is, -1 for nowhere."""
-    place: Ints
-    """(N,)"""
+    end: Floats
+    """(Q,): when each queue is empty."""
+    row: NDArray[np.void]
+    """(Q, width + 1): POSITION; the entry after the last has no group."""
+    place: NDArray[np.void]
+    """(N,): PLACE of each group, -1 for nowhere."""
     scratch: Ints
     """(2, width)"""
 
@@ -96,12 +103,18 @@ def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints) -> 
     rank[order] = np.arange(order.size)
     with np.errstate(invalid="ignore"):
         offset = np.where(np.isfinite(problem.service_s), problem.own_s - problem.due_s[:, None], np.inf)
+    weight, model = problem.requests.astype(np.float64), problem.model
+    service, offset = np.ascontiguousarray(problem.service_s.T), np.ascontiguousarray(offset.T)
+    group = np.zeros(service.shape, GROUP)
+    for name, values in (("service", service), ("offset", offset), ("weight", weight), ("model", model)):
+        group[name] = values
     span_s = max(1e-9, float(free_s.mean()) + _work_s(problem) / problem.queue_type.size)
     return Terms(
-        weight=problem.requests.astype(np.float64),
-        model=problem.model,
-        service=np.ascontiguousarray(problem.service_s.T),
-        offset=np.ascontiguousarray(offset.T),
+        weight=weight,
+        model=model,
+        service=service,
+        offset=offset,
+        group=group,
         change=problem.change_s(),
         kind=problem.queue_type,
         free=np.array(free_s, np.float64),
@@ -124,68 +137,58 @@ def _work_s(problem: Problem) -> float:
 
 def allocate_sequences(queues: int, groups: int, width: int) -> Sequences:
     """Empty queues of *groups* groups, at most *width* each."""
+    place = np.zeros(groups, PLACE)
+    place["queue"] = place["position"] = -1
     return Sequences(
         length=np.zeros(queues, np.int64),
-        group=np.zeros((queues, width), np.int64),
-        ready=np.zeros((queues, width + 1)),
-        loaded=np.zeros((queues, width + 1), np.int64),
-        start=np.zeros((queues, width)),
-        late=np.zeros((queues, width)),
-        cost=np.zeros((queues, width + 1)),
-        late_weight=np.zeros((queues, width + 1)),
-        rise=np.zeros((queues, width + 1)),
-        fall=np.zeros((queues, width + 1)),
-        queue=np.full(groups, -1, np.int64),
-        place=np.full(groups, -1, np.int64),
+        end=np.zeros(queues),
+        row=np.zeros((queues, width + 1), POSITION),
+        place=place,
         scratch=np.zeros((2, width), np.int64),
     )
 
 
-def ends_s(state: Sequences) -> Floats:
-    """(Q,): when each queue is empty."""
-    return np.take_along_axis(state.ready, state.length[:, None], axis=1)[:, 0]
-
-
 def order_of(state: Sequences) -> Order:
-    inside = np.arange(state.group.shape[1]) < state.length[:, None]
-    return Order(np.concatenate([np.zeros(1, np.int64), np.cumsum(state.length)]), state.group[inside])
+    inside = np.arange(state.row.shape[1]) < state.length[:, None]
+    groups = state.row["group"][inside].astype(np.int64)
+    return Order(np.concatenate([np.zeros(1, np.int64), np.cumsum(state.length)]), groups)
 
 
 @compiled_inline
 def refresh(terms: Terms, state: Sequences, queue: int, at: int) -> None:
     """Write all that is kept for the row *queue*, whose groups from position *at* on are new."""
     kind, length, kappa = terms.kind[queue], state.length[queue], terms.kappa[0]
+    row = state.row[queue]
     if at == 0:
-        state.ready[queue, 0], state.loaded[queue, 0], state.cost[queue, 0] = (
-            terms.free[queue],
-            terms.loaded[queue],
-            0.0,
-        )
-    time_s, model, cost = state.ready[queue, at], state.loaded[queue, at], state.cost[queue, at]
+        row[0].ready, row[0].loaded, row[0].cost = terms.free[queue], terms.loaded[queue], 0.0
+    time_s, model, cost = row[at].ready, np.int64(row[at].loaded), row[at].cost
     for position in range(at, length):
-        group = state.group[queue, position]
-        time_s = max(time_s + terms.change[kind, model + 1, terms.model[group]], terms.hold[group])
-        model = terms.model[group]
-        late = time_s + terms.offset[kind, group]
-        state.start[queue, position], state.late[queue, position] = time_s, late
-        state.queue[group], state.place[group] = queue, position
-        time_s += terms.service[kind, group]
+        here = row[position]
+        group = terms.group[kind, here.group]
+        time_s = max(time_s + terms.change[kind, model + 1, group.model], terms.hold[here.group])
+        model = group.model
+        late = time_s + group.offset
+        here.start, here.late = time_s, late
+        place = state.place[here.group]
+        place.queue, place.position = queue, position
+        time_s += group.service
         if late > 0.0:
-            cost += terms.weight[group] * (late + kappa)
-        state.ready[queue, position + 1], state.loaded[queue, position + 1] = time_s, model
-        state.cost[queue, position + 1] = cost
+            cost += group.weight * (late + kappa)
+        after = row[position + 1]
+        after.ready, after.loaded, after.cost = time_s, model, cost
+    state.end[queue] = time_s
     weight, rise, fall = 0.0, np.inf, np.inf
-    state.late_weight[queue, length] = weight
-    state.rise[queue, length], state.fall[queue, length] = rise, fall
+    last = row[length]
+    last.late_weight, last.rise, last.fall = weight, rise, fall
     for position in range(length - 1, -1, -1):
-        late = state.late[queue, position]
+        here = row[position]
+        late = here.late
         if late > 0.0:
-            weight += terms.weight[state.group[queue, position]]
+            weight += terms.group[kind, here.group].weight
             fall = min(fall, late)
         else:
             rise = min(rise, -late)
-        state.late_weight[queue, position] = weight
-        state.rise[queue, position], state.fall[queue, position] = rise, fall
+        here.late_weight, here.rise, here.fall = weight, rise, fall
 
 
 @compiled_inline
@@ -195,56 +198,59 @@ def walk(
     """Serve *count* groups of the row *queue* from *first* on, by a queue of type *kind*: (end, model loaded then, cost)."""
     cost, kappa = 0.0, terms.kappa[0]
     for position in range(first, first + count):
-        group = state.group[queue, position]
-        wanted = terms.model[group]
-        time_s += terms.change[kind, model + 1, wanted]
-        late = time_s + terms.offset[kind, group]
+        group = terms.group[kind, state.row[queue, position].group]
+        time_s += terms.change[kind, model + 1, group.model]
+        late = time_s + group.offset
         if late > 0.0:
-            cost += terms.weight[group] * (late + kappa)
-        time_s += terms.service[kind, group]
-        model = wanted
+            cost += group.weight * (late + kappa)
+        time_s += group.service
+        model = group.model
     return time_s, model, cost
 
 
 @compiled_inline
 def least_shift_cost(terms: Terms, state: Sequences, queue: int, at: int, shift_s: float) -> float:
     """A bound from below of what it costs to put off all groups from position *at* on by *shift_s*."""
-    weight = float(state.late_weight[queue, at])
+    here = state.row[queue, at]
+    weight = float(here.late_weight)
     if weight == 0.0:
         return 0.0
-    if shift_s >= 0.0 or -shift_s < state.fall[queue, at]:
+    if shift_s >= 0.0 or -shift_s < here.fall:
         return shift_s * weight
     return float(shift_s - terms.kappa[0]) * weight
 
 
 @compiled_inline
 def shift_cost(terms: Terms, state: Sequences, queue: int, at: int, shift_s: float) -> float:
-    """What it costs to put off all groups from position *at* on by *shift_s*; negative to bring them forward."""
-    if (shift_s >= 0.0 and shift_s <= state.rise[queue, at]) or (shift_s < 0.0 and -shift_s < state.fall[queue, at]):
-        weight = state.late_weight[queue, at]
-        return float(shift_s * weight) if weight > 0.0 else 0.0
+    """What it costs to put off all groups from position *at* on by *shift_s*; negative to bring them forward.
+
+    The walk ends where no group behind comes to be late or in time, which the position after the last always is.
+    """
     cost, kappa = 0.0, terms.kappa[0]
-    for position in range(at, state.length[queue]):
-        late = state.late[queue, position]
+    kind, position = terms.kind[queue], at
+    while True:
+        here = state.row[queue, position]
+        if shift_s <= here.rise if shift_s >= 0.0 else -shift_s < here.fall:
+            return cost + (shift_s * here.late_weight if here.late_weight > 0.0 else 0.0)
+        late = here.late
         moved = late + shift_s
         if late > 0.0:
-            by = -late - kappa if moved <= 0.0 else shift_s
-            cost += terms.weight[state.group[queue, position]] * by
+            cost += terms.group[kind, here.group].weight * (-late - kappa if moved <= 0.0 else shift_s)
         elif moved > 0.0:
-            cost += terms.weight[state.group[queue, position]] * (moved + kappa)
-    return cost
+            cost += terms.group[kind, here.group].weight * (moved + kappa)
+        position += 1
 
 
 @compiled
 def load(terms: Terms, state: Sequences, first: Ints, groups: Ints) -> float:
     """Write an order into *state* and return its cost; its rows must be wide enough."""
-    for group in range(state.queue.size):
-        state.queue[group] = -1
+    for group in range(state.place.size):
+        state.place[group].queue = -1
     cost = 0.0
     for queue in range(state.length.size):
         state.length[queue] = first[queue + 1] - first[queue]
         for position in range(state.length[queue]):
-            state.group[queue, position] = groups[first[queue] + position]
+            state.row[queue, position].group = groups[first[queue] + position]
         refresh(terms, state, queue, 0)
-        cost += state.cost[queue, state.length[queue]]
+        cost += state.row[queue, state.length[queue]].cost
     return cost
