@@ -42,3 +42,51 @@ def least_objective(problem, kappa_s):
     """The least objective of all orders of all groups (fixed ones and holds are not looked at)."""
     queues = int(problem.queue_type.size)
     return min(objective(problem, order, kappa_s) for order in all_orders(range(problem.requests.size), queues))
+
+
+def listed(terms, affinity, near_s, swap_s, give_up, looked_at, late_looked_at):
+    """List scheduling by the index that `listing.list_groups` describes: [(group, queue)], cost."""
+    models, types = terms.first.size - 1, terms.service.shape[0]
+    waiting = [terms.movable[terms.first[m] : terms.first[m + 1]].tolist() for m in range(models)]
+    late = [[] for _ in range(models)]
+    time, loaded = terms.free.tolist(), terms.loaded.tolist()
+    chosen, cost = [], 0.0
+    while len(chosen) < terms.movable.size:
+        queue = min(range(len(time)), key=lambda q: (time[q], q))
+        now, kind = time[queue], int(terms.kind[queue])
+        if now == math.inf:
+            return chosen, math.inf
+        best = (-math.inf, -1, None, None)
+        for model in range(models):
+            change = terms.change[kind, loaded[queue] + 1, model]
+            if change == math.inf:
+                continue
+            window = []
+            for group in list(waiting[model]):
+                if len(window) == looked_at:
+                    break
+                if all(now + terms.offset[other, group] > 0.0 for other in range(types)):
+                    waiting[model].remove(group)
+                    late[model].append(group)
+                else:
+                    window.append((group, waiting[model]))
+            for group, row in window + [(group, late[model]) for group in late[model][:late_looked_at]]:
+                if terms.service[kind, group] == math.inf:
+                    continue
+                slack = -(now + change + terms.offset[kind, group])
+                index = math.log(max(terms.weight[group], 1.0)) - math.log(max(terms.service[kind, group], 1e-6))
+                index += affinity[kind, model] - change / swap_s
+                index -= slack / near_s[model] if slack >= 0.0 and row is waiting[model] else give_up
+                if index > best[0]:
+                    best = (index, group, row, now + change)
+        if best[1] < 0:
+            time[queue] = math.inf
+            continue
+        _, group, row, start = best
+        row.remove(group)
+        lateness = start + terms.offset[kind, group]
+        if lateness > 0.0:
+            cost += terms.weight[group] * (lateness + terms.kappa[0])
+        chosen.append((group, queue))
+        time[queue], loaded[queue] = start + terms.service[kind, group], int(terms.model[group])
+    return chosen, cost

@@ -41,7 +41,8 @@ class Best(NamedTuple):
 def allocate_best(state: Sequences, cost: float, balance: float) -> Best:
     """*state* is the best order so far."""
     none = np.zeros(state.length.size, np.int64)
-    return Best(state.length.copy(), state.row["group"][:, :-1].astype(np.int64), none, np.array([cost, balance, cost, balance]))
+    groups = state.row["group"][:, :-1].astype(np.int64)
+    return Best(state.length.copy(), groups, none, np.array([cost, balance, cost, balance]))
 
 
 def best_order(best: Best) -> Order:
@@ -129,6 +130,8 @@ def anneal(
         kind, most = part(bits, 16), temperature * PATIENCE[bits & np.uint64(PATIENCE.size - 1)]
         bits = draw(random)
         place = state.place[group]
+        if place.queue < 0:
+            continue  # no queue could take it
         a, at = index(place.queue), index(place.position)
         count, others, alike = 1, 1, False
         if kind >= mix[3]:
@@ -158,6 +161,8 @@ def anneal(
                 if other == group:
                     continue
             place = state.place[other]
+            if place.queue < 0:
+                continue
             b, there = index(place.queue), index(place.position)
             if kind < mix[0]:
                 others = 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.sequences import Terms
 
@@ -29,7 +29,10 @@ STEP = 0.35
 
 
 class Listing(NamedTuple):
-    """An order as it is built: the groups in the order they were chosen in, and their queues; and room to work."""
+    """An order as it is built: the groups in the order they were chosen in, and their queues; and room to work.
+
+    Where a number stands for a group it is its rank, its position in `Terms.movable`, by model and then deadline.
+    """
 
     chosen: Ints
     """(movable groups,)"""
@@ -39,24 +42,70 @@ class Listing(NamedTuple):
     """(Q,)"""
     loaded: Ints
     """(Q,)"""
-    after: Ints
-    """(N,): next group of its model that waits, by deadline; -1 for none."""
-    head: Ints
-    """(2, M): first group of a model that waits; second row, that is late whatever happens."""
-    tail: Ints
-    """(M,): the last of those that are late."""
+    heap: Ints
+    """(Q,): queues, the one that is free first at the top; a binary heap."""
+    taken: Ints
+    """(N,): 1 once it is taken."""
+    value: Floats
+    """(T, movable groups): log of its requests by second of service; minus infinity where it cannot be served."""
+    offset: Floats
+    """(T, movable groups): as in `Terms`."""
+    least: Floats
+    """(movable groups,): the least offset of any type; at times above minus it the group is late wherever it goes."""
+    key: Floats
+    """(T, movable groups): part of the index of a group in time that does not change while an order is built."""
+    by_near: Floats
+    """(M,): one over the scale of slack."""
+    window: Ints
+    """(M, LOOKED_AT): by deadline, what a queue chooses from."""
+    size: Ints
+    """(M,): of each window."""
+    following: Ints
+    """(M,): next group that comes into the window."""
+    highest: Floats
+    """(T, M): no value in the window is greater."""
+    in_time: Floats
+    """(T, M): until then all groups of the window may begin and none is late."""
+    expires: Floats
+    """(M,): when the first group of the window is late wherever it goes."""
+    late: Ints
+    """(movable groups,): of each model, from `Terms.first` on, those that are."""
+    late_first: Ints
+    """(M,): the first of them that waits."""
+    late_end: Ints
+    """(M,)"""
+    best: Ints
+    """(2, T, M): group with the greatest key in the window, and late group with the greatest value; -1 for none."""
 
 
 def allocate_listing(terms: Terms) -> Listing:
     size, queues, models = terms.movable.size, terms.kind.size, terms.first.size - 1
+    types = terms.service.shape[0]
+    served, offset = np.take(terms.service, terms.movable, axis=1), np.take(terms.offset, terms.movable, axis=1)
+    weight = np.maximum(terms.weight[terms.movable], 1.0)
+    value = np.where(np.isfinite(served), np.log(weight) - np.log(np.maximum(served, 1e-6)), -np.inf)
     return Listing(
         chosen=np.empty(size, np.int64),
         queue=np.empty(size, np.int64),
         time=np.empty(queues),
         loaded=np.empty(queues, np.int64),
-        after=np.empty(terms.model.size, np.int64),
-        head=np.empty((2, models), np.int64),
-        tail=np.empty(models, np.int64),
+        heap=np.empty(queues, np.int64),
+        taken=np.empty(terms.model.size, np.int64),
+        value=value,
+        highest=np.empty((types, models)),
+        in_time=np.empty((types, models)),
+        offset=offset,
+        least=offset.min(axis=0),
+        key=np.empty((types, size)),
+        by_near=np.empty(models),
+        window=np.empty((models, LOOKED_AT), np.int64),
+        size=np.empty(models, np.int64),
+        following=np.empty(models, np.int64),
+        expires=np.empty(models),
+        late=np.empty(size, np.int64),
+        late_first=np.empty(models, np.int64),
+        late_end=np.empty(models, np.int64),
+        best=np.empty((2, types, models), np.int64),
     )
 
 
@@ -97,7 +146,7 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
     for queue in range(terms.kind.size):
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
     for group in range(terms.model.size):
-        listing.after[group] = 0  # 1 once it is taken
+        listing.taken[group] = 0
     begin = 0
     while left > 0:
         queue = 0
@@ -107,12 +156,12 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
         if listing.time[queue] == np.inf:
             break  # nobody can serve the rest
         kind = terms.kind[queue]
-        while begin < ranked.size and listing.after[ranked[begin]] == 1:
+        while begin < ranked.size and listing.taken[ranked[begin]] == 1:
             begin += 1
         taken = False
         for k in range(begin, ranked.size):
             group = ranked[k]
-            if listing.after[group] == 1:
+            if listing.taken[group] == 1:
                 continue
             model = terms.model[group]
             end_s = (
@@ -121,7 +170,7 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
             if end_s < np.inf:
                 listing.time[queue], listing.loaded[queue] = end_s, model
                 listing.chosen[count], listing.queue[count] = group, queue
-                listing.after[group] = 1
+                listing.taken[group] = 1
                 count, left, taken = count + 1, left - 1, True
                 break
         if not taken:
@@ -129,11 +178,126 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
     return count
 
 
+@compiled_inline
+def _look(listing: Listing, kind: int, model: int) -> None:
+    """Find what is best in the window of *model* for queues of type *kind*."""
+    best, most, highest, offset = -1, -np.inf, -np.inf, -np.inf
+    for k in range(listing.size[model]):
+        rank = listing.window[model, k]
+        key = listing.key[kind, rank]
+        if key > most:
+            best, most = rank, key
+        highest = max(highest, listing.value[kind, rank])
+        offset = max(offset, listing.offset[kind, rank])
+    listing.best[0, kind, model], listing.highest[kind, model] = best, highest
+    listing.in_time[kind, model] = -offset
+
+
+@compiled_inline
+def _fill(terms: Terms, listing: Listing, model: int, now_s: float) -> None:
+    """Fill the window of *model* up; groups that are late wherever they go are put to the late ones."""
+    end, became_late = terms.first[model + 1], False
+    while listing.size[model] < LOOKED_AT and listing.following[model] < end:
+        rank = listing.following[model]
+        listing.following[model] += 1
+        if now_s + listing.least[rank] > 0.0:
+            listing.late[listing.late_end[model]] = rank
+            listing.late_end[model] += 1
+            became_late = True
+            continue
+        listing.window[model, listing.size[model]] = rank
+        listing.size[model] += 1
+        listing.expires[model] = min(listing.expires[model], -listing.least[rank])
+        for kind in range(listing.key.shape[0]):
+            best = listing.best[0, kind, model]
+            if listing.key[kind, rank] > (listing.key[kind, best] if best >= 0 else -np.inf):
+                listing.best[0, kind, model] = rank
+            listing.highest[kind, model] = max(listing.highest[kind, model], listing.value[kind, rank])
+            listing.in_time[kind, model] = min(listing.in_time[kind, model], -listing.offset[kind, rank])
+    if became_late:
+        _look_at_late(listing, model)
+
+
+@compiled_inline
+def _leave_late(terms: Terms, listing: Listing, model: int, now_s: float) -> None:
+    """Put groups in the window of *model* that are late wherever they go to the late ones, and fill it up."""
+    size, expires_s = 0, np.inf
+    for k in range(listing.size[model]):
+        rank = listing.window[model, k]
+        if now_s + listing.least[rank] > 0.0:
+            listing.late[listing.late_end[model]] = rank
+            listing.late_end[model] += 1
+        else:
+            listing.window[model, size] = rank
+            expires_s = min(expires_s, -listing.least[rank])
+            size += 1
+    listing.size[model], listing.expires[model] = size, expires_s
+    for kind in range(listing.key.shape[0]):
+        _look(listing, kind, model)
+    _fill(terms, listing, model, now_s)
+    _look_at_late(listing, model)
+
+
+@compiled_inline
+def _look_at_late(listing: Listing, model: int) -> None:
+    """Find the best of the first late groups of *model*."""
+    first = listing.late_first[model]
+    end = min(first + LATE_LOOKED_AT, listing.late_end[model])
+    for kind in range(listing.key.shape[0]):
+        best, most = -1, -np.inf
+        for k in range(first, end):
+            value = listing.value[kind, listing.late[k]]
+            if value > most:
+                best, most = listing.late[k], value
+        listing.best[1, kind, model] = best
+
+
+@compiled_inline
+def _take(terms: Terms, listing: Listing, model: int, rank: int, now_s: float) -> None:
+    """Take a group out of the window of *model*, or else of its late ones."""
+    size = listing.size[model]
+    for k in range(size):
+        if listing.window[model, k] == rank:
+            for later in range(k, size - 1):
+                listing.window[model, later] = listing.window[model, later + 1]
+            listing.size[model] = size - 1
+            for kind in range(listing.key.shape[0]):
+                if listing.best[0, kind, model] == rank:
+                    _look(listing, kind, model)
+            _fill(terms, listing, model, now_s)
+            return
+    at = listing.late_first[model]
+    while listing.late[at] != rank:
+        at += 1
+    for earlier in range(at, listing.late_first[model], -1):
+        listing.late[earlier] = listing.late[earlier - 1]
+    listing.late_first[model] += 1
+    _look_at_late(listing, model)
+
+
+@compiled_inline
+def _sift(listing: Listing, at: int) -> None:
+    """Put the queue at *at* of the heap, which is free later than it was, in its place; ties by number."""
+    queues, queue = listing.heap.size, listing.heap[at]
+    time_s = listing.time[queue]
+    while 2 * at + 1 < queues:
+        below = 2 * at + 1
+        one = listing.heap[below]
+        if below + 1 < queues:
+            other = listing.heap[below + 1]
+            if listing.time[other] < listing.time[one] or (listing.time[other] == listing.time[one] and other < one):
+                below, one = below + 1, other
+        if time_s < listing.time[one] or (time_s == listing.time[one] and queue < one):
+            break
+        listing.heap[at] = one
+        at = below
+    listing.heap[at] = queue
+
+
 @compiled
 def list_groups(
     terms: Terms,
     listing: Listing,
-    value: Floats,
     affinity: Floats,
     near_s: Floats,
     swap_s: float,
@@ -142,85 +306,88 @@ def list_groups(
 ) -> tuple[int, float]:
     """The queue that is free first takes the group with the largest index; (how many were taken, cost).
 
-    The index of a group is value (T, N), log of its requests by second of service, plus affinity (T, M), less the time until
-    it can begin by *swap_s*, less its slack by *near_s* (M,), less *give_up* if it is late. It stops once the cost is above
+    The index of a group is log of its requests by second of service, plus affinity (T, M), less the time until it can begin
+    by *swap_s*, less its slack by *near_s* (M,), less *give_up* if it is late. A queue chooses from the first `LOOKED_AT` of
+    each model and the first `LATE_LOOKED_AT` of those that are late wherever they go. It stops once the cost is above
     *most*, and returns infinity.
+
+    Of groups in time that wait, time moves all indices of a model alike, so the one with the greatest `key` stays the best
+    until it is late or taken; the others are looked at only where it is late, or one that is late could be better.
     """
-    models, queues, kappa = terms.first.size - 1, terms.kind.size, terms.kappa[0]
-    types = terms.service.shape[0]
+    models, queues, kappa, by_swap = terms.first.size - 1, terms.kind.size, terms.kappa[0], 1.0 / swap_s
     for queue in range(queues):
-        listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
+        listing.time[queue], listing.loaded[queue], listing.heap[queue] = terms.free[queue], terms.loaded[queue], queue
+    for at in range(queues - 1, -1, -1):
+        _sift(listing, at)
     for model in range(models):
-        first, end = terms.first[model], terms.first[model + 1]
-        for k in range(first, end):
-            listing.after[terms.movable[k]] = terms.movable[k + 1] if k + 1 < end else -1
-        listing.head[0, model] = terms.movable[first] if end > first else -1
-        listing.head[1, model] = -1
+        first, listing.by_near[model] = terms.first[model], 1.0 / near_s[model]
+        for kind in range(listing.key.shape[0]):
+            for rank in range(first, terms.first[model + 1]):
+                listing.key[kind, rank] = -np.inf
+                if listing.value[kind, rank] > -np.inf:
+                    listing.key[kind, rank] = (
+                        listing.value[kind, rank] + listing.offset[kind, rank] * listing.by_near[model]
+                    )
+            listing.best[0, kind, model] = listing.best[1, kind, model] = -1
+        listing.size[model], listing.following[model], listing.expires[model] = (
+            0,
+            first,
+            -np.inf,
+        )  # filled at the first look
+        listing.late_first[model] = listing.late_end[model] = first
     count, cost = 0, 0.0
     while count < terms.movable.size:
-        queue = 0
-        for other in range(1, queues):
-            if listing.time[other] < listing.time[queue]:
-                queue = other
+        queue = listing.heap[0]
         now_s = listing.time[queue]
         if now_s == np.inf:
             return count, np.inf
         kind, loaded = terms.kind[queue], listing.loaded[queue]
-        best, best_before, best_list, highest = -1, -1, 0, -np.inf
-        for model in range(models):
+        best, best_model, highest = -1, -1, -np.inf
+        for k in range(models):
+            model = (max(loaded, 0) + k) % models  # first the one that is loaded, which is the best mostly
             change_s = terms.change[kind, loaded + 1, model]
             if change_s == np.inf:
                 continue
-            base = affinity[kind, model] - change_s / swap_s
-            before, group, looked = -1, listing.head[0, model], 0
-            while group >= 0 and looked < LOOKED_AT:
-                after = listing.after[group]
-                least = terms.offset[0, group]
-                for other in range(1, types):
-                    least = min(least, terms.offset[other, group])
-                if now_s + least > 0.0:  # late wherever it goes, for no queue is free sooner
-                    if before >= 0:
-                        listing.after[before] = after
+            if now_s > listing.expires[model]:
+                _leave_late(terms, listing, model, now_s)
+            start_s = now_s + change_s
+            base = affinity[kind, model] - change_s * by_swap
+            rank = listing.best[1, kind, model]
+            if rank >= 0 and base + listing.value[kind, rank] - give_up > highest:
+                best, best_model, highest = rank, model, base + listing.value[kind, rank] - give_up
+            if base + listing.highest[kind, model] + max(0.0, -give_up) <= highest:
+                continue
+            in_time = base + start_s * listing.by_near[model]
+            rank, found = listing.best[0, kind, model], -np.inf
+            if rank >= 0 and start_s + listing.offset[kind, rank] <= 0.0:
+                found = in_time + listing.key[kind, rank]
+            if start_s > listing.in_time[kind, model] and found < base + listing.highest[kind, model] - give_up:
+                for slot in range(listing.size[model]):
+                    other = listing.window[model, slot]
+                    if start_s + listing.offset[kind, other] <= 0.0:
+                        index = in_time + listing.key[kind, other]
                     else:
-                        listing.head[0, model] = after
-                    if listing.head[1, model] < 0:
-                        listing.head[1, model] = group
-                    else:
-                        listing.after[listing.tail[model]] = group
-                    listing.tail[model], listing.after[group] = group, -1
-                    group = after
-                    continue
-                looked += 1
-                slack_s = -(now_s + change_s + terms.offset[kind, group])
-                index = base + value[kind, group]
-                index -= slack_s / near_s[model] if slack_s >= 0.0 else give_up
-                if index > highest and terms.service[kind, group] < np.inf:
-                    best, best_before, best_list, highest = group, before, 0, index
-                before, group = group, after
-            before, group, looked = -1, listing.head[1, model], 0
-            while group >= 0 and looked < LATE_LOOKED_AT:
-                index = base + value[kind, group] - give_up
-                if index > highest and terms.service[kind, group] < np.inf:
-                    best, best_before, best_list, highest = group, before, 1, index
-                before, group, looked = group, listing.after[group], looked + 1
+                        index = base + listing.value[kind, other] - give_up
+                    if index > found:
+                        rank, found = other, index
+            if found > highest:
+                best, best_model, highest = rank, model, found
         if best < 0:
             listing.time[queue] = np.inf
+            _sift(listing, 0)
             continue
-        model = terms.model[best]
-        if best_before >= 0:
-            listing.after[best_before] = listing.after[best]
-        else:
-            listing.head[best_list, model] = listing.after[best]
-        if best_list == 1 and listing.tail[model] == best:
-            listing.tail[model] = best_before
-        start_s = now_s + terms.change[kind, loaded + 1, model]
-        late_s = start_s + terms.offset[kind, best]
+        _take(terms, listing, best_model, best, now_s)
+        chosen = terms.movable[best]
+        group = terms.group[kind, chosen]
+        start_s = now_s + terms.change[kind, loaded + 1, best_model]
+        late_s = start_s + group.offset
         if late_s > 0.0:
-            cost += terms.weight[best] * (late_s + kappa)
+            cost += group.weight * (late_s + kappa)
             if cost > most:
                 return count, np.inf
-        listing.time[queue], listing.loaded[queue] = start_s + terms.service[kind, best], model
-        listing.chosen[count], listing.queue[count] = best, queue
+        listing.time[queue], listing.loaded[queue] = start_s + group.service, best_model
+        _sift(listing, 0)
+        listing.chosen[count], listing.queue[count] = chosen, queue
         count += 1
     return count, cost
 
@@ -230,7 +397,6 @@ def best_listing(terms: Terms, listing: Listing, goes_on: Callable[[int], bool],
     queues, (types, models) = terms.kind.size, (terms.service.shape[0], terms.first.size - 1)
     random = np.random.default_rng([seed, 7])
     served = np.maximum(terms.service, 1e-6)
-    value = np.log(np.maximum(terms.weight, 1.0)) - np.log(served)
     moved = served[:, terms.movable]
     mean_s = float(moved[np.isfinite(moved)].mean()) if np.isfinite(moved).any() else 1.0
     swaps = terms.change[np.isfinite(terms.change) & (terms.change > 0)]
@@ -250,7 +416,6 @@ def best_listing(terms: Terms, listing: Listing, goes_on: Callable[[int], bool],
         count, cost = list_groups(
             terms,
             listing,
-            value,
             tried[models + 2 :].reshape(types, models),
             np.exp(tried[:models]) * mean_s,
             float(np.exp(tried[models])) * swap_s,

@@ -78,15 +78,11 @@ def price_exchange(
     cost_b, shift_b, end_b = _replaced(terms, state, b, there, others, a, at, count)
     if not end_b < np.inf:
         return np.inf, np.inf
-    return _total(
-        terms, state, a, at + count, shift_a, end_a, b, there + others, shift_b, end_b, cost_a + cost_b, most
-    )
+    return _total(terms, state, a, at + count, shift_a, end_a, b, there + others, shift_b, end_b, cost_a + cost_b, most)
 
 
 @compiled_inline
-def price_swap(
-    terms: Terms, state: Sequences, a: int, at: int, b: int, there: int, most: float
-) -> tuple[float, float]:
+def price_swap(terms: Terms, state: Sequences, a: int, at: int, b: int, there: int, most: float) -> tuple[float, float]:
     """`price_exchange` of one group each, both of one model: they begin when the other did, and nothing is swapped anew."""
     kind_a, kind_b, kappa = terms.kind[a], terms.kind[b], terms.kappa[0]
     here_a, here_b = state.row[a, at], state.row[b, there]

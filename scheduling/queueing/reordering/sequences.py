@@ -8,12 +8,10 @@ group late nor in time, the price is D times the weight that is late; else that 
 from typing import NamedTuple
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, record
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem
-
 
 GROUP = record([("service", np.float64), ("offset", np.float64), ("weight", np.float64), ("model", np.int64)])
 """A group as queues of one type see it: fields as in `Terms`."""
