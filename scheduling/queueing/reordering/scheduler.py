@@ -57,7 +57,7 @@ class Scheme(NamedTuple):
 
 
 COLD = Scheme(0.5, 0.03)
-COLD_MIDDLE = Scheme(0.6, 0.1)
+COLD_MIDDLE = Scheme(0.35, 0.1)
 COLD_LONG = Scheme(0.2, 0.3)
 WARM = Scheme(0.0, 0.01)
 
